@@ -14,9 +14,7 @@ WORDS = ["online.yaml", *GROUPS, "deterministic=true", "worlds.processes=0", "al
 def forks(place):
     """Starts `perturn` in the folder of the world and its recipe."""
     recipe_of(place)
-    found = Forks(place)
-    yield found
-    found.close()
+    return Forks(place)
 
 
 @pytest.mark.slow

@@ -53,9 +53,7 @@ class Measured(Letters):
 def forks(place):
     """Starts `perturn` in the folder of the world and its recipe."""
     recipe_of(place)
-    found = Forks(place)
-    yield found
-    found.close()
+    return Forks(place)
 
 
 @pytest.fixture(scope="module")

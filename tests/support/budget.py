@@ -1,8 +1,8 @@
 """Plugin of pytest: a test of the fast tier may use three seconds of CPU time.
 
 The budget counts the CPU time of this process and of the processes it started, so that a busy machine fails no test.
-It leaves out what several tests share: first imports, recordings (`support.recorded`) and fixtures of the session.
-Tests marked `slow` have no budget.
+It leaves out what several tests share: first imports, recordings (`support.recorded`), and fixtures of a module or of
+the session. Tests marked `slow` have no budget.
 """
 
 import contextlib
@@ -66,27 +66,31 @@ def _descendants() -> Iterator[int]:
                 yield from found
 
 
-class _Shared:
-    """CPU time that no single test is charged for."""
+class _Charge:
+    """CPU time that tests are charged for: all of it but what they share."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self._shared = 0.0
         self._depth = 0
+
+    def seconds(self) -> float:
+        """Return the CPU seconds that count so far."""
+        return cpu_seconds() - self._shared
 
     @contextlib.contextmanager
     def uncharged(self) -> Iterator[None]:
         """Charge no test for what is done inside; a block inside another is counted once."""
-        begun, self._depth = (0.0 if self._depth else cpu_seconds()), self._depth + 1
+        begun, self._depth = (0.0 if self._depth else self.seconds()), self._depth + 1
         try:
             yield
         finally:
             self._depth -= 1
             if not self._depth:
-                self.seconds += cpu_seconds() - begun
+                self._shared += self.seconds() - begun
 
 
-_shared = _Shared()
-uncharged = _shared.uncharged
+_charge = _Charge()
+uncharged = _charge.uncharged
 
 
 class _Meter:
@@ -109,14 +113,14 @@ class _Meter:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Any:
-        """Charge no test for a fixture of the session."""
-        with uncharged() if fixturedef.scope == "session" else contextlib.nullcontext():
+        """Charge no test for a fixture that other tests use too."""
+        with contextlib.nullcontext() if fixturedef.scope == "function" else uncharged():
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self) -> Any:
         """Start to measure a test."""
-        self._begun = self._charged()
+        self._begun = _charge.seconds()
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -129,20 +133,19 @@ class _Meter:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Any:
         """Clean up after a test, which may not exceed its budget."""
-        over = self._charged() - self._begun > self._limit  # it has failed for that already
+        over = self._used() > self._limit  # it has failed for that already
         result = yield
         if not over:
             self._check(item)
         return result
 
-    def _charged(self) -> float:
-        """CPU seconds that count."""
-        return cpu_seconds() - _shared.seconds
+    def _used(self) -> float:
+        """CPU seconds of the test under way."""
+        return _charge.seconds() - self._begun
 
     def _check(self, item: pytest.Item) -> None:
         """Fail a test that is over its budget."""
-        used = self._charged() - self._begun
-        if used > self._limit and item.get_closest_marker("slow") is None:
+        if (used := self._used()) > self._limit and item.get_closest_marker("slow") is None:
             pytest.fail(
                 f"The test used {used:.1f} CPU seconds; a test of the fast tier may use {self._limit:g}. Make it "
                 "faster, share what it makes (tests/support/recorded.py), or mark it slow for `make test-all`.",
