@@ -37,7 +37,7 @@ CRITICS = st.integers(1, 3).flatmap(
 @given(turns=CRITICS, shift=NUMBER)
 def test_it_is_what_sorting_says_and_what_all_critics_add_falls_out(turns, shift):
     """An independent way, turn by turn; a state that all critics rate higher moves no advantage."""
-    from .conftest import _episode
+    from support.states import episode as _episode
 
     group = [_episode([None] * len(turns), [0.0] * len(turns))]
     q, v = ([[pair[side] for pair in own] for own in zip(*turns, strict=True)] for side in (0, 1))

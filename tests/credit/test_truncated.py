@@ -38,7 +38,7 @@ def test_hand_worked(episode):
 @given(rows=st.lists(st.tuples(NUMBER, NUMBER), min_size=1, max_size=6), gamma=st.sampled_from([0.5, 1.0]))
 def test_it_is_an_episode_with_a_last_reward_of_what_is_to_come(rows, gamma):
     """An independent way, whatever lambda: gamma V of the last turn, paid with its reward, and then the end."""
-    from .conftest import _episode
+    from support.states import episode as _episode
 
     rewards, values = ([*each] for each in zip(*rows, strict=True))
     paid = [*rewards[:-1], rewards[-1] + gamma * values[-1]]

@@ -15,8 +15,7 @@ from perturn.credit.spa import Shares
 from perturn.policy.contributions import action_features, turn_contributions
 from perturn.policy.tokens import NO_TURN
 from perturn.policy.values import PENALTIES, _fit, cross_fit_sums
-
-from .test_values import EPISODES, drawn, episode
+from support.valued import EPISODES, drawn, episode
 
 
 def own_of(tables):

@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 from perturn.policy.entropies import turn_entropies
 from perturn.types import Action
+from support.valued import EPISODES
 
-from .test_values import EPISODES
 from .training import asked
 
 

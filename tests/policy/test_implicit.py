@@ -8,8 +8,7 @@ import pytest
 from perturn.policy.implicit import ImplicitReward
 from perturn.run.readings import open_reader, reference_of
 from perturn.types import Action, Prompt, Task, Trajectory, Turn
-
-from ..conftest import make_tiny_model
+from support.models import make_tiny_model
 
 ASKED = ({"role": "user", "content": "more?"},)
 TEXTS = ["one", "two of them", "one", "4"]

@@ -10,8 +10,7 @@ from perturn.errors import DataError
 from perturn.run.credit import credit_run
 from perturn.run.readings import answers_of, open_reader
 from perturn.traits import EnvironmentTraits
-
-from .test_credit import EPISODES, explored, explored_by  # noqa: F401  a fixture
+from support.credited import EPISODES, explored_by
 
 
 def test_the_gold_answer_is_asked_of_the_policy(recipe, own_environment, tiny_folder, monkeypatch):
@@ -39,7 +38,7 @@ def test_the_gold_answer_is_asked_of_the_policy(recipe, own_environment, tiny_fo
     assert len(set(rows["one", 1].weight)) == 3
 
 
-def test_episodes_of_tasks_without_a_gold_answer_are_refused(explored, own_environment, monkeypatch):  # noqa: F811
+def test_episodes_of_tasks_without_a_gold_answer_are_refused(explored, own_environment, monkeypatch):
     monkeypatch.setattr(
         own_environment.GuessNumber, "traits", EnvironmentTraits(answer_action="{answer}"), raising=False
     )

@@ -18,8 +18,7 @@ from perturn.run.readings import open_reader, reference_of
 from perturn.settings.recipe import read_recipe
 from perturn.settings.stages import learned_from, policy_of
 from perturn.types import Action, Status, Task, Trajectory, Turn
-
-from ..conftest import make_tiny_model
+from support.models import make_tiny_model
 
 SAMPLED = [
     "evaluate.tasks.per_kind=4",

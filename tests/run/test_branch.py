@@ -18,7 +18,7 @@ from perturn.data.groups import groups_of, read_credits
 from perturn.data.pairs import IN_GROUP
 from perturn.data.paths import RunPaths
 from perturn.data.run_folder import Run, resolve_recipe
-from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories
+from perturn.data.store import TrajectoryStore, read_pairs
 from perturn.episodes.episode import Job, _check_back, episode
 from perturn.episodes.play import play
 from perturn.episodes.replay import play_script
@@ -34,36 +34,20 @@ from perturn.run.members import members_of
 from perturn.run.needed import check_prover
 from perturn.settings.branch import Branch
 from perturn.settings.recipe import read_recipe
-from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task, Trajectory, Turn
+from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
+from support.branches import WANDERING, branched, explored, of
+from support.credited import EPISODES, explored_by
+from support.loop import finish
 
 from .online import GROUPS, begin, recipe_of
-from .test_credit import EPISODES, explored_by
-from .test_loop import finish, place  # noqa: F401  a fixture
 
 SPO = [*GROUPS, "credit.name=spo", "branch.every=1", "branch.samples=3", "iterations=2", "evaluate=null"]
 PAV = [*SPO, "credit.name=pav", "credit.alpha=0.5", "branch.policy=sft"]
-WANDERING = """
-import random
-
-from perturn.types import Observation
-from perturn_letters import Letters
-
-
-class Wandering(Letters):
-    def step(self, action):
-        seen = super().step(action)
-        return Observation(str(random.random()), seen.reward, seen.terminated, success=seen.success)
-"""
 PAV_CREDIT = CREDITS["pav"](alpha=0.5)
 STEPS = ["pair.within=step", "pair.per_group=1"]
 PAIRS = ["pair.within=branch", "branch.every=1", "branch.samples=3", "iterations=2", "evaluate=null"]
 
 GREEDY = ["pair.within=branch", "branch.every=1", "explore.sampling.temperature=0"]
-
-
-def explored(turns, sample=0, success=False, **changes):
-    steps = tuple(Turn(({"role": "user", "content": f"{t}"},), Action("go")) for t in range(turns))
-    return Trajectory(Task("t"), steps, sample=sample, seed=5, success=success, **changes)
 
 
 def test_every_so_many_turns_are_played_on_from():
@@ -108,12 +92,6 @@ def test_no_two_branches_have_one_number_or_one_seed(lengths, every, samples):
     assert not {job.seed for job in jobs} & {
         job.seed for job in branch_jobs(episodes, Branch(every, samples), 1, len(lengths), 2)
     }
-
-
-def branched(origin, turn, rewards, sample, **changes):
-    whole = explored(len(rewards), sample, origin=origin, taken_over=turn, **changes)
-    turns = tuple(replace(one, reward=reward) for one, reward in zip(whole.turns, rewards, strict=True))
-    return replace(whole, turns=turns, total_reward=sum(rewards))
 
 
 def test_hand_worked_values():
@@ -280,14 +258,10 @@ def test_a_world_that_ends_before_it_is_back_fails_its_branch():
 
 
 @pytest.fixture(scope="module")
-def online(place):  # noqa: F811
+def online(place):
     """Two iterations of policy gradient on advantages of branches."""
     finish(begin(place, "branched", *SPO))
     return place / "runs" / "branched"
-
-
-def of(folder, name):
-    return list(read_trajectories(folder / f"trajectories/{name}.jsonl"))
 
 
 def test_the_loop_plays_on_and_weighs_by_it(online):
@@ -324,14 +298,14 @@ def test_stored_branches_are_weighed_again_alike(online, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def proved(place):  # noqa: F811
+def proved(place):
     """Two iterations whose branches SFT's policy plays."""
     finish(begin(place, "proved", *PAV))
     return place / "runs" / "proved"
 
 
 @pytest.fixture(scope="module")
-def forked(place):  # noqa: F811
+def forked(place):
     """Two iterations that train on branches too."""
     finish(begin(place, "forked", *SPO, "credit.name=portool", "branch.samples=2"))
     return place / "runs" / "forked"
@@ -494,7 +468,7 @@ def test_stored_branches_of_a_prover_are_weighed_again_by_who_reads_a_prover(pro
     assert not list(proved.glob("credits/again*"))
 
 
-def test_a_run_goes_on_with_its_prover_alone(proved, place):  # noqa: F811
+def test_a_run_goes_on_with_its_prover_alone(proved, place):
     """Done before is done; another prover is another run."""
     _, notices = finish(begin(place, "proved", *PAV))
     process = begin(place, "proved", *PAV, "branch.policy=base")
@@ -527,7 +501,7 @@ def test_branches_that_are_not_whole_are_not_weighed_by(online, tmp_path, harm):
         credit_run(folder, ["credit.name=spo"], name="again")
 
 
-def test_worlds_that_do_not_come_back_are_counted(place, monkeypatch):  # noqa: F811
+def test_worlds_that_do_not_come_back_are_counted(place, monkeypatch):
     """One that never says the same twice: hardly a branch begins, and the run goes on without."""
     (place / "wandering.py").write_text(WANDERING)
     words = [
@@ -552,7 +526,7 @@ def test_a_run_without_branches_has_nothing_to_weigh_by(recipe):
         credit_run(folder, ["credit.name=spo"])
 
 
-def test_pairs_share_the_turns_before_they_part(place):  # noqa: F811
+def test_pairs_share_the_turns_before_they_part(place):
     finish(begin(place, "paired", *PAIRS))
 
     folder = place / "runs" / "paired"
@@ -570,7 +544,7 @@ def test_pairs_share_the_turns_before_they_part(place):  # noqa: F811
         assert {pair.chosen.origin, pair.rejected.origin} != {None}
 
 
-def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(place):  # noqa: F811
+def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(place):
     """SFT's policy plays on; the aligned one explored the second iteration. Either may be chosen."""
     finish(begin(place, "paired-proved", *PAIRS, "branch.policy=sft"))
 
@@ -637,7 +611,7 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
         ([*GROUPS, "credit.name=arpo"], "credit arpo reads episodes that are played on"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, words, said):  # noqa: F811
+def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, words, said):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
     with pytest.raises(ConfigError, match=said):
@@ -653,7 +627,7 @@ def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, wo
         (["pair.within=branch", "branch={every: 1, of: failures}"], "of"),
     ],
 )
-def test_branches_that_were_chosen_are_not_weighed_by(place, words, setting, name):  # noqa: F811
+def test_branches_that_were_chosen_are_not_weighed_by(place, words, setting, name):
     """A search plays on from branches too, so a branch is none of the episode that its tree began with."""
     recipe = recipe_of(place, "pair={threshold: 0.0}", *words)
 
@@ -662,7 +636,7 @@ def test_branches_that_were_chosen_are_not_weighed_by(place, words, setting, nam
 
 
 @pytest.mark.parametrize("words", [["branch.policy=base"], ["branch.policy=sft", "iterations=2"]])
-def test_another_policy_may_play_on_greedily_once(place, monkeypatch, words):  # noqa: F811
+def test_another_policy_may_play_on_greedily_once(place, monkeypatch, words):
     """SFT's policy explores, in the first iteration alone, so that what another one does then is another episode."""
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)

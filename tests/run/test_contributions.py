@@ -19,15 +19,15 @@ from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.run.credit import credit_run, explained
 from perturn.run.readings import contributions_of, open_reader
+from support.credited import EPISODES, KEPT
+from support.loop import finish
 
 from .online import GROUPS, begin
-from .test_credit import EPISODES, KEPT, explored  # noqa: F401  a fixture
-from .test_loop import finish, place  # noqa: F401  a fixture
 
 SPA = CREDITS["spa"]
 
 
-def test_the_loop_weighs_by_the_policy_that_acted(place):  # noqa: F811
+def test_the_loop_weighs_by_the_policy_that_acted(place):
     """SFT's hidden states; every group is trained, equal outcomes or not, and the counts say what was explained."""
     finish(begin(place, "shared", *GROUPS, "iterations=1", "credit.name=spa"))
     run = place / "runs" / "shared"
@@ -47,7 +47,7 @@ def test_the_loop_weighs_by_the_policy_that_acted(place):  # noqa: F811
     assert counts["trained"] == counts["asked"]
 
 
-def test_stored_groups_are_credited_again(explored, tiny_folder):  # noqa: F811
+def test_stored_groups_are_credited_again(explored, tiny_folder):
     """By the command, with settings; nothing is fitted to the episode that FAILED, which has weights of 0."""
     shares = contributions_of(KEPT, SPA(), open_reader(str(tiny_folder)))
     words = [
@@ -86,7 +86,7 @@ def test_in_python_it_is_the_same(tiny_folder):
         perturn.assign_credit(EPISODES, "spa")
 
 
-def test_the_policy_that_acted_may_be_gone(explored):  # noqa: F811
+def test_the_policy_that_acted_may_be_gone(explored):
     with pytest.raises(RunError, match=r"reads policy 'sft', and .* is not there; .* --reference base"):
         credit_run(explored, ["credit.name=spa"])
 

@@ -22,17 +22,16 @@ from perturn.run.panels import seed_of
 from perturn.run.readings import critics_of, open_reader
 from perturn.run.verify import verify
 from perturn.settings.stages import stages
+from support.credited import EPISODES, KEPT
 
 from .online import GROUPS, recipe_of
-from .test_credit import EPISODES, KEPT, explored  # noqa: F401  a fixture
-from .test_loop import place  # noqa: F401  a fixture
 
 ARCHER = CREDITS["archer"]
 WORDS = [*GROUPS, "credit.name=archer", "deterministic=true", "worlds.processes=0"]
 
 
 @pytest.fixture(scope="module")
-def online(place):  # noqa: F811
+def online(place):
     """Three iterations of policy gradient by critics, in this process."""
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(place)
@@ -95,7 +94,7 @@ def test_stored_episodes_are_judged_again_alike(online, monkeypatch):
     assert sorted(file.name for file in online.glob("credits/*.safetensors")) == ["critics-003.safetensors"]
 
 
-def test_a_kill_between_the_stages_changes_no_bit(place, online, monkeypatch):  # noqa: F811
+def test_a_kill_between_the_stages_changes_no_bit(place, online, monkeypatch):
     """Stopped behind each stage of the second iteration, and in its credit, and opened again each time."""
     monkeypatch.chdir(place)
     recipe = recipe_of(place, *WORDS, "name=stopped")
@@ -195,7 +194,7 @@ def test_the_order_of_episodes_changes_no_critique(tiny_model, tokenizer):
     assert ARCHER()([empty], critics=nothing)[0].shape == (0,)
 
 
-def test_a_stand_in_must_be_named(explored):  # noqa: F811
+def test_a_stand_in_must_be_named(explored):
     """The policy that the loop began with is not there; the base may judge."""
     with pytest.raises(RunError, match=r"reads policy 'sft', and .* is not there; .* --reference base"):
         credit_run(explored, ["credit.name=archer"])
@@ -204,7 +203,7 @@ def test_a_stand_in_must_be_named(explored):  # noqa: F811
     assert one["td_error"] >= 0
 
 
-def test_a_credit_of_ones_own_says_how_its_critics_learn(place):  # noqa: F811
+def test_a_credit_of_ones_own_says_how_its_critics_learn(place):
     """The settings are asked for before any work."""
 
     class Own:

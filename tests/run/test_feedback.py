@@ -10,13 +10,12 @@ from perturn.data.groups import groups_of, read_credits
 from perturn.errors import ConfigError
 from perturn.run.credit import credit_run
 from perturn.run.readings import feedback_of, open_reader
-
-from .test_credit import EPISODES, KEPT, explored, explored_by  # noqa: F401  a fixture
+from support.credited import EPISODES, KEPT
 
 WORDS = ["credit.name=infopo", "credit.temperature=1.0", "credit.placeholder=Nothing."]
 
 
-def test_the_policy_that_acted_is_asked_again(explored, tiny_folder):  # noqa: F811
+def test_the_policy_that_acted_is_asked_again(explored, tiny_folder):
     """With the placeholder of the credit; a FAILED episode and a last turn are not known."""
     gains = feedback_of(EPISODES, "Nothing.", open_reader(str(tiny_folder)))
 
@@ -34,7 +33,7 @@ def test_the_policy_that_acted_is_asked_again(explored, tiny_folder):  # noqa: F
     assert len(set(rows["one", 1].weight)) == 3
 
 
-def test_in_python_it_is_the_same(explored, tiny_folder):  # noqa: F811
+def test_in_python_it_is_the_same(explored, tiny_folder):
     """Of trajectories in memory, by the model's name."""
     (one,) = credit_run(explored, WORDS, reference="base")["iterations"]
     rows = {row.key: row.weight for row in read_credits(explored / one["file"])}
@@ -57,7 +56,7 @@ class Silent:
 """
 
 
-def test_a_credit_of_ones_own_says_its_placeholder(explored, tmp_path, monkeypatch):  # noqa: F811
+def test_a_credit_of_ones_own_says_its_placeholder(explored, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "silent_credit.py").write_text(OWN)
 

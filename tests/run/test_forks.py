@@ -22,10 +22,10 @@ from perturn.run.loop import check
 from perturn.run.prospects import Prospects, folds_of, mixed_turns, prospects
 from perturn.settings.branch import Branch
 from perturn.types import Task
+from support.branches import branched, explored, of
+from support.loop import finish
 
 from .online import GROUPS, begin, recipe_of
-from .test_branch import branched, explored, of
-from .test_loop import finish, place  # noqa: F401  a fixture
 
 TREES = [*GROUPS, "branch.samples=1", "evaluate=null", "iterations=2", "deterministic=true"]
 ARPO = [*TREES, "credit.name=arpo", "branch.at=entropy", "branch.chance=0.7"]
@@ -195,7 +195,7 @@ def counts_of(folder, stage):
 
 
 @pytest.fixture(scope="module")
-def trees(place):  # noqa: F811
+def trees(place):
     """Two iterations with one way to choose, and one with the other."""
     for name, words in (("arpo", ARPO), ("trace", TRACE)):
         finish(begin(place, name, *words))
@@ -224,7 +224,7 @@ def test_the_loop_plays_on_from_what_was_chosen(trees, name):
             assert len(branches) <= len(begun)
 
 
-def test_a_killed_choice_ends_in_the_same_branches(trees, place):  # noqa: F811
+def test_a_killed_choice_ends_in_the_same_branches(trees, place):
     """Stopped within the branches: what was chosen stands, and the rest is played."""
     cut, whole = place / "runs/trace-cut", trees / "trace"
     shutil.copytree(whole, cut)
@@ -283,14 +283,14 @@ def test_a_killed_choice_ends_in_the_same_branches(trees, place):  # noqa: F811
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, words, said):  # noqa: F811
+def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, words, said):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
     with pytest.raises(ConfigError, match=said):
         check(recipe_of(place, *words))
 
 
-def test_a_policy_behind_a_server_cannot_be_read(place):  # noqa: F811
+def test_a_policy_behind_a_server_cannot_be_read(place):
     recipe = recipe_of(place, *ARPO, "engine={name: api, base_url: 'http://127.0.0.1:1/v1'}")
 
     with pytest.raises(

@@ -24,8 +24,7 @@ from perturn.run.score import scoring_recipe
 from perturn.settings.recipe import read_recipe
 from perturn.settings.stages import explored_before
 from perturn.types import Trajectory, Turn
-
-from ..conftest import make_tiny_model
+from support.models import make_tiny_model
 
 OWN = "own_environment:GuessNumber"
 ASKED = ({"role": "user", "content": "?"},)

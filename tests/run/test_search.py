@@ -16,10 +16,10 @@ from perturn.run.search import search_jobs, trees_of
 from perturn.settings.branch import Branch, Search
 from perturn.settings.sections import Pair
 from perturn.types import Action, Status, Task, Trajectory, Turn
+from support.branches import WANDERING, of
+from support.loop import finish
 
 from .online import begin, recipe_of
-from .test_branch import WANDERING, of
-from .test_loop import finish, place  # noqa: F401  a fixture
 
 TREES = [
     "pair={within: tree, threshold: 0.0}",
@@ -114,7 +114,7 @@ def test_trees_are_of_failures_if_asked_and_never_of_what_failed_to_play():
     assert [one.sample for one in trees_of(episodes, Branch(of="failures", search=Search()))] == [1]
 
 
-def test_the_loop_with_trees(place):  # noqa: F811
+def test_the_loop_with_trees(place):
     """Two turns, of which each is rewarded or not: steps are preferred by what came of them, and the policy learns."""
     finish(begin(place, "searched", *TREES))
 
@@ -143,7 +143,7 @@ def test_the_loop_with_trees(place):  # noqa: F811
     assert kept > 0
 
 
-def test_a_killed_search_ends_in_the_same_trees(place):  # noqa: F811
+def test_a_killed_search_ends_in_the_same_trees(place):
     """Interrupted in the middle of a round: the rest is played as it would have been."""
     finish(begin(place, "whole", *TREES, "iterations=1", "deterministic=true"))
     finish(begin(place, "cut", *TREES, "iterations=1", "deterministic=true"))
@@ -172,7 +172,7 @@ def test_a_killed_search_ends_in_the_same_trees(place):  # noqa: F811
     assert trees("cut") == trees("whole")
 
 
-def test_worlds_that_do_not_come_back_end_their_trees(place):  # noqa: F811
+def test_worlds_that_do_not_come_back_end_their_trees(place):
     (place / "wandering.py").write_text(WANDERING)
     own = [
         "name=wandering",
@@ -197,18 +197,18 @@ def test_worlds_that_do_not_come_back_end_their_trees(place):  # noqa: F811
         (["branch={search: {width: 1}}", "pair={within: tree}"], "branch.search.width must be >= 2"),
     ],
 )
-def test_what_goes_not_together_is_refused(place, words, said):  # noqa: F811
+def test_what_goes_not_together_is_refused(place, words, said):
     with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
         recipe_of(place, *words)
 
 
 @pytest.mark.parametrize("words", [[], ["branch.policy=base"]])
-def test_a_greedy_search_is_refused(place, monkeypatch, words):  # noqa: F811
+def test_a_greedy_search_is_refused(place, monkeypatch, words):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
     with pytest.raises(ConfigError, match="branch plays episodes on with the sampling of explore"):
         check(recipe_of(place, *TREES, "explore.sampling.temperature=0", *words))
 
 
-def test_a_tree_is_searched_if_nothing_is_said(place):  # noqa: F811
+def test_a_tree_is_searched_if_nothing_is_said(place):
     assert recipe_of(place, "pair={within: tree}").branch == Branch(search=Search())

@@ -13,10 +13,10 @@ from perturn.run.credit import credit_run
 from perturn.run.loop import check
 from perturn.settings.branch import Branch
 from perturn.types import Status, Task
+from support.loop import finish
+from support.windows import played
 
 from .online import GROUPS, begin, recipe_of
-from .test_loop import finish, place  # noqa: F401  a fixture
-from .test_windows import played
 
 SLATE = [
     *GROUPS,
@@ -27,7 +27,7 @@ SLATE = [
 ]
 
 
-def test_branches_of_one_turn_are_weighed_by_it(place):  # noqa: F811
+def test_branches_of_one_turn_are_weighed_by_it(place):
     """Each second turn against those of two branches, by its reward; what is not over is taken as it is."""
     finish(begin(place, "slate", *SLATE))
     folder = place / "runs" / "slate"
@@ -67,12 +67,12 @@ def test_branches_of_one_turn_are_weighed_by_it(place):  # noqa: F811
         (["branch.search={}"], "search reads how episodes end"),
     ],
 )
-def test_windows_of_branches_that_are_read_to_their_end_are_refused(place, words, says):  # noqa: F811
+def test_windows_of_branches_that_are_read_to_their_end_are_refused(place, words, says):
     with pytest.raises(ConfigError, match=says):
         recipe_of(place, *SLATE, *words)
 
 
-def test_a_window_that_cuts_no_branch_is_refused(place, monkeypatch):  # noqa: F811
+def test_a_window_that_cuts_no_branch_is_refused(place, monkeypatch):
     """Episodes have three turns, and branches begin with the second."""
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
@@ -81,7 +81,7 @@ def test_a_window_that_cuts_no_branch_is_refused(place, monkeypatch):  # noqa: F
         check(recipe_of(place, *SLATE, "branch.window=2"))
 
 
-def test_pairs_of_one_turn_by_progress_take_windows_of_branches(place):  # noqa: F811
+def test_pairs_of_one_turn_by_progress_take_windows_of_branches(place):
     pair = "pair={within: branch, by: progress, length: turn, remaining: searching}"
     recipe = recipe_of(place, *SLATE, "groups=null", "credit=null", "align.loss={name: dpo}", pair)
 

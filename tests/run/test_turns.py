@@ -17,9 +17,8 @@ from perturn.run.measure import measured
 from perturn.run.plan import make_plan
 from perturn.settings.branch import Branch
 from perturn.types import Status
-
-from .test_correct import RIGHT, STRAYED, TASK, commands, explore, make_recipe, record
-from .test_steps import SHRUNK
+from support.corrections import RIGHT, STRAYED, TASK, commands, explore, make_recipe, record
+from support.shrunk import SHRUNK
 
 LAB = Path(__file__).parents[2] / "recipes" / "alfworld-like_lab.yaml"
 EXPERT = [

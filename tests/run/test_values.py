@@ -17,16 +17,16 @@ from perturn.policy.names import load_tokenizer
 from perturn.run.credit import credit_run, explained
 from perturn.run.loop import check
 from perturn.run.readings import open_reader, values_of
+from support.credited import EPISODES
+from support.loop import finish
 
 from .online import GROUPS, begin, recipe_of
-from .test_credit import EPISODES, explored  # noqa: F401  a fixture
-from .test_loop import finish, place  # noqa: F401  a fixture
 
 WORDS = [*GROUPS, "iterations=2", "evaluate.every=1", "credit.name=turn-gae"]
 
 
 @pytest.fixture(scope="module")
-def online(place):  # noqa: F811
+def online(place):
     """Two iterations of policy gradient on advantages over a learned value."""
     finish(begin(place, "valued", *WORDS))
     return place / "runs" / "valued"
@@ -71,7 +71,7 @@ def test_stored_episodes_are_valued_again_alike(online, monkeypatch):
     assert other["iterations"][0]["against"]["turns"] > 0
 
 
-def test_the_policy_that_acted_may_be_gone(explored):  # noqa: F811
+def test_the_policy_that_acted_may_be_gone(explored):
     """It was never trained here; another that is there may stand in, for any state of before the action will do."""
     with pytest.raises(RunError, match=r"reads policy 'sft', and .* is not there; .* --reference base"):
         credit_run(explored, ["credit.name=turn-gae"])
@@ -124,7 +124,7 @@ def test_a_policy_that_is_named_is_loaded(tiny_folder):
     )
 
 
-def test_one_episode_of_a_task_is_enough_where_none_are_compared(place, monkeypatch):  # noqa: F811
+def test_one_episode_of_a_task_is_enough_where_none_are_compared(place, monkeypatch):
     """By V alone, over all tasks, or with branches of its own; RLOO has nothing then, unless it keeps the score."""
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
@@ -149,7 +149,7 @@ def test_one_episode_of_a_task_is_enough_where_none_are_compared(place, monkeypa
         check(recipe_of(place, *WORDS, "explore.samples=1", "groups.drop_equal_outcomes=true"))
 
 
-def test_an_episode_alone_in_its_task_is_trained(place):  # noqa: F811
+def test_an_episode_alone_in_its_task_is_trained(place):
     """Every one of them, by what it earned beyond V."""
     words = ["explore.samples=1", "explore.per_iteration=8", "iterations=1", "evaluate=null"]
     finish(begin(place, "alone", *WORDS, *words))

@@ -1,6 +1,5 @@
 """Watching a run from outside: finished, running in another process, dead, and never written to."""
 
-import io
 import json
 import os
 import signal
@@ -10,24 +9,15 @@ import time
 
 import psutil
 import pytest
-from rich.console import Console
 
 from perturn.cli import main
 from perturn.data.run_folder import Run, run_folder
 from perturn.errors import RunError
 from perturn.settings.parsing import parse, to_yaml
 from perturn.settings.recipe import Recipe
-from perturn.watch import Watcher, render
+from perturn.watch import Watcher
+from support.watched import RECIPE, episode, shown
 
-RECIPE = {
-    "name": "one",
-    "model": {"name": "none"},
-    "environment": {"name": "none"},
-    "protocol": {"name": "none"},
-    "sft": {"loss": {"name": "sft"}},
-    "explore": {"sampling": {"temperature": 1.0}},
-    "align": {"loss": {"name": "tlm-dre", "max_log_ratio": 4.0}},
-}
 WORK = """
 import sys, time
 from pathlib import Path
@@ -41,19 +31,6 @@ with run.stage("expert"):
     print("working", flush=True)
     time.sleep(600)
 """
-
-
-def episode(task, reward, status="completed", logprob=-0.5, sample=0):
-    """A stored trajectory."""
-    turn = {"observation": [], "action": {"text": "a", "token_ids": [1, 2], "logprobs": [logprob, logprob]}}
-    row = {
-        "version": 1,
-        "task": {"id": task},
-        "turns": [turn],
-        "total_reward": reward,
-        "success": reward == 1,
-    }
-    return json.dumps(row | {"status": status, "sample": sample}) + "\n"
 
 
 @pytest.fixture
@@ -79,13 +56,6 @@ def fill(run):
     run.paths.metrics("align").write_text(
         json.dumps({"step": 1, "loss": 0.5, "clamped": 0.0, "other": 3}) + "\n"
     )
-
-
-def shown(state):
-    """What the terminal prints."""
-    console = Console(file=io.StringIO(), width=200, color_system=None)
-    console.print(render(state))
-    return console.file.getvalue()
 
 
 def test_a_finished_run_shows_stages_scores_and_metrics(run):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1] / "src" / "perturn"
+ROOT = Path(__file__).parents[2] / "src" / "perturn"
 BANNED = {"floor", "seat", "house", "room", "shelf", "shelves", "place"}
 """Worker, slot, node and block are the field's words."""
 GAMES = {"alfworld", "scienceworld"}

@@ -9,8 +9,7 @@ import pytest
 
 from perturn.study.episode_rows import EPISODES, read_episodes
 from perturn.study.page import write_study_page
-
-from .test_docs import ROOT
+from support.docs import ROOT
 
 PAGE = "Before.\n\n<!-- study lab -->\nold\n<!-- end -->\n\nBetween.\n\n<!-- study two -->\n<!-- end -->\nAfter.\n"
 

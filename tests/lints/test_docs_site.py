@@ -10,7 +10,7 @@ import pytest
 import yaml
 from mkdocs.exceptions import PluginError
 
-from .test_docs import PAGES, ROOT
+from support.docs import PAGES, ROOT
 
 
 def load_hooks():

@@ -1,4 +1,4 @@
-"""What the documentation shows is run: code blocks, example files and commands."""
+"""The documentation is right: commands, recipes, tables, names. `tests/test_docs_run.py` runs its Python."""
 
 import dataclasses
 import importlib.util
@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import shlex
-import shutil
 import tomllib
 from pathlib import Path
 
@@ -29,21 +28,8 @@ from perturn.settings.recipe import Recipe, read_recipe
 from perturn.study.again import AgainFile
 from perturn.study.cells import Plan
 from perturn.study.settings import read_study
+from support.docs import PAGES, ROOT, blocks
 
-ROOT = Path(__file__).parents[1]
-
-
-def blocks(file, language, section=""):
-    """The code blocks of a page in one language, or those behind one of its headings."""
-    text = (ROOT / file).read_text().split(section, 1)[1] if section else (ROOT / file).read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-
-
-PAGES = [
-    "README.md",
-    "CONTRIBUTING.md",
-    *(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
-]
 NOT_CHECKED = {"source .venv/bin/activate", "mkdir -p runs"}
 """Lines of shell blocks that are neither run nor parsed: they change the shell itself."""
 
@@ -57,40 +43,6 @@ def lines(language):
         for line in re.sub(r" *\\\n *", " ", block).splitlines()  # continued lines are one
         if line.strip() and not line.startswith("#")
     ]
-
-
-@pytest.fixture
-def demo_folder(tiny_folder, tmp_path):
-    """What the pages take from a run: its policies, which are a tiny model here, and an export of its pairs."""
-    (tmp_path / "runs/demo-scienceworld/checkpoints").mkdir(parents=True)
-    for policy in ("sft", "tlm-dre"):
-        (tmp_path / "runs/demo-scienceworld/checkpoints" / policy).symlink_to(tiny_folder)
-    task, good, bad = (
-        [{"role": role, "content": text}]
-        for role, text in (("user", "Find it."), ("assistant", "go"), ("assistant", "wait"))
-    )
-    (tmp_path / "demo-scienceworld-trl").mkdir()
-    (tmp_path / "demo-scienceworld-trl/pairs.jsonl").write_text(
-        json.dumps({"prompt": task, "chosen": good, "rejected": bad})
-    )
-
-
-@pytest.mark.filterwarnings(
-    "ignore:.*gradient_checkpointing.* is deprecated:FutureWarning"
-)  # peft's and TRL's
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
-def test_python_blocks_run_as_printed(page, tiny_folder, demo_folder, tmp_path, monkeypatch):
-    """In order, in one folder, with a tiny model in the place of the pretrained one."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
-
-    for block in blocks(page, "python"):
-        names = {"__name__": page}
-        exec(block.replace("smollm2-135m", str(tiny_folder)), names)
-        if "from_nested" in block:
-            assert names["value"].shape == (1,)
-        if "output_dir" in block:
-            assert list(tmp_path.glob("*/checkpoint-*/*model.safetensors"))
 
 
 def check_perturn(words, tiny_folder):
@@ -330,27 +282,6 @@ def test_recipes_say_how_to_run_them():
             assert word in header, f"{recipe.name}: {word}"
 
 
-def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, monkeypatch):
-    """Its scores, check and run, with a tiny model in the place of the pretrained one, beside the example alone."""
-    page, section = "docs/environments.md", "## Your own"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
-    shutil.copy(ROOT / "examples/own_environment.py", tmp_path)
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    recipe = blocks(page, "yaml", section)[0]
-    (tmp_path / "guess.yaml").write_text(recipe.replace("smollm2-135m", str(tiny_folder)))
-    commands = [line for block in blocks(page, "shell", section) for line in block.splitlines()]
-    commands = [line for line in commands if line.startswith("perturn")]
-
-    for command in commands:
-        words = shlex.split(command.replace("smollm2-135m", str(tiny_folder)))[1:]
-        result = CliRunner().invoke(app, words, input="9\n10\n11\n12\n")
-        assert result.exit_code == 0, (command, result.output)
-
-    assert [each.split()[1] for each in commands] == ["evaluate", "play", "check-env", "run", "inspect"]
-    assert (tmp_path / "runs/guess/report.html").is_file()
-
-
 def test_environments_that_the_page_names_exist():
     """In each recipe part, with settings that the class takes."""
     sections = [yaml.safe_load(block).get("environment") for block in blocks("docs/environments.md", "yaml")]
@@ -367,21 +298,3 @@ def test_protocols_that_the_page_names_exist():
     shown = [yaml.safe_load(block).get("protocol", {}) for block in blocks("docs/environments.md", "yaml")]
 
     assert {rules["name"] for rules in shown if rules and "max_turns" not in rules} <= set(PROTOCOLS)
-
-
-def test_the_notebook_runs(tiny_folder, tmp_path, monkeypatch, capsys):
-    """Its code cells in their order, with a tiny model in the place of the pretrained one; it ends in two scores."""
-    cells = json.loads((ROOT / "docs/examples/turns.ipynb").read_text())["cells"]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
-    names = {"__name__": "notebook"}
-
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            assert not cell["outputs"]  # a number of the page would be of no run that anybody can look up
-            exec("".join(cell["source"]).replace("smollm2-135m", str(tiny_folder)), names)
-
-    printed = capsys.readouterr().out
-    assert "8 episodes, 24 turns" in printed
-    assert printed.count("n = 4") == 2
-    assert names["after"].n == 4
