@@ -90,7 +90,7 @@ from typing import ClassVar
 import torch
 
 from perturn.credit.turns import Uniform, weigh_group
-from perturn.losses import LOSSES
+from perturn.losses import LOSSES, LossTraits
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,7 @@ class Half:
 class Twice:
     """DIL's loss, doubled."""
 
-    needs_reference: ClassVar[bool] = True
-    needs_rejected: ClassVar[bool] = True
+    traits: ClassVar = LossTraits(needs_rejected=True, needs_reference=True)
     credit: ClassVar = Uniform()
 
     def __call__(self, chosen, rejected):

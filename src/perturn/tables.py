@@ -66,9 +66,11 @@ def methods(kind: str) -> dict[str, Method]:
 def _method(entry: Any) -> Method:
     settings, costs = inspect.signature(entry).parameters.values(), locate("perturn.policy.credits:COSTS")
     one = entry if any(each.default is each.empty for each in settings) else entry()
+    claims = one.traits if "traits" in dir(one) else one
     reads = [
         *sorted(getattr(one, "needs", ())),
-        *(name for name in _NEEDS if getattr(one, name, None) is True),
+        *(name for name in _NEEDS if getattr(claims, name, None) is True),
+        *sorted(each if isinstance(each, str) else each.name for each in getattr(claims, "reads", ())),
     ]
     work = {name: costs.get(name) or _NEEDS.get(name, ("", ""))[1] for name in reads}
     named = tuple(_NEEDS[name][0] if name in _NEEDS else name for name in reads)

@@ -11,6 +11,7 @@ from perturn.credit.matchtir import ASSIGNMENTS
 from perturn.envs.load import load_object
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES, Loss
+from perturn.losses.protocol import check_loss
 from perturn.settings.parsing import build
 from perturn.types import Trajectory
 
@@ -120,19 +121,19 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
         )
     credit = make_credit(section)
     of_groups = needs_group(credit)
-    if of_groups and loss.needs_rejected:
+    if of_groups and loss.traits.needs_rejected:
         raise ConfigError(
             f"credit {section['name']!r} compares the trajectories of a group, and loss {settings['name']!r} the two "
             "of a pair; name a loss on single trajectories, such as ppo-clip, or a credit that weighs turns alone, "
             "such as uniform."
         )
-    if sets_clip(credit) and not reads_clip(loss):
+    if sets_clip(credit) and not loss.traits.reads_clip:
         raise ConfigError(
             f"credit {section['name']!r} sets the clip range of a turn, and loss {settings['name']!r} has none; name a "
             "loss that has one, such as ppo-clip."
         )
     computed = frozenset() if of_groups else _COMPUTED
-    if getattr(loss, "needs_behavior", False):  # of groups, before training
+    if loss.traits.needs_behavior:  # of groups, before training
         computed |= OF_GROUPS | _COMPUTED
     unknown = sorted(credit.needs - computed)
     if unknown:
@@ -143,6 +144,18 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
     return credit
 
 
+def make_loss(section: Mapping[str, Any], where: str = "loss") -> Loss:
+    """Section `loss` -> the loss; `name` is in LOSSES.
+
+    Raises:
+        ConfigError: If there is no such loss, a setting is wrong, or the loss does not keep its protocol; `where` is
+            the section's place.
+    """
+    loss: Loss = build(LOSSES, section, where)
+    check_loss(loss)
+    return loss
+
+
 def loss_and_credit(
     loss: Mapping[str, Any], section: Mapping[str, Any] | None, where: str = "loss"
 ) -> tuple[Loss, Credit]:
@@ -151,7 +164,7 @@ def loss_and_credit(
     Raises:
         ConfigError: If there is no such loss or credit, or a setting is wrong; `where` is the loss's place.
     """
-    built: Loss = build(LOSSES, loss, where)
+    built = make_loss(loss, where)
     return built, choose_credit(built, loss, section)
 
 
@@ -196,11 +209,6 @@ def carries_own_turns(credit: Credit, trajectory: Trajectory) -> bool | None:
 def sets_clip(credit: Credit) -> bool:
     """Whether a credit may give turns a clip range of their own."""
     return hasattr(credit, "clips")
-
-
-def reads_clip(loss: Loss) -> bool:
-    """Whether a loss has a clip range that a turn may have its own of."""
-    return bool(getattr(loss, "reads_clip", False))
 
 
 def reads_reward_model(credit: Credit) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -29,6 +29,7 @@ from perturn.data.cache import evict, reference_bytes, remove_abandoned
 from perturn.errors import ConfigError, DataError
 from perturn.io.writing import replacing
 from perturn.losses import Loss, TurnLogprobs
+from perturn.losses.protocol import CoupledLoss
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import Track, action_logprobs, exact_length, pack_by_pack
 from perturn.policy.models import config_digest, load_model, tensors_digest, weights_digest
@@ -305,7 +306,7 @@ def weigh_all(examples: Sequence[Example], loss: Loss, credit: Credit) -> list[E
         ConfigError: If the credit's weights are none.
     """
     weighed = [example if example.weight else weigh(example, credit) for example in examples]
-    if not hasattr(loss, "step_statistic"):
+    if not loss.traits.step_statistic:
         return weighed
     weight = [example.weight[0] for example in weighed]
     if weighed[0].reference:
@@ -314,8 +315,10 @@ def weigh_all(examples: Sequence[Example], loss: Loss, credit: Credit) -> list[E
     else:  # a statistic of counts and weights
         nothing = [_by_turn(one, 0, torch.zeros(len(one.chosen.loss_turns))) for one in weighed]
         chosen = TurnLogprobs.from_nested(nothing, weight=weight)
-    chosen = replace(chosen, has_spread=torch.tensor([example.has_spread for example in weighed]))
-    statistics = loss.step_statistic(chosen).tolist()
+    has_spread = torch.tensor([example.has_spread for example in weighed])
+    inputs = {name: torch.cat([each.inputs[name][0] for each in weighed]) for name in weighed[0].inputs}
+    chosen = replace(chosen, has_spread=has_spread, inputs=inputs)
+    statistics = cast(CoupledLoss, loss).step_statistic(chosen).tolist()
     return [replace(one, statistic=found) for one, found in zip(weighed, statistics, strict=True)]
 
 

@@ -17,7 +17,7 @@ from perturn.data.rows import Row, Tally, read_row
 from perturn.data.trl import ONLY_KTO, label_of
 from perturn.errors import ConfigError, DataError, PerturnError
 from perturn.io.plain import told
-from perturn.policy.credits import carries_own_turns, reads_clip
+from perturn.policy.credits import carries_own_turns
 from perturn.policy.examples import Example
 from perturn.policy.reference import asked, asked_clips
 from perturn.policy.tokens import Encoded
@@ -44,7 +44,7 @@ def as_row(row: Any, index: int, loss: Any, tally: Tally | None = None, *, fille
     Raises:
         DataError: If the row is malformed, or the loss learns from another kind of row.
     """
-    if getattr(row, "clip", None) is not None and not reads_clip(loss):
+    if isinstance(row, WeightedTrajectory) and row.clip is not None and not loss.traits.reads_clip:
         raise DataError(
             "the row has factors on its clip range, and the loss has no such range; name a loss that has one, such as "
             "ppo-clip, or leave clip out."
@@ -53,18 +53,18 @@ def as_row(row: Any, index: int, loss: Any, tally: Tally | None = None, *, fille
         raise row
     known = isinstance(row, Trajectory | WeightedTrajectory | PreferencePair)
     parsed: Row = row if known else read_row(row, index, tally, filled=filled)
-    if getattr(loss, "needs_mismatched", False):
+    if loss.traits.needs_mismatched:
         return _labelled(parsed, row)
     if isinstance(parsed, WeightedTrajectory) and not known:  # its weights are of a label
         raise DataError(f"row: {ONLY_KTO}")
     if isinstance(parsed, PreferencePair):
-        if getattr(loss, "needs_behavior", False):
+        if loss.traits.needs_behavior:
             raise DataError(
                 "the loss learns from single trajectories that a policy has sampled, but the row is a pair; give "
                 "each trajectory by itself."
             )
-        return parsed if loss.needs_rejected else parsed.chosen
-    if loss.needs_rejected:
+        return parsed if loss.traits.needs_rejected else parsed.chosen
+    if loss.traits.needs_rejected:
         raise DataError("the loss compares two trajectories, but the row has one; give chosen and rejected.")
     return parsed
 
@@ -176,7 +176,7 @@ def unbroken(rows: Iterable[tuple[P, Any]], name: str, loss: Any) -> Iterator[tu
 def _read_sides(row: Any, loss: Any) -> tuple[Trajectory, ...]:
     """The trajectories of a row that the loss reads; none where the row is not ours."""
     if isinstance(row, PreferencePair):
-        return (row.chosen, row.rejected) if loss.needs_rejected else (row.chosen,)
+        return (row.chosen, row.rejected) if loss.traits.needs_rejected else (row.chosen,)
     if isinstance(row, WeightedTrajectory):
         return (row.trajectory,)
     return (row,) if isinstance(row, Trajectory) else ()

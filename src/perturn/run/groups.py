@@ -10,8 +10,7 @@ from perturn.data.groups import CreditRow, counted, counts_of, groups_of, read_c
 from perturn.data.run_folder import Run, base_of
 from perturn.data.store import read_trajectories
 from perturn.errors import DataError
-from perturn.losses import LOSSES
-from perturn.policy.credits import carries_own_turns, named_credit
+from perturn.policy.credits import carries_own_turns, make_loss, named_credit
 from perturn.policy.critics import Critics, read_critics, write_critics
 from perturn.policy.models import context_length, empty_model
 from perturn.policy.tokens import Renderer
@@ -22,7 +21,6 @@ from perturn.run.progress import mention
 from perturn.run.quantities import compute_needed
 from perturn.run.session import Session, make_renderer
 from perturn.run.signals import left_out
-from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, mark, policy_of
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
@@ -154,7 +152,7 @@ def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
     played = {one.key: one for one in _played(run, credit, stage.mark)}
     trained = [_row(played[row.key], credit, row) for row in credited if row.bin == "trained"]
     assert run.recipe.align is not None
-    if build(LOSSES, run.recipe.align.loss, "align.loss").needs_reference:
+    if make_loss(run.recipe.align.loss, "align.loss").traits.needs_reference:
         still = [played[row.key] for row in credited if row.bin == "no_spread" and played[row.key].turns]
         cut = too_long(run.recipe, still)
         trained += [_row(one, credit, None) for one in still if one.key not in cut]

@@ -42,7 +42,6 @@ from perturn.run.session import (
     evaluation_sampling,
 )
 from perturn.settings.branch import Branch
-from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import VALUE, Stage, chosen_by, stages
 from perturn.table import locate
@@ -305,8 +304,8 @@ def _training_cost(
     of_groups = once is None and not judges and recipe.groups is not None
     tokens = trained_tokens(found, rows, on_pairs, own=of_groups)
     work = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"
-    loss = build(locate("perturn.losses:LOSSES"), settings.loss, "loss")
-    seconds = training_seconds(machine, settings, tokens, bool(loss.needs_reference))
+    loss = locate("perturn.policy.credits:make_loss")(settings.loss)
+    seconds = training_seconds(machine, settings, tokens, loss.traits.needs_reference)
     return work, seconds + fitting_seconds(machine, settings, rows), training_gb(machine, settings)
 
 

@@ -24,6 +24,7 @@ from perturn.run.own_rules import EVALUATION_SPLITS, rules_for, some_task
 from perturn.settings.parsing import apply_overrides, parse
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.settings.shipped import shipped, shipped_recipe
+from perturn.table import locate
 from perturn.tables import table
 
 _TABLES = {"loss": "losses", "credit": "credits", "engine": "engines", "environment": "environments"}
@@ -71,9 +72,11 @@ def write_recipe(
     """
     if file.exists():
         raise ConfigError(f"{file} exists and is left as it is; choose another name, or remove it.")
-    losses = table("losses")
-    if loss is not None and (loss not in losses or not losses[loss].needs_rejected):
-        fitting = [name for name, each in losses.items() if each.needs_rejected]
+    traits = {
+        name: locate("perturn.losses.protocol:default_traits")(each) for name, each in table("losses").items()
+    }
+    fitting = [name for name, each in traits.items() if each and each.needs_rejected]
+    if loss is not None and loss not in fitting:
         raise ConfigError(f"unknown loss {loss!r} for an alignment.{did_you_mean(loss, fitting)}")
     world: dict[str, Any] = {"environment": {"name": environment}}
     apply_overrides(world, [word for word in overrides if word.startswith("environment.")])

@@ -13,15 +13,15 @@ from perturn.credit import Credit
 from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
+from perturn.losses.protocol import default_traits
 from perturn.policy.config import TurnConfig
-from perturn.policy.credits import choose_credit
+from perturn.policy.credits import choose_credit, make_loss
 from perturn.policy.models import compute_dtype, context_length, device
 from perturn.policy.templates import chat_template
 from perturn.ranks import share_of
 from perturn.run.kept import goes_on
 from perturn.run.measure import sense_of
 from perturn.run.tracking import PROJECT
-from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Train
 
@@ -59,12 +59,13 @@ def check_training(recipe: Recipe) -> None:
         if settings is None:
             continue
         rows = _rows_for(recipe, name)
-        loss = build(LOSSES, settings.loss, f"{name}.loss")
-        if _rows_of(loss) != rows:
-            fitting = ", ".join(key for key, each in LOSSES.items() if _rows_of(each) == rows)
+        loss = make_loss(settings.loss, f"{name}.loss")
+        if loss.traits.rows != rows:
+            known = {key: default_traits(each) for key, each in LOSSES.items()}
+            fitting = ", ".join(key for key, traits in known.items() if traits and traits.rows == rows)
             raise ConfigError(
                 f"{name}.loss.name must be a loss on {rows} ({fitting}), got {settings.loss['name']!r}, which is one "
-                f"on {_rows_of(loss)}; {_REMEDY[_rows_of(loss)]}."
+                f"on {loss.traits.rows}; {_REMEDY[loss.traits.rows]}."
             )
         credit = choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
         check_measured(recipe, credit)
@@ -103,15 +104,6 @@ def check_measured(recipe: Recipe, credit: Credit) -> None:
             f"credit {type(credit).__name__} reads the remaining path of each turn, and nothing measures it; set "
             f"{section}.remaining to shortest or searching."
         )
-
-
-def _rows_of(loss: Any) -> str:
-    """The rows that a loss learns from."""
-    if getattr(loss, "needs_behavior", False):
-        return "groups"
-    if getattr(loss, "needs_mismatched", False):
-        return "labelled trajectories"
-    return "pairs" if loss.needs_rejected else "single trajectories"
 
 
 def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None) -> TurnConfig:
