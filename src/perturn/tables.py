@@ -12,6 +12,7 @@ from perturn.table import locate
 
 TABLES = {
     "losses": "perturn.losses:LOSSES",
+    "token-inputs": "perturn.losses.token_inputs:TOKEN_INPUTS",
     "credits": "perturn.credit:CREDITS",
     "outcomes": "perturn.settings.outcomes:OUTCOMES",
     "environments": "perturn.envs:ENVIRONMENTS",
@@ -23,6 +24,7 @@ TABLES = {
 
 LISTED = {
     "losses": "What training minimizes; in a recipe align.loss.name.",
+    "token-inputs": "Numbers of each token that a loss may read: LossTraits.reads.",
     "credits": "What weighs the turns of the alignment: credit.name.",
     "outcomes": "Ways to learn from single episodes: outcomes.name.",
     "environments": "Where tasks are played: environment.name.",
@@ -70,7 +72,10 @@ def _method(entry: Any) -> Method:
     reads = [
         *sorted(getattr(one, "needs", ())),
         *(name for name in _NEEDS if getattr(claims, name, None) is True),
-        *sorted(each if isinstance(each, str) else each.name for each in getattr(claims, "reads", ())),
+        *(
+            each if isinstance(each, str) else each.name
+            for each in (claims.reads if "reads" in dir(claims) else ())
+        ),
     ]
     work = {name: costs.get(name) or _NEEDS.get(name, ("", ""))[1] for name in reads}
     named = tuple(_NEEDS[name][0] if name in _NEEDS else name for name in reads)
