@@ -258,10 +258,9 @@ def test_a_world_that_ends_before_it_is_back_fails_its_branch():
 
 
 @pytest.fixture(scope="module")
-def online(place):
+def online(run_once):
     """Two iterations of policy gradient on advantages of branches."""
-    finish(begin(place, "branched", *SPO))
-    return place / "runs" / "branched"
+    return run_once("branched", *SPO)
 
 
 def test_the_loop_plays_on_and_weighs_by_it(online):
@@ -298,17 +297,15 @@ def test_stored_branches_are_weighed_again_alike(online, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def proved(place):
+def proved(run_once):
     """Two iterations whose branches SFT's policy plays."""
-    finish(begin(place, "proved", *PAV))
-    return place / "runs" / "proved"
+    return run_once("proved", *PAV)
 
 
 @pytest.fixture(scope="module")
-def forked(place):
+def forked(run_once):
     """Two iterations that train on branches too."""
-    finish(begin(place, "forked", *SPO, "credit.name=portool", "branch.samples=2"))
-    return place / "runs" / "forked"
+    return run_once("forked", *SPO, "credit.name=portool", "branch.samples=2")
 
 
 def test_branches_are_weighed_and_trained_beside_the_explored_episodes(forked):

@@ -36,10 +36,9 @@ from .online import GROUPS, begin, recipe_of
 
 
 @pytest.fixture(scope="module")
-def online(place):
+def online(run_once):
     """Three iterations of policy gradient."""
-    finish(begin(place, "online", *GROUPS))
-    return place / "runs" / "online"
+    return run_once("online", *GROUPS)
 
 
 def steps(run, iteration):

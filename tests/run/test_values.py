@@ -26,10 +26,9 @@ WORDS = [*GROUPS, "iterations=2", "evaluate.every=1", "credit.name=turn-gae"]
 
 
 @pytest.fixture(scope="module")
-def online(place):
+def online(run_once):
     """Two iterations of policy gradient on advantages over a learned value."""
-    finish(begin(place, "valued", *WORDS))
-    return place / "runs" / "valued"
+    return run_once("valued", *WORDS)
 
 
 def test_the_loop_weighs_by_the_policy_that_acted(online):
