@@ -523,8 +523,8 @@ def test_a_run_without_branches_has_nothing_to_weigh_by(recipe):
         credit_run(folder, ["credit.name=spo"])
 
 
-def test_pairs_share_the_turns_before_they_part(place):
-    finish(begin(place, "paired", *PAIRS))
+def test_pairs_share_the_turns_before_they_part(place, run_once):
+    run_once("paired", *PAIRS)
 
     folder = place / "runs" / "paired"
     counts = json.loads((folder / "manifest.json").read_text())["stages"]["pair-001"]["counts"]
@@ -541,9 +541,9 @@ def test_pairs_share_the_turns_before_they_part(place):
         assert {pair.chosen.origin, pair.rejected.origin} != {None}
 
 
-def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(place):
+def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(place, run_once):
     """SFT's policy plays on; the aligned one explored the second iteration. Either may be chosen."""
-    finish(begin(place, "paired-proved", *PAIRS, "branch.policy=sft"))
+    run_once("paired-proved", *PAIRS, "branch.policy=sft")
 
     folder = place / "runs" / "paired-proved"
     explored, branches = of(folder, "explore-002"), of(folder, "branch-002")
