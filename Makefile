@@ -84,7 +84,7 @@ test: setup
 
 # The slow tests too, and all that have run on the oldest versions. About an hour; before a release, or an issue is closed.
 test-all: setup
-	$(BIN)/python $(PYTEST) -m "not cluster"
+	$(BIN)/python $(PYTEST) -m "not cluster" --hypothesis-profile thorough
 	$(MAKE) test-oldest OLDEST_TESTS="$(OLDEST_ALL)"
 
 # Fast tests on the oldest versions that pyproject.toml allows: those that call torch, transformers and peft, which are
@@ -108,7 +108,7 @@ $(OLDEST_STAMP): pyproject.toml constraints-oldest.txt
 # Every reader of what comes from outside, with over 100,000 inputs that are not as they should be; `make test` has twenty.
 FUZZ_CASES ?= 4000
 fuzz: setup
-	PERTURN_FUZZ=$(FUZZ_CASES) $(BIN)/python -m pytest tests/fuzz -o timeout=0
+	PERTURN_FUZZ=$(FUZZ_CASES) $(BIN)/python -m pytest tests/fuzz -o timeout=0 -o cpu_seconds=0
 
 # Known holes in what we depend on. It asks a service on the network.
 audit: setup
@@ -116,12 +116,12 @@ audit: setup
 
 # Nodes of a Ray cluster on this machine. Ray gives its processes 30 s to start, which a busy machine does not keep.
 test-cluster: setup
-	$(BIN)/python -m pytest -m cluster
+	$(BIN)/python -m pytest -m cluster -o cpu_seconds=0
 
 # vLLM wants other versions than we pin, so it has an environment of its own (3.5 GB). Builds of torchvision and its kin
 # that are made for CUDA cannot be imported beside torch for CPUs; vLLM does without them for text. Warnings are its own.
 test-vllm: $(VLLM_STAMP)
-	$(VLLM_BIN)/python -m pytest -W default tests/engines/test_vllm*.py tests/policy/test_agreement.py
+	$(VLLM_BIN)/python -m pytest -W default -o cpu_seconds=0 tests/engines/test_vllm*.py tests/policy/test_agreement.py
 
 $(VLLM_STAMP): pyproject.toml
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)

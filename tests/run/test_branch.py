@@ -258,10 +258,9 @@ def test_a_world_that_ends_before_it_is_back_fails_its_branch():
 
 
 @pytest.fixture(scope="module")
-def online(place):
+def online(run_once):
     """Two iterations of policy gradient on advantages of branches."""
-    finish(begin(place, "branched", *SPO))
-    return place / "runs" / "branched"
+    return run_once("branched", *SPO)
 
 
 def test_the_loop_plays_on_and_weighs_by_it(online):
@@ -298,17 +297,15 @@ def test_stored_branches_are_weighed_again_alike(online, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def proved(place):
+def proved(run_once):
     """Two iterations whose branches SFT's policy plays."""
-    finish(begin(place, "proved", *PAV))
-    return place / "runs" / "proved"
+    return run_once("proved", *PAV)
 
 
 @pytest.fixture(scope="module")
-def forked(place):
+def forked(run_once):
     """Two iterations that train on branches too."""
-    finish(begin(place, "forked", *SPO, "credit.name=portool", "branch.samples=2"))
-    return place / "runs" / "forked"
+    return run_once("forked", *SPO, "credit.name=portool", "branch.samples=2")
 
 
 def test_branches_are_weighed_and_trained_beside_the_explored_episodes(forked):
@@ -526,8 +523,8 @@ def test_a_run_without_branches_has_nothing_to_weigh_by(recipe):
         credit_run(folder, ["credit.name=spo"])
 
 
-def test_pairs_share_the_turns_before_they_part(place):
-    finish(begin(place, "paired", *PAIRS))
+def test_pairs_share_the_turns_before_they_part(place, run_once):
+    run_once("paired", *PAIRS)
 
     folder = place / "runs" / "paired"
     counts = json.loads((folder / "manifest.json").read_text())["stages"]["pair-001"]["counts"]
@@ -544,9 +541,9 @@ def test_pairs_share_the_turns_before_they_part(place):
         assert {pair.chosen.origin, pair.rejected.origin} != {None}
 
 
-def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(place):
+def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(place, run_once):
     """SFT's policy plays on; the aligned one explored the second iteration. Either may be chosen."""
-    finish(begin(place, "paired-proved", *PAIRS, "branch.policy=sft"))
+    run_once("paired-proved", *PAIRS, "branch.policy=sft")
 
     folder = place / "runs" / "paired-proved"
     explored, branches = of(folder, "explore-002"), of(folder, "branch-002")

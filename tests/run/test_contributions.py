@@ -20,16 +20,15 @@ from perturn.errors import ConfigError, RunError
 from perturn.run.credit import credit_run, explained
 from perturn.run.readings import contributions_of, open_reader
 from support.credited import EPISODES, KEPT
-from support.loop import finish
 
-from .online import GROUPS, begin
+from .online import GROUPS
 
 SPA = CREDITS["spa"]
 
 
-def test_the_loop_weighs_by_the_policy_that_acted(place):
+def test_the_loop_weighs_by_the_policy_that_acted(place, run_once):
     """SFT's hidden states; every group is trained, equal outcomes or not, and the counts say what was explained."""
-    finish(begin(place, "shared", *GROUPS, "iterations=1", "credit.name=spa"))
+    run_once("shared", *GROUPS, "iterations=1", "credit.name=spa")
     run = place / "runs" / "shared"
     (file,) = run.glob("trajectories/explore*.jsonl")
     episodes = list(read_trajectories(file))

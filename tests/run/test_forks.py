@@ -195,10 +195,10 @@ def counts_of(folder, stage):
 
 
 @pytest.fixture(scope="module")
-def trees(place):
+def trees(place, run_once):
     """Two iterations with one way to choose, and one with the other."""
     for name, words in (("arpo", ARPO), ("trace", TRACE)):
-        finish(begin(place, name, *words))
+        run_once(name, *words)
     return place / "runs"
 
 

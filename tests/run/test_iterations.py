@@ -19,10 +19,9 @@ WORDS += ["explore.concurrency=1", "engine={name: local, speculate: false}"]
 
 
 @pytest.fixture(scope="module")
-def twice(place):
+def twice(run_once):
     """ETO's loop, two times, that nothing interrupted."""
-    finish(start(place, "twice", *WORDS))
-    return place / "runs" / "twice"
+    return run_once("twice", *WORDS, begin=start)
 
 
 def test_each_iteration_begins_with_the_policy_of_the_one_before(twice):

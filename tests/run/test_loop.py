@@ -35,10 +35,9 @@ STEPS = {"metrics/sft.jsonl": 4 * 8 // 4, "metrics/align.jsonl": 2 * 8 // 2}
 
 
 @pytest.fixture(scope="module")
-def whole(place):
+def whole(place, run_once):
     """A run that nothing interrupted, and what it printed."""
-    printed, _ = finish(start(place, "whole"))
-    return place / "runs" / "whole", printed
+    return run_once("whole", begin=start), (place / "printed.txt").read_text()
 
 
 @pytest.fixture

@@ -30,16 +30,14 @@ from perturn.run.pair import _that_part
 from perturn.run.verify import verify
 from perturn.settings.stages import stages
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
-from support.loop import finish
 
-from .online import GROUPS, begin, recipe_of
+from .online import GROUPS, recipe_of
 
 
 @pytest.fixture(scope="module")
-def online(place):
+def online(run_once):
     """Three iterations of policy gradient."""
-    finish(begin(place, "online", *GROUPS))
-    return place / "runs" / "online"
+    return run_once("online", *GROUPS)
 
 
 def steps(run, iteration):
@@ -165,10 +163,10 @@ def test_inspect_shows_the_weights_that_were_written_down(online):
     assert shown == [f"{weight:.2g}" for one in played for weight in rows[one.key].weight]
 
 
-def test_the_moving_average_is_one(place):
+def test_the_moving_average_is_one(place, run_once):
     """average_2 = 0.5 average_1 + 0.5 policy_2, and average_1 is of the policy that the loop began with."""
     words = ["evaluate.every=1", "align.reference=average", "align.reference_decay=0.5", "iterations=2"]
-    finish(begin(place, "average", *words))
+    run_once("average", *words)
     policies = place / "runs/average/checkpoints"
     sft, first, second, average = (
         load_file(policies / name / "model.safetensors")
@@ -180,9 +178,9 @@ def test_the_moving_average_is_one(place):
     assert {folder.name for folder in policies.iterdir()} == {"sft", "dpo-001", "dpo-002", "average-002"}
 
 
-def test_an_iteration_without_anything_to_learn_leaves_the_policy_as_it_is(place):
+def test_an_iteration_without_anything_to_learn_leaves_the_policy_as_it_is(place, run_once):
     """No gap is larger than 2; the loop goes on."""
-    finish(begin(place, "idle", "pair.threshold=2", "iterations=2"))
+    run_once("idle", "pair.threshold=2", "iterations=2")
     policies = place / "runs/idle/checkpoints"
 
     assert_close(

@@ -114,9 +114,9 @@ def test_trees_are_of_failures_if_asked_and_never_of_what_failed_to_play():
     assert [one.sample for one in trees_of(episodes, Branch(of="failures", search=Search()))] == [1]
 
 
-def test_the_loop_with_trees(place):
+def test_the_loop_with_trees(place, run_once):
     """Two turns, of which each is rewarded or not: steps are preferred by what came of them, and the policy learns."""
-    finish(begin(place, "searched", *TREES))
+    run_once("searched", *TREES)
 
     folder = place / "runs" / "searched"
     stages = json.loads((folder / "manifest.json").read_text())["stages"]
@@ -143,10 +143,10 @@ def test_the_loop_with_trees(place):
     assert kept > 0
 
 
-def test_a_killed_search_ends_in_the_same_trees(place):
+def test_a_killed_search_ends_in_the_same_trees(place, run_once):
     """Interrupted in the middle of a round: the rest is played as it would have been."""
-    finish(begin(place, "whole", *TREES, "iterations=1", "deterministic=true"))
-    finish(begin(place, "cut", *TREES, "iterations=1", "deterministic=true"))
+    for name in ("whole", "cut"):
+        run_once(name, *TREES, "iterations=1", "deterministic=true")
     file = place / "runs/cut/trajectories/branch.jsonl"
     whole = file.read_text()
     lines = whole.splitlines(keepends=True)

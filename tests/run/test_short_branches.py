@@ -13,10 +13,9 @@ from perturn.run.credit import credit_run
 from perturn.run.loop import check
 from perturn.settings.branch import Branch
 from perturn.types import Status, Task
-from support.loop import finish
 from support.windows import played
 
-from .online import GROUPS, begin, recipe_of
+from .online import GROUPS, recipe_of
 
 SLATE = [
     *GROUPS,
@@ -27,9 +26,9 @@ SLATE = [
 ]
 
 
-def test_branches_of_one_turn_are_weighed_by_it(place):
+def test_branches_of_one_turn_are_weighed_by_it(place, run_once):
     """Each second turn against those of two branches, by its reward; what is not over is taken as it is."""
-    finish(begin(place, "slate", *SLATE))
+    run_once("slate", *SLATE)
     folder = place / "runs" / "slate"
     begun, branches = (
         list(read_trajectories(folder / f"trajectories/{name}.jsonl")) for name in ("explore", "branch")

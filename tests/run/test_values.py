@@ -18,18 +18,16 @@ from perturn.run.credit import credit_run, explained
 from perturn.run.loop import check
 from perturn.run.readings import open_reader, values_of
 from support.credited import EPISODES
-from support.loop import finish
 
-from .online import GROUPS, begin, recipe_of
+from .online import GROUPS, recipe_of
 
 WORDS = [*GROUPS, "iterations=2", "evaluate.every=1", "credit.name=turn-gae"]
 
 
 @pytest.fixture(scope="module")
-def online(place):
+def online(run_once):
     """Two iterations of policy gradient on advantages over a learned value."""
-    finish(begin(place, "valued", *WORDS))
-    return place / "runs" / "valued"
+    return run_once("valued", *WORDS)
 
 
 def test_the_loop_weighs_by_the_policy_that_acted(online):
@@ -149,10 +147,10 @@ def test_one_episode_of_a_task_is_enough_where_none_are_compared(place, monkeypa
         check(recipe_of(place, *WORDS, "explore.samples=1", "groups.drop_equal_outcomes=true"))
 
 
-def test_an_episode_alone_in_its_task_is_trained(place):
+def test_an_episode_alone_in_its_task_is_trained(place, run_once):
     """Every one of them, by what it earned beyond V."""
     words = ["explore.samples=1", "explore.per_iteration=8", "iterations=1", "evaluate=null"]
-    finish(begin(place, "alone", *WORDS, *words))
+    run_once("alone", *WORDS, *words)
     rows = read_credits(place / "runs/alone/credits/turn-gae.jsonl")
 
     assert [row.bin for row in rows] == ["trained"] * 8

@@ -28,10 +28,9 @@ from perturn.run.panels import in_windows, make_jobs
 from perturn.settings.sections import Explore
 from perturn.settings.stages import IMPLICIT, VALUE, stages
 from perturn.types import Action, Status, Task, Turn
-from support.loop import finish
 from support.windows import Count, played
 
-from .online import GROUPS, begin, recipe_of
+from .online import GROUPS, recipe_of
 
 WORDS = [*GROUPS, "iterations=3", "evaluate=null", "credit.name=turn-gae", "explore.window=1"]
 
@@ -52,10 +51,9 @@ class Mine(TurnGAE):
 
 
 @pytest.fixture(scope="module")
-def windowed(place):
+def windowed(run_once):
     """Three iterations of two-turn episodes, one turn at a time."""
-    finish(begin(place, "windowed", *WORDS))
-    return place / "runs" / "windowed"
+    return run_once("windowed", *WORDS)
 
 
 def explored(folder, number):
