@@ -110,8 +110,14 @@ def test_a_function_is_asked_about_different_actions_once(chosen, own_environmen
 @pytest.mark.parametrize(
     ("scores", "told"),
     [
-        (lambda task, prompt, all_: [1.0], "must give one finite number for each of the 2 actions, got 1"),
-        (lambda task, prompt, all_: [nan] * len(all_), "must give one finite number for each"),
+        (
+            lambda task, prompt, all_: [1.0],
+            "failed: ValueError: it must give one finite number for each of the 2 actions, got 1",
+        ),
+        (
+            lambda task, prompt, all_: [nan] * len(all_),
+            "failed: ValueError: it must give one finite number for each",
+        ),
         (lambda task, prompt, all_: 1 / 0, "failed: ZeroDivisionError"),
         (lambda task, prompt, all_: ["a", "b"], "failed: ValueError"),
     ],
@@ -289,16 +295,19 @@ def test_a_stamp_reads_as_one_line():
             r"unknown evaluate\.select\.name 'likelyhood'\. Did you mean 'likelihood'\?",
         ),
         (["evaluate.select.name=own_environment:nobody"], "cannot be loaded: AttributeError"),
-        (["evaluate.select.name=own_environment:__doc__"], "is neither a selector nor a function that gives"),
+        (["evaluate.select.name=own_environment:__doc__"], "is neither a function that gives scores nor a"),
         (
             ["evaluate.select.name=implicit-reward"],
             "no policy here is trained; score .* Or take .*name=likelihood, frequency or a",
         ),
         (["evaluate.select.samples=1"], r"evaluate\.select\.samples must be >= 2, got 1"),
-        (["evaluate.select.name=outcome"], r"name=outcome chooses among episodes alone, got .*among=actions"),
+        (
+            ["evaluate.select.name=outcome"],
+            r"name=outcome: it chooses among episodes alone, got .*among=actions",
+        ),
         (
             ["evaluate.select.name=likelihood", "engine={name: api, base_url: 'http://127.0.0.1:9/v1'}"],
-            "which engine 'api' does not give; take evaluate.select.name=frequency or a",
+            "which engine 'api' does not give. Or take evaluate.select.name=frequency or a",
         ),
     ],
 )

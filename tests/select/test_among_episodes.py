@@ -193,16 +193,16 @@ def test_the_command_says_what_the_score_is_of(recipe):
             r"unknown evaluate\.select\.name 'outcom'\. Did you mean 'outcome'\?",
         ),
         (["evaluate.select.name=own_environment:nobody"], "cannot be loaded: AttributeError"),
-        (["evaluate.select.name=own_environment:__doc__"], "is neither a selector nor a function that gives"),
+        (["evaluate.select.name=own_environment:__doc__"], "is neither a function that gives scores nor a"),
         (
             ["evaluate.select.name=own_environment:GuessNumber"],
-            "has no `traits`; a selector has `traits = Sel",
+            r"GuessNumber' is neither a function that .* class with `traits = SelectorTraits",
         ),
         (["evaluate.select.samples=1"], r"evaluate\.select\.samples must be >= 2, got 1"),
         (["evaluate.select.sample=3"], r"unknown key 'evaluate\.select\.sample'\. Did you mean .*samples'\?"),
         (
             ["evaluate.select.name=frequency"],
-            r"select\.name=frequency chooses among actions alone, .* or take .*name=outcome, likelihood or a",
+            r"select\.name=frequency: it chooses among actions alone, .* Or take .*name=outcome, likelihood or a",
         ),
         (
             ["evaluate.select.name=implicit-reward"],
@@ -210,7 +210,7 @@ def test_the_command_says_what_the_score_is_of(recipe):
         ),
         (
             ["evaluate.select.name=likelihood", "engine={name: api, base_url: 'http://127.0.0.1:9/v1'}"],
-            "which engine 'api' does not give; take evaluate.select.name=outcome or a",
+            "which engine 'api' does not give. Or take evaluate.select.name=outcome or a",
         ),
     ],
 )
@@ -222,8 +222,14 @@ def test_a_choice_that_cannot_be_is_refused_before_work(recipe, words, said):
 @pytest.mark.parametrize(
     ("scores", "said"),
     [
-        (lambda all_: [1.0], r"must give one finite number for each of the 4 episodes, got 1"),
-        (lambda all_: [float("nan")] * len(all_), "must give one finite number for each"),
+        (
+            lambda all_: [1.0],
+            r"failed: ValueError: it must give one finite number for each of the 4 episodes, got 1",
+        ),
+        (
+            lambda all_: [float("nan")] * len(all_),
+            "failed: ValueError: it must give one finite number for each",
+        ),
         (lambda all_: 1 / 0, "failed: ZeroDivisionError"),
     ],
 )

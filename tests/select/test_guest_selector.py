@@ -45,6 +45,10 @@ class Familiar:
         return lambda task, prompt, actions: [number(one) for one in actions]
 
 
+def alike(candidates):
+    return [0.0 for _ in candidates]
+
+
 class Undeclared(Familiar):
     """Reads what its traits do not name."""
 
@@ -120,6 +124,7 @@ def test_a_guest_chooses_among_actions(recipe):
     [
         (["explore=null"], "name=guest-familiar: it learns from explored episodes, and nothing is explored"),
         (["evaluate.tasks={split: train, per_kind: 6}"], "2 of 6 tasks of evaluate.tasks are explored too"),
+        (["evaluate.select={name: guest_familiar:alike, sign: 2}"], r"unknown key 'evaluate\.select\.sign'"),
         (["evaluate.select.sing=1"], r"unknown key 'evaluate\.select\.sing'\. Did you mean .*\.sign'\?"),
     ],
 )

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from perturn.select import SELECTORS, SelectorTraits
+from perturn.select import SELECTORS
 
 
 @pytest.mark.parametrize("name", SELECTORS)
@@ -16,13 +16,6 @@ def test_an_entry_has_the_methods_that_its_traits_name(name):
     own = {each.removeprefix("among_") for each in vars(kind) if each.startswith("among_")}
 
     assert own == set(kind.traits.among)
-
-
-def test_needs_among_actions_come_on_top():
-    traits = SelectorTraits(needs=frozenset({"start"}), needs_among_actions=frozenset({"logprobs"}))
-
-    assert traits.needed("episodes") == {"start"}
-    assert traits.needed("actions") == {"start", "logprobs"}
 
 
 def test_entries_are_loaded_without_torch():

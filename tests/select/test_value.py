@@ -189,7 +189,7 @@ def test_a_score_that_was_stopped_says_what_a_whole_one_says(recipe):
         ),
         (
             [*UNTAUGHT, "engine={name: api, base_url: 'http://127.0.0.1:9/v1'}"],
-            "name=value needs the policy in memory, which engine 'api' does not give; take evaluate.select.name=",
+            "name=value: it needs the policy in memory, which engine 'api' does not give. Or take",
         ),
         (
             [*UNTAUGHT, "evaluate.tasks={split: train, per_kind: 6}"],

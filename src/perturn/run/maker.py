@@ -26,7 +26,7 @@ from perturn.settings.stages import Stage, explored_before, learned_from, stages
 from perturn.table import locate
 
 Needs = Collection[str]
-"""What a selector needs, as `perturn.select.SelectorTraits` names it; here `start` and `explored` matter."""
+"""The needs of a selector, as `perturn.select.SelectorTraits` names them; here `start` and `explored` matter."""
 
 
 @dataclass(frozen=True)

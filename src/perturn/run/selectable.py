@@ -8,7 +8,7 @@ from perturn.run.panels import Panels, read_panels
 from perturn.run.session import engine_settings, evaluation_sampling
 from perturn.select import SELECTORS
 from perturn.select.lookup import make_selector
-from perturn.select.protocol import Need, Selector
+from perturn.select.protocol import Among, Need, SelectorTraits
 from perturn.settings.evaluation import SELECT
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import learned_from, stages
@@ -17,14 +17,14 @@ _OF_ENGINE: dict[Need, str] = {
     "logprobs": "the log-probabilities of what was sampled",
     "policy": "the policy in memory",
 }
-"""What an engine that serves checkpoints provides."""
+"""The needs that an engine which serves checkpoints provides."""
 _OF_RUN: dict[Need, str] = {
     "start": "it reads the policy from which another was trained, and no policy here is trained; score a policy in "
-    "the checkpoints of the run that trained it",
-    "explored": "it learns from explored episodes, and nothing is explored here; add the section explore, score a "
-    "policy in the checkpoints of a run that explored",
+    "the checkpoints of the run that trained it.",
+    "explored": "it learns from explored episodes, and nothing is explored here; add the section explore, or score a "
+    "policy in the checkpoints of a run that explored.",
 }
-"""What the run that made a policy provides, and what to do where there is no such run."""
+"""The needs that the run which made a policy provides, and the remedy where there is no such run."""
 
 
 def check_selection(recipe: Recipe, maker: Maker | None = None) -> None:
@@ -40,60 +40,54 @@ def check_selection(recipe: Recipe, maker: Maker | None = None) -> None:
     if recipe.evaluate is None or recipe.evaluate.select is None:
         return
     section = recipe.evaluate.select
-    traits, among = make_selector(section).traits, section["among"]
-    who = f"{SELECT}.name={section['name']}"
-    if among not in traits.among:
-        raise ConfigError(
-            f"{who} chooses among {traits.among[0]} alone, got {SELECT}.among={among}; set {SELECT}.among="
-            f"{traits.among[0]}, or take {_others(recipe, among)}."
-        )
+    traits = make_selector(section).traits
     if not evaluation_sampling(recipe).temperature:
         raise ConfigError(
             f"{SELECT} chooses among several samples, which are all alike at temperature 0; set "
             "evaluate.sampling.temperature, such as 1.0."
         )
-    needs = traits.needed(among)
-    missing = [each for each in _OF_ENGINE if each in needs]
-    if missing and not engine_settings(recipe).serves_checkpoints:
-        raise ConfigError(
-            f"{who} needs {_OF_ENGINE[missing[0]]}, which engine {recipe.engine['name']!r} does not give; "
-            f"take {_others(recipe, among)}."
-        )
     try:
-        for need in _OF_RUN:
-            if need in needs:
-                _check_made(recipe, need, maker)
+        if problem := _problem(recipe, traits, section["among"], maker):
+            raise ConfigError(problem)
     except PerturnError as error:
-        raise type(error)(f"{who}: {error} Or take {_others(recipe, among)}.") from error
+        others = ", ".join(
+            name for name in SELECTORS if _fits(recipe, SELECTORS[name].traits, section["among"])
+        )
+        raise type(error)(
+            f"{SELECT}.name={section['name']}: {error} Or take {SELECT}.name={others} or a function of yours."
+        ) from error
 
 
-def _others(recipe: Recipe, among: str) -> str:
-    """The selectors that could choose here, whatever the run makes."""
-    provided = frozenset(_OF_ENGINE) if engine_settings(recipe).serves_checkpoints else frozenset()
-    fit = [name for name in SELECTORS if _fits(SELECTORS[name], among, provided)]
-    return f"{SELECT}.name={', '.join(fit)} or a function of yours"
+def _fits(recipe: Recipe, traits: SelectorTraits, among: Among) -> bool:
+    """Whether a selector could choose here, whatever runs make."""
+    return traits.needs.isdisjoint(_OF_RUN) and _problem(recipe, traits, among, None) is None
 
 
-def _fits(selector: type[Selector], among: str, provided: frozenset[Need]) -> bool:
-    return among in selector.traits.among and selector.traits.needed(among) <= provided
-
-
-def _check_made(recipe: Recipe, need: Need, planned: Maker | None) -> None:
-    """Refuse what no run makes, or the run that made the policy has not.
+def _problem(recipe: Recipe, traits: SelectorTraits, among: Among, planned: Maker | None) -> str | None:
+    """Return a sentence on what a selector lacks here; None: it lacks nothing.
 
     Raises:
-        PerturnError: Saying what to set, or what is missing in the run that made the policy.
+        PerturnError: Saying what is missing in the run that made the policy.
     """
-    made_here = planned is None and not is_made_elsewhere(recipe, {need})
-    maker = None if made_here else planned or find_maker(recipe)
+    if among not in traits.among:
+        only = traits.among[0]
+        return f"it chooses among {only} alone, got {SELECT}.among={among}; set {SELECT}.among={only}."
+    missing = [each for each in _OF_ENGINE if each in traits.needs]
+    if missing and not engine_settings(recipe).serves_checkpoints:
+        return f"it needs {_OF_ENGINE[missing[0]]}, which engine {recipe.engine['name']!r} does not give."
+    needs = [each for each in _OF_RUN if each in traits.needs]
+    if not needs:
+        return None
+    if planned is None and not is_made_elsewhere(recipe, needs):
+        made = {"start": _is_trained(recipe), "explored": recipe.explore is not None}
+        return next((_OF_RUN[each] for each in needs if not made[each]), None)
+    maker = planned or find_maker(recipe)
     if maker is None:
-        here = _is_trained(recipe) if need == "start" else recipe.explore is not None
-        if not (made_here and here):
-            raise ConfigError(f"{_OF_RUN[need]}.")
-    elif planned is None:
-        maker.require({need})
-    elif problem := maker.lack({need}):
-        raise ConfigError(problem)
+        return _OF_RUN[needs[0]]
+    if planned is not None:
+        return planned.lack(needs)
+    maker.require(needs)
+    return None
 
 
 def _is_trained(recipe: Recipe) -> bool:

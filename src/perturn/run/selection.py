@@ -41,7 +41,7 @@ class Selection:
         """
         self._run, self._policy, self._name = run, policy, str(section["name"])
         self._selector, self._samples = make_selector(section), int(section["samples"])
-        self._needs = self._selector.traits.needed(section["among"])
+        self._needs = self._selector.traits.needs
         self._counts: dict[str, float] = {}
         self._among_episodes = section["among"] == "episodes"
 
@@ -60,10 +60,10 @@ class Selection:
         return made(inputs)
 
     def _offered(self, need: Need, opened: Callable[[], T]) -> Callable[[], T]:
-        """What opens a thing, for a selector that says that it needs it.
+        """The function that opens a thing, for a selector whose traits name it.
 
         Raises:
-            ConfigError: Once it is called, if the selector does not say so.
+            ConfigError: Once the function is called, if the traits do not name it.
         """
 
         def refuse() -> T:

@@ -24,9 +24,7 @@ class ImplicitReward:
     Differs: pi_0 is the policy that the whole training started from. The base has none; its first sample is taken.
     """
 
-    traits: ClassVar[SelectorTraits] = SelectorTraits(
-        needs=frozenset({"policy", "start"}), needs_among_actions=frozenset({"logprobs"})
-    )
+    traits: ClassVar[SelectorTraits] = SelectorTraits(needs=frozenset({"logprobs", "policy", "start"}))
 
     def among_episodes(self, inputs: SelectorInputs) -> EpisodeScorer:
         """Return the function that sums over all tokens that the policy wrote in an episode."""

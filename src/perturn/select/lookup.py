@@ -18,8 +18,7 @@ from perturn.select.protocol import (
     SelectorTraits,
 )
 from perturn.settings.evaluation import SELECT, Candidates
-from perturn.settings.keys import unknown_name
-from perturn.settings.parsing import parse
+from perturn.settings.parsing import build
 from perturn.types import Action, Prompt, Task
 
 _SHARED = ("name", *asdict(Candidates()))
@@ -33,52 +32,37 @@ def make_selector(section: Mapping[str, Any]) -> Selector:
         ConfigError: If there is none of that name, or a setting is wrong.
     """
     name = str(section["name"])
-    if ":" not in name and name not in SELECTORS:
-        raise ConfigError(unknown_name(SELECT, name, SELECTORS))
-    found: Any = load_object(name) if ":" in name else SELECTORS[name]
-    own = {key: value for key, value in section.items() if key not in _SHARED}
-    if isinstance(found, type):
-        _traits(name, found)
-        selector: Selector = parse(found, own, SELECT, also=_SHARED)
+    if ":" not in name:
+        selector: Selector = build(SELECTORS, section, SELECT, _SHARED)
         return selector
-    if not callable(found):
-        raise ConfigError(f"{SELECT}.name: {name!r} is neither a selector nor a function that gives scores.")
-    if own:
+    found = load_object(name)
+    if not callable(found) or (isinstance(found, type) and _traits(found) is None):
         raise ConfigError(
-            f"{SELECT}.{next(iter(own))}: a function has no settings; leave it out, or name a class."
+            f"{SELECT}.name: {name!r} is neither a function that gives scores nor a selector, which is a class with "
+            "`traits = SelectorTraits(...)`."
         )
-    return Function(name, found)
+    made = build({name: found if isinstance(found, type) else object}, section, SELECT, _SHARED)
+    return made if isinstance(found, type) else Function(name, found)
 
 
 def traits_of(section: Mapping[str, Any]) -> SelectorTraits:
-    """Return the traits of the selector that the section names; of a function of the user's, the default ones.
+    """Return the traits of the selector that the section names; the default ones of a function of the user's.
 
-    Code that is not there any more has the default traits too, so that a run that is done can still be read; a score
-    that is to be made is checked by `make_selector` first.
-
-    Raises:
-        ConfigError: If a class of the user's is no selector.
+    Code that is not there any more has the default traits too, so that a run that is done can still be read. Before a
+    score is made, `make_selector` rejects it.
     """
     name = str(section["name"])
     try:
-        found = load_object(name) if ":" in name else SELECTORS.get(name)
+        return _traits(load_object(name) if ":" in name else SELECTORS.get(name)) or SelectorTraits()
     except ConfigError:
         return SelectorTraits()
-    return _traits(name, found) if isinstance(found, type) else SelectorTraits()
 
 
-def _traits(name: str, kind: type[Selector]) -> SelectorTraits:
-    """The traits of a class.
-
-    Raises:
-        ConfigError: If it has none.
-    """
-    try:
-        return kind.traits
-    except AttributeError:
-        raise ConfigError(
-            f"{SELECT}.name: {name!r} has no `traits`; a selector has `traits = SelectorTraits(...)`."
-        ) from None
+def _traits(found: Any) -> SelectorTraits | None:
+    """The traits of a class of a selector; None of anything else."""
+    classes = found.__mro__ if isinstance(found, type) else ()
+    traits = next((vars(each)["traits"] for each in classes if "traits" in vars(each)), None)
+    return traits if isinstance(traits, SelectorTraits) else None
 
 
 @dataclass(frozen=True)
@@ -117,13 +101,12 @@ class Function:
         """
         try:
             found = [float(each) for each in self.function(*arguments)]
+            if len(found) != count or not all(map(isfinite, found)):
+                raise ValueError(
+                    f"it must give one finite number for each of the {count} {what}, got {len(found)}: {found!r:.80}."
+                )
         except Exception as error:  # a function of others
             raise ConfigError(
                 f"{SELECT}.name: {self.name!r} failed: {type(error).__name__}: {error}"
             ) from error
-        if len(found) != count or not all(map(isfinite, found)):
-            raise ConfigError(
-                f"{SELECT}.name: {self.name!r} must give one finite number for each of the {count} {what}, got "
-                f"{len(found)}: {found!r:.80}."
-            )
         return found

@@ -13,8 +13,8 @@ from perturn.types import Action, Prompt, Task, Trajectory
 Among = Literal["episodes", "actions"]
 """The candidates: several episodes of each task, or several actions at each turn."""
 Need = Literal["logprobs", "policy", "start", "explored"]
-"""What a selector needs: log-probabilities of the sampled actions, which the engine gives; the policy in memory; the
-policy from which that was trained; the episodes explored last before the evaluation."""
+"""A thing that a selector reads: log-probabilities of the sampled actions, which the engine gives; the policy in memory;
+the policy from which it was trained; the episodes explored last before the evaluation."""
 Score = float | tuple[float, ...]
 EpisodeScorer = Callable[[Sequence[Trajectory]], Sequence[Score]]
 """The episodes of all tasks, without FAILED ones -> a score of each."""
@@ -24,41 +24,30 @@ ActionScorer = Callable[[Task, Prompt, Sequence[Action]], Sequence[Score]]
 
 @dataclass(frozen=True)
 class SelectorTraits:
-    """What a selector chooses among, and what it needs."""
+    """The kinds of candidates that a selector can score, and the things that it reads."""
 
     among: tuple[Among, ...] = ("episodes", "actions")
     """The kinds of candidates that it can score."""
     needs: frozenset[Need] = frozenset()
-    """What must be there. A selector that needs explored episodes never scores tasks that were explored."""
-    needs_among_actions: frozenset[Need] = frozenset()
-    """What must be there too where it chooses among actions."""
+    """The things that it reads. A selector that reads explored episodes never scores tasks that were explored."""
     sees_outcome: bool = False
     """Whether it looks at the result of the episodes, as no agent could; the report says so."""
-
-    def needed(self, among: Among) -> frozenset[Need]:
-        """Return what must be there to choose among a kind of candidates."""
-        return self.needs | (self.needs_among_actions if among == "actions" else frozenset())
 
 
 class OpenPolicy(Protocol):
     """A policy in memory."""
 
-    @property
-    def model(self) -> Any:
-        """A transformers model on the device to compute on, prepared for packed sequences."""
-
-    @property
-    def renderer(self) -> Any:
-        """Conversation -> tokens, for the model: a `perturn.policy.tokens.Renderer`."""
-
-    @property
-    def token_budget(self) -> int:
-        """Tokens of one pass."""
+    model: Any
+    """A transformers model on the device to compute on, prepared for packed sequences."""
+    renderer: Any
+    """Conversation -> tokens, for the model: a `perturn.policy.tokens.Renderer`."""
+    token_budget: int
+    """Tokens of one pass."""
 
 
 @dataclass(frozen=True)
 class SelectorInputs:
-    """What a selector can read about the policy that is scored; each thing is opened when it is asked for."""
+    """The things that a selector can read about the policy that is scored; each is opened when it is asked for."""
 
     policy: str
     """Name of the policy in its run."""

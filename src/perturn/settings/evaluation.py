@@ -20,7 +20,7 @@ _SAMPLES = {"episodes": 8, "actions": 4}
 @dataclass(frozen=True)
 @bounded
 class Candidates:
-    """What a selector chooses among; the section `evaluate.select` has these settings beside the selector's own."""
+    """The candidates of a selector: settings that `evaluate.select` has beside the selector's own."""
 
     among: Literal["episodes", "actions"] = "episodes"
     """Play each task several times and score one of its episodes; or sample several actions at each turn, and take one
@@ -61,9 +61,9 @@ class Evaluate:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the selector needs, as `perturn.select.SelectorTraits` names it; empty without a selector."""
+        """The needs of the selector, as `perturn.select.SelectorTraits` names them; empty without a selector."""
         if self.select is None:
             return frozenset()
         traits: Any = locate("perturn.select.lookup:traits_of")(self.select)
-        found: frozenset[str] = traits.needed(self.select["among"])
+        found: frozenset[str] = traits.needs
         return found
