@@ -65,6 +65,8 @@ class EntryOf:
 
     table: str
     """Kind of the table, as `perturn.tables` names it."""
+    shared: type | None = None
+    """Dataclass of settings that the section has beside `name`, whatever entry it picks; None: none."""
 
 
 SEED = Bound(least=0, below=2**32)

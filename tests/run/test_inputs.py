@@ -386,7 +386,7 @@ def test_code_that_other_sections_name_is_an_input(beside):
     credit = {"name": "helper_of_world:Credit", "reduction": "sum", "weights": "games.json"}
     choice = {
         "tasks": {"split": "test"},
-        "best_of": {"by": "world.py:choose"},
+        "select": {"name": "world.py:choose"},
         "sampling": {"temperature": 1.0},
     }
 
@@ -396,7 +396,7 @@ def test_code_that_other_sections_name_is_an_input(beside):
     }
 
     assert named["credit.name"] == [beside / "helper_of_world.py"]
-    assert named["evaluate.best_of.by"] == [beside / "world.py", beside / "helper_of_world.py"]
+    assert named["evaluate.select.name"] == [beside / "world.py", beside / "helper_of_world.py"]
     assert named["credit.weights"] == "path"
     assert module_files("yaml:safe_load")[1] == module_files("perturn.envs.gymnasium:Gymnasium")[1] == []
     assert module_files("nowhere.to_be_found:Class")[1] == module_files("gone.py:Class")[1] == []

@@ -26,7 +26,7 @@ from perturn.run.loop import check
 from perturn.run.maker import find_maker
 from perturn.run.panels import in_windows, make_jobs
 from perturn.settings.sections import Explore
-from perturn.settings.stages import IMPLICIT, VALUE, stages
+from perturn.settings.stages import stages
 from perturn.types import Action, Status, Task, Turn
 from support.windows import Count, played
 
@@ -293,9 +293,9 @@ def test_a_policy_of_windows_is_not_scored_by_values(windowed):
     maker = find_maker(recipe_of(windowed.parent.parent, f"model.name={windowed}/checkpoints/ppo-clip-003"))
 
     assert "explores in windows (explore.window), where first the short episodes are over" in maker.lack(
-        VALUE
+        {"explored"}
     )
-    assert maker.lack(IMPLICIT) is None
+    assert maker.lack({"start"}) is None
 
 
 def test_credits_that_are_compared_both_weigh_what_went_on(windowed):
@@ -311,12 +311,12 @@ def test_credits_that_are_compared_both_weigh_what_went_on(windowed):
     ("words", "says"),
     [
         (
-            ["evaluate={best_of: {samples: 2, by: value}}"],
-            "by=value learns from explored episodes that are over",
+            ["evaluate={select: {name: value}}"],
+            "evaluate.select learns from explored episodes that are over",
         ),
         (
-            ["evaluate={rerank: {samples: 2, by: value}}"],
-            "by=value learns from explored episodes that are over",
+            ["evaluate={select: {name: value, among: actions}}"],
+            "evaluate.select learns from explored episodes that are over",
         ),
         (["iterations=1"], "explore.window cuts episodes that go on in the next iteration"),
         (

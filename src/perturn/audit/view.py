@@ -119,9 +119,7 @@ def drawn_by(run: Path, policy: str) -> Drawn:
     there = sorted(each.stem for each in file.parent.glob("*.jsonl"))
     if policy not in there:
         known = (
-            f"Those that did: {', '.join(there)}."
-            if there
-            else "evaluate.best_of in the recipe has it do so."
+            f"Those that did: {', '.join(there)}." if there else "evaluate.select in the recipe has it do so."
         )
         raise ConfigError(f"policy {policy!r:.80} played no episodes for Best-of-N in {run}. {known}")
     return Drawn(file, recipe.model.max_length, template_of(recipe.model))

@@ -30,13 +30,12 @@ from perturn.run.inputs import note_inputs, refuse_changed
 from perturn.run.kept import let_go
 from perturn.run.lessons import check_teacher
 from perturn.run.live import Iterations, doing, shows_iterations
-from perturn.run.maker import Maker
 from perturn.run.measure import check_pathfinder
 from perturn.run.outcomes import check_outcomes
 from perturn.run.own_rules import ruled
 from perturn.run.panels import Panels, look_up
 from perturn.run.progress import at_work, console
-from perturn.run.rerank import check_rerank
+from perturn.run.selectable import check_selection, refuse_seen
 from perturn.run.session import (
     Session,
     engine_settings,
@@ -45,7 +44,6 @@ from perturn.run.session import (
     world_maker,
 )
 from perturn.run.signals import check_signals
-from perturn.run.valued import refuse_seen
 from perturn.settings.parsing import to_yaml
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, stages
@@ -204,7 +202,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         locate("perturn.run.trainable:check_training")(recipe)
     check_teacher(recipe)
     check_outcomes(recipe)
-    check_choices(recipe)
+    check_selection(recipe)
     check_signals(recipe)
     engine.check(lambda: locate("perturn.run.buildable:empty_base")(recipe), to_yaml(recipe))
     renderer = None
@@ -259,22 +257,6 @@ def _check_row(renderer: Renderer, row: Trajectory | PreferencePair) -> None:
     for side in sides:
         if not failed(side) and (len(sides) == 2 or not side.environment or succeeded(side)):
             renderer.check(side)
-
-
-def check_choices(recipe: Recipe, maker: Maker | None = None) -> None:
-    """Refuse an evaluation that would choose among equal episodes or actions, or by what is not there.
-
-    Args:
-        recipe: Of the run that scores.
-        maker: The run that will have made its policy; None: look.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
-    if recipe.evaluate is not None and recipe.evaluate.best_of is not None:
-        locate("perturn.run.best_of:check_best_of")(recipe, maker)
-    if recipe.evaluate is not None and recipe.evaluate.rerank is not None:
-        check_rerank(recipe, maker)
 
 
 def run_stages(

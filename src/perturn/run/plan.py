@@ -43,7 +43,7 @@ from perturn.run.session import (
 )
 from perturn.settings.branch import Branch
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import VALUE, Stage, chosen_by, stages
+from perturn.settings.stages import Stage, stages
 from perturn.table import locate
 
 if TYPE_CHECKING:
@@ -189,16 +189,15 @@ def _cost(
     assert part is not None
     if not explores and recipe.evaluate and recipe.evaluate.turns:
         found = _controlled(found, recipe.evaluate.turns)
-    if not explores and recipe.evaluate and recipe.evaluate.best_of:
-        episodes *= recipe.evaluate.best_of.samples
-    reranks = not explores and recipe.evaluate and recipe.evaluate.rerank
-    candidates = reranks.samples if reranks else 1
-    by_value = not explores and chosen_by(recipe) == VALUE
+    candidates, taught = 1, False
+    if not explores and recipe.evaluate:
+        episodes *= recipe.evaluate.candidates("episodes")
+        candidates, taught = recipe.evaluate.candidates("actions"), "explored" in recipe.evaluate.needs
     learned_from = f"{found.explore} {'explored ones' if recipe.explore else 'that another run explored'}"
     work = (
         f"{episodes} episodes of split {part.tasks.split}, about {found.policy_turns(learned):.0f} turns each"
-        + (f", {candidates} actions a turn" if reranks else "")
-        + (f", chosen by a head on {learned_from}" if by_value else "")
+        + (f", {candidates} actions a turn" if candidates > 1 else "")
+        + (f", chosen by what it learns from {learned_from}" if taught else "")
     )
     if explores and recipe.explore and recipe.explore.window:
         work += f", {recipe.explore.window} of them at a time"
@@ -217,8 +216,8 @@ def _cost(
     memory = (machine.base_gb + machine.parameters * machine.bytes / 1e9 + cache) * KEPT_BY_ALLOCATOR
     seconds = generation_seconds(machine, found, episodes, part.concurrency, learned, most, candidates)
     seconds += opening_seconds(machine, found, episodes, part.concurrency, _cores())
-    if by_value:
-        seconds += passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=bool(reranks)))
+    if taught:
+        seconds += passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=candidates > 1))
     return work, seconds, memory
 
 

@@ -31,8 +31,10 @@ def keys_of(kind: Any, where: str = "") -> Iterator[str]:
     for field in dataclasses.fields(kind):
         path = f"{where}.{field.name}" if where else field.name
         yield path
-        if any(isinstance(mark, EntryOf) for mark in marks(hints[field.name])):
-            yield f"{path}.name"
+        for mark in marks(hints[field.name]):
+            if isinstance(mark, EntryOf):
+                yield f"{path}.name"
+                yield from () if mark.shared is None else keys_of(mark.shared, path)
         for part in _parts(hints[field.name]):
             yield from keys_of(part, path)
 

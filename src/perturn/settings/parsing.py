@@ -95,19 +95,22 @@ def parse(
         raise ConfigError(_join(where, str(error))) from None
 
 
-def build(table: Mapping[str, Any], section: Mapping[str, Any], where: str) -> Any:
+def build(
+    table: Mapping[str, Any], section: Mapping[str, Any], where: str, also: Sequence[str] = ("name",)
+) -> Any:
     """Section -> the object its `name` picks from a table, made with its other keys.
 
     Args:
         table: Name -> class.
         section: `name` and settings.
         where: Dotted path of the section in the recipe.
+        also: Keys of the section that are no settings of the object.
     """
     name = str(section.get("name"))
     if name not in table:
         raise ConfigError(unknown_name(where, name, table))
-    settings = {key: value for key, value in section.items() if key != "name"}
-    return parse(table[name], settings, where, also=("name",))
+    settings = {key: value for key, value in section.items() if key not in also}
+    return parse(table[name], settings, where, also=also)
 
 
 def _require_name(section: Any, where: str) -> None:

@@ -208,11 +208,10 @@ class Recipe:
             self.branch is None,
             "branch plays on episodes that are over, and with explore.window some are not; leave one out.",
         )
-        choice = self.evaluate and (self.evaluate.best_of or self.evaluate.rerank)
         require(
-            not choice or choice.by != "value",
-            "by=value learns from explored episodes that are over, and with explore.window the first iteration has the "
-            "short ones alone, or none; choose by something else, or leave the window out.",
+            self.evaluate is None or "explored" not in self.evaluate.needs,
+            "evaluate.select learns from explored episodes that are over, and with explore.window the first iteration "
+            "has the short ones alone, or none; take another selector, or leave the window out.",
         )
         require(
             not self.groups.drop_equal_outcomes,

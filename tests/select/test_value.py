@@ -13,10 +13,9 @@ from perturn.errors import ConfigError
 from perturn.policy.action_values import ActionValues
 from perturn.report import summarize
 from perturn.report.text import cost_lines
-from perturn.run.best_of import best_of
 from perturn.run.loop import check, open_run, run_stages
 from perturn.run.readings import open_reader
-from perturn.run.rerank import reranking
+from perturn.run.selection import Selection
 from perturn.settings.recipe import read_recipe
 from perturn.settings.stages import explored_before, stages
 from perturn.types import Action, Prompt, Sampling, Task, Trajectory, Turn
@@ -28,10 +27,15 @@ SAMPLED = [
     "evaluate.sampling.max_new_tokens=4",
     "explore.sampling={temperature: 1.0, max_new_tokens: 4}",
 ]
-BEST = [*SAMPLED, "evaluate.best_of={samples: 3, by: value}"]
-TAKEN = [*SAMPLED, "evaluate.rerank={samples: 3, by: value}"]
+BEST = [*SAMPLED, "evaluate.select={name: value, samples: 3}"]
+TAKEN = [*SAMPLED, "evaluate.select={name: value, among: actions, samples: 3}"]
 UNTAUGHT = ["sft=null", "pair=null", "align=null"]
 WON, LOST = "take lamp", "the door is shut"
+
+
+def selection(run):
+    """The selector of a run, for the base policy."""
+    return Selection(run, "base", run.recipe.evaluate.select)
 
 
 @pytest.fixture
@@ -97,8 +101,8 @@ def test_a_head_that_knows_the_outcome_picks_the_right_episode_and_action(taught
             """One answer a prompt."""
             return [write(each) for each in (LOST, LOST, WON)][: len(prompts)]
 
-    chosen = best_of(taught(*BEST), "base", drawn)
-    serve = reranking(taught(*TAKEN, "name=taken"), "base", [Job(Task("a"), 0)])
+    chosen = selection(taught(*BEST)).best(drawn)
+    serve = selection(taught(*TAKEN, "name=taken")).serving([Job(Task("a"), 0)])
     (action,) = serve(Engine()).generate([prompt], Sampling())
 
     assert [(one.task.id, one.sample) for one in chosen] == [("a", 1), ("b", 0)]
@@ -175,17 +179,17 @@ def test_a_score_that_was_stopped_says_what_a_whole_one_says(recipe):
         assert run.manifest["stages"]["evaluate-base"]["counts"] == counts
 
 
-@pytest.mark.parametrize("section", ["best_of", "rerank"])
+@pytest.mark.parametrize("among", ["episodes", "actions"])
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (
             [*UNTAUGHT, "explore=null"],
-            r"by=value learns from explored episodes, and nothing is explored here; add the section explore",
+            r"name=value: it learns from explored episodes, and nothing is explored here; add the section explore",
         ),
         (
             [*UNTAUGHT, "engine={name: api, base_url: 'http://127.0.0.1:9/v1'}"],
-            "by=value reads the hidden states of the policy, which engine 'api' does not have here; take by=",
+            "name=value: it needs the policy in memory, which engine 'api' does not give. Or take",
         ),
         (
             [*UNTAUGHT, "evaluate.tasks={split: train, per_kind: 6}"],
@@ -194,8 +198,8 @@ def test_a_score_that_was_stopped_says_what_a_whole_one_says(recipe):
     ],
     ids=["explores", "engine", "held out"],
 )
-def test_what_teaches_no_head_is_refused_before_work(recipe, section, words, said):
-    chosen = [*SAMPLED, f"evaluate.{section}={{samples: 3, by: value}}", *words]
+def test_what_teaches_no_head_is_refused_before_work(recipe, among, words, said):
+    chosen = [*SAMPLED, f"evaluate.select={{name: value, among: {among}, samples: 3}}", *words]
     if "explore=null" in words:
         chosen = [word for word in chosen if not word.startswith("explore.sampling")]
 
@@ -206,7 +210,9 @@ def test_what_teaches_no_head_is_refused_before_work(recipe, section, words, sai
 def test_the_command_without_a_run_has_nothing_to_learn_from(tiny_folder):
     words = ["evaluate", "--model", str(tiny_folder), "--environment", "own_environment:GuessNumber"]
 
-    said = CliRunner().invoke(app, [*words, "evaluate.sampling.temperature=1.0", "evaluate.best_of.by=value"])
+    said = CliRunner().invoke(
+        app, [*words, "evaluate.sampling.temperature=1.0", "evaluate.select.name=value"]
+    )
 
     assert said.exit_code != 0
     assert "nothing is explored here; add the section explore" in str(said.exception)
@@ -234,7 +240,7 @@ def test_an_action_of_which_no_tokens_are_known_is_the_last(taught, write):
             """One answer a prompt."""
             return [Action(WON), write(LOST), Action(WON)][: len(prompts)]
 
-    serve = reranking(run, "base", [Job(Task("a"), 0)])
+    serve = selection(run).serving([Job(Task("a"), 0)])
     (action,) = serve(Engine()).generate([Prompt((), (), ASKED, 0, "a#0")], Sampling())
 
     assert action.text == LOST

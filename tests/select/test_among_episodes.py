@@ -12,9 +12,9 @@ from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, EngineFailure
 from perturn.report import summarize, write_report
-from perturn.run.best_of import best_of
 from perturn.run.loop import check, open_run, run_stages
 from perturn.run.readings import open_reader, reference_of
+from perturn.run.selection import Selection
 from perturn.settings.recipe import read_recipe
 from perturn.settings.stages import learned_from, policy_of
 from perturn.types import Action, Status, Task, Trajectory, Turn
@@ -25,7 +25,14 @@ SAMPLED = [
     "evaluate.sampling.temperature=1.0",
     "evaluate.sampling.max_new_tokens=4",
 ]
-SCORED = [*SAMPLED, "evaluate.best_of.samples=3", "sft=null", "pair=null", "explore=null", "align=null"]
+SCORED = [
+    *SAMPLED,
+    "evaluate.select={name: outcome, samples: 3}",
+    "sft=null",
+    "pair=null",
+    "explore=null",
+    "align=null",
+]
 
 
 def episode(task, sample, reward, *said, logprobs=(-1.0,), **changes):
@@ -50,8 +57,8 @@ def opened(recipe):
     """Opens a run of the recipe that chooses by something."""
     runs = []
 
-    def make(by, *words):
-        runs.append(Run(read_recipe(recipe, [*SAMPLED, f"evaluate.best_of.by={by}", *words])).__enter__())
+    def make(name, *words):
+        runs.append(Run(read_recipe(recipe, [*SAMPLED, f"evaluate.select.name={name}", *words])).__enter__())
         return runs[-1]
 
     yield make
@@ -59,12 +66,17 @@ def opened(recipe):
         run.__exit__(None, None, None)
 
 
+def best(run, policy, drawn):
+    """What the selector of a run chooses for a policy."""
+    return Selection(run, policy, run.recipe.evaluate.select).best(drawn)
+
+
 def samples(chosen):
     return [(one.task.id, one.sample) for one in chosen]
 
 
 @pytest.mark.parametrize(
-    ("by", "expected"),
+    ("name", "expected"),
     [
         ("outcome", [("a", 1), ("b", 0), ("c", 0)]),
         ("likelihood", [("a", 2), ("b", 0), ("c", 0)]),
@@ -72,19 +84,19 @@ def samples(chosen):
     ],
 )
 def test_the_highest_is_scored_and_of_equal_ones_the_first(
-    opened, own_environment, monkeypatch, by, expected
+    opened, own_environment, monkeypatch, name, expected
 ):
     """A FAILED one only where there is no other; a mean over tokens, so that long episodes are as likely."""
     monkeypatch.setattr(
         own_environment, "shortest", lambda all_: [-len(one.turns) for one in all_], raising=False
     )
 
-    assert samples(best_of(opened(by), "base", DRAWN)) == expected
+    assert samples(best(opened(name), "base", DRAWN)) == expected
 
 
 def test_the_implicit_reward_is_that_of_the_policy_over_its_start(opened, tiny_folder, tokenizer, caplog):
     """Sums over the tokens that the policy wrote; the base has none, which is said."""
-    run = opened("implicit")
+    run = opened("implicit-reward")
     folder = run.paths.checkpoint("sft")
     make_tiny_model(3).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -96,17 +108,17 @@ def test_the_implicit_reward_is_that_of_the_policy_over_its_start(opened, tiny_f
         sum(float((o - t).sum()) for o, t in zip(*both, strict=True)) for both in zip(*found, strict=True)
     ]
 
-    chosen = best_of(run, "sft", drawn)
+    chosen = best(run, "sft", drawn)
 
     assert samples(chosen) == [("a", gains.index(max(gains)))]
     assert gains.index(max(gains)) != 0
-    assert samples(best_of(run, "base", drawn)) == [("a", 0)]
+    assert samples(best(run, "base", drawn)) == [("a", 0)]
     assert "policy base was trained from no other; the first sample of each task is scored" in caplog.text
 
 
 def test_all_episodes_stay_and_one_of_each_task_is_scored(recipe):
     """The score and the stamp are of the choice; what it cost is counted."""
-    with open_run(recipe, [*SCORED, "evaluate.best_of.by=likelihood"], "evaluate") as run:
+    with open_run(recipe, [*SCORED, "evaluate.select.name=likelihood"], "evaluate") as run:
         run_stages(run, "evaluate")
         paths, counts = run.paths, run.manifest["stages"]["evaluate-base"]["counts"]
         drawn, chosen = (
@@ -120,7 +132,11 @@ def test_all_episodes_stay_and_one_of_each_task_is_scored(recipe):
     for one in chosen:
         assert one == max((each for each in drawn if each.task.id == one.task.id), key=likelihood)
     assert {one.sample for one in chosen} != {0}
-    assert json.loads(paths.stamp.read_text())["best_of"] == {"samples": 3, "by": "likelihood"}
+    assert json.loads(paths.stamp.read_text())["select"] == {
+        "name": "likelihood",
+        "samples": 3,
+        "among": "episodes",
+    }
     assert (counts["episodes"], counts["drawn_episodes"]) == (4, 12)
     assert counts["drawn_turns"] == sum(len(one.turns) for one in drawn) > counts["turns"]
 
@@ -150,7 +166,7 @@ def test_what_was_lost_of_it_is_played_again_to_the_same(recipe):
 def test_the_command_says_what_the_score_is_of(recipe):
     """And what it cost; a plain score says nothing of it."""
     shown = CliRunner().invoke(app, ["evaluate", str(recipe), *SCORED])
-    plain = CliRunner().invoke(app, ["evaluate", str(recipe), *SCORED, "evaluate.best_of=null", "name=plain"])
+    plain = CliRunner().invoke(app, ["evaluate", str(recipe), *SCORED, "evaluate.select=null", "name=plain"])
 
     assert shown.exit_code == plain.exit_code == 0, shown.output + plain.output
     assert "the best of 3 episodes of each task by outcome, which looks at the result" in shown.output
@@ -172,19 +188,28 @@ def test_the_command_says_what_the_score_is_of(recipe):
             "which are all alike at temperature 0; set evaluate.sampling.temp",
         ),
         (
-            ["evaluate.best_of.by=outcom"],
-            r"unknown evaluate\.best_of\.by 'outcom'\. Did you mean 'outcome'\?",
+            ["evaluate.select.name=outcom"],
+            r"unknown evaluate\.select\.name 'outcom'\. Did you mean 'outcome'\?",
         ),
-        (["evaluate.best_of.by=own_environment:nobody"], "cannot be loaded: AttributeError"),
-        (["evaluate.best_of.by=own_environment:__doc__"], "is no function that gives a number each"),
-        (["evaluate.best_of.samples=1"], r"evaluate\.best_of\.samples must be >= 2, got 1"),
+        (["evaluate.select.name=own_environment:nobody"], "cannot be loaded: AttributeError"),
+        (["evaluate.select.name=own_environment:__doc__"], "is neither a function that gives scores nor a"),
         (
-            ["evaluate.best_of.by=implicit"],
-            "no policy here is trained; score .*, or take by=outcome, likelihood or a",
+            ["evaluate.select.name=own_environment:GuessNumber"],
+            r"GuessNumber' is neither a function that .* class with `traits = SelectorTraits",
+        ),
+        (["evaluate.select.samples=1"], r"evaluate\.select\.samples must be >= 2, got 1"),
+        (["evaluate.select.sample=3"], r"unknown key 'evaluate\.select\.sample'\. Did you mean .*samples'\?"),
+        (
+            ["evaluate.select.name=frequency"],
+            r"select\.name=frequency: it chooses among actions alone, .* Or take .*name=outcome, likelihood or a",
         ),
         (
-            ["evaluate.best_of.by=likelihood", "engine={name: api, base_url: 'http://127.0.0.1:9/v1'}"],
-            "which engine 'api' does not give; take by=outcome",
+            ["evaluate.select.name=implicit-reward"],
+            "no policy here is trained; score .* Or take evaluate.select.name=outcome, likelihood or a",
+        ),
+        (
+            ["evaluate.select.name=likelihood", "engine={name: api, base_url: 'http://127.0.0.1:9/v1'}"],
+            "which engine 'api' does not give. Or take evaluate.select.name=outcome or a",
         ),
     ],
 )
@@ -196,8 +221,14 @@ def test_a_choice_that_cannot_be_is_refused_before_work(recipe, words, said):
 @pytest.mark.parametrize(
     ("scores", "said"),
     [
-        (lambda all_: [1.0], r"must give one finite number for each of the 4 episodes, got 1"),
-        (lambda all_: [float("nan")] * len(all_), "must give one finite number for each"),
+        (
+            lambda all_: [1.0],
+            r"failed: ValueError: it must give one finite number for each of the 4 episodes, got 1",
+        ),
+        (
+            lambda all_: [float("nan")] * len(all_),
+            "failed: ValueError: it must give one finite number for each",
+        ),
         (lambda all_: 1 / 0, "failed: ZeroDivisionError"),
     ],
 )
@@ -205,14 +236,16 @@ def test_a_function_that_gives_no_numbers_is_named(opened, own_environment, monk
     monkeypatch.setattr(own_environment, "scores", scores, raising=False)
 
     with pytest.raises(ConfigError, match=f"own_environment:scores' {said}"):
-        best_of(opened("own_environment:scores"), "base", DRAWN)
+        best(opened("own_environment:scores"), "base", DRAWN)
 
 
 def test_an_engine_without_log_probabilities_cannot_say_what_is_likely(opened):
     silent = [episode("a", 0, 0.0, "x", logprobs=None)]
 
-    with pytest.raises(EngineFailure, match="the engine gives none; take by=outcome"):
-        best_of(opened("likelihood"), "base", silent)
+    with pytest.raises(
+        EngineFailure, match="the engine gives none; take another of `perturn list selectors`"
+    ):
+        best(opened("likelihood"), "base", silent)
 
 
 def test_of_what_the_engine_said_nothing_the_likelihood_is_lowest(opened):
@@ -220,7 +253,7 @@ def test_of_what_the_engine_said_nothing_the_likelihood_is_lowest(opened):
     lost = episode("a", 0, 0.0, "x", status=Status.FAILED, error="lost")
     drawn = [lost, episode("a", 1, 0.0, "x", logprobs=None), episode("b", 0, 0.0, "x")]
 
-    assert samples(best_of(opened("likelihood"), "base", drawn)) == [("a", 1), ("b", 0)]
+    assert samples(best(opened("likelihood"), "base", drawn)) == [("a", 1), ("b", 0)]
 
 
 def test_where_all_failed_nobody_is_asked(opened, own_environment, monkeypatch):
@@ -229,7 +262,7 @@ def test_where_all_failed_nobody_is_asked(opened, own_environment, monkeypatch):
     )
     lost = [episode("a", sample, 0.0, "x", status=Status.FAILED, error="lost") for sample in (0, 1)]
 
-    assert samples(best_of(opened("own_environment:best"), "base", lost)) == [("a", 0)]
+    assert samples(best(opened("own_environment:best"), "base", lost)) == [("a", 0)]
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from perturn.cli import app
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.engines.local.engine import LocalEngine
-from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job
 from perturn.errors import ConfigError, EngineFailure
 from perturn.policy.implicit import ImplicitReward
 from perturn.report import summarize, write_report
 from perturn.report.text import protocol_line
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.rerank import Choice, reranking
+from perturn.run.readings import open_reader
+from perturn.run.selection import Selection
 from perturn.settings.recipe import read_recipe
 from perturn.types import Action, Prompt, Sampling, Task
 
@@ -28,7 +28,7 @@ SAMPLED = [
     "evaluate.sampling.max_new_tokens=4",
     *("sft=null", "pair=null", "explore=null", "align=null"),
 ]
-RERANKED = [*SAMPLED, "evaluate.rerank.samples=3"]
+RERANKED = [*SAMPLED, "evaluate.select={name: likelihood, among: actions, samples: 3}"]
 PROMPT = Prompt((), (), ({"role": "user", "content": "?"},), 0, "a#0")
 TASK = Task("a")
 
@@ -38,8 +38,17 @@ def said(text, *logprobs):
     return Action(text, tuple(range(len(logprobs))) or None, logprobs or None)
 
 
-def chosen(by, *candidates, form="action", reward=None):
-    return Choice(by, FORMATS[form], {"a#0": TASK}, reward)(PROMPT, candidates)
+@pytest.fixture
+def chosen(recipe):
+    """Gives the index of the action that a selector takes."""
+
+    def index(name, *candidates, form="action"):
+        words = [*RERANKED, f"evaluate.select.name={name}", f"protocol.format={form}", f"name={form}"]
+        read = read_recipe(recipe, words)
+        with Run(read) as run:
+            return Selection(run, "base", read.evaluate.select).index(TASK, PROMPT, candidates)
+
+    return index
 
 
 @pytest.mark.parametrize(
@@ -50,7 +59,7 @@ def chosen(by, *candidates, form="action", reward=None):
         ([(), (-9.0,)], 1),
     ],
 )
-def test_the_likeliest_has_the_highest_mean(logprobs, index):
+def test_the_likeliest_has_the_highest_mean(chosen, logprobs, index):
     """-2, -1.25 and -2.25; of equal ones the first; one of which nothing is known comes last."""
     assert chosen("likelihood", *(said("x", *each) for each in logprobs)) == index
 
@@ -66,12 +75,12 @@ def test_the_likeliest_has_the_highest_mean(logprobs, index):
     ],
     ids=["votes", "likelihood", "first", "understood", "none understood"],
 )
-def test_most_agree_on_the_most_frequent(candidates, index):
+def test_most_agree_on_the_most_frequent(chosen, candidates, index):
     """It is what the world is sent that counts; then likelihood, then order. A broken format never outvotes."""
     assert chosen("frequency", *candidates) == index
 
 
-def test_thoughts_may_differ_where_actions_agree():
+def test_thoughts_may_differ_where_actions_agree(chosen):
     """Of those that agree the likeliest is taken, with its own thought."""
     candidates = [
         said("Thought: one\nAction: go", -3.0),
@@ -82,7 +91,7 @@ def test_thoughts_may_differ_where_actions_agree():
     assert chosen("frequency", *candidates, form="react") == 2
 
 
-def test_a_function_is_asked_about_different_actions_once(own_environment, monkeypatch):
+def test_a_function_is_asked_about_different_actions_once(chosen, own_environment, monkeypatch):
     """With the task and the prompt; its numbers go back to all."""
     asked = []
 
@@ -101,26 +110,23 @@ def test_a_function_is_asked_about_different_actions_once(own_environment, monke
 @pytest.mark.parametrize(
     ("scores", "told"),
     [
-        (lambda task, prompt, all_: [1.0], "must give one finite number for each of the 2 actions, got 1"),
-        (lambda task, prompt, all_: [nan] * len(all_), "must give one finite number for each"),
+        (
+            lambda task, prompt, all_: [1.0],
+            "failed: ValueError: it must give one finite number for each of the 2 actions, got 1",
+        ),
+        (
+            lambda task, prompt, all_: [nan] * len(all_),
+            "failed: ValueError: it must give one finite number for each",
+        ),
         (lambda task, prompt, all_: 1 / 0, "failed: ZeroDivisionError"),
         (lambda task, prompt, all_: ["a", "b"], "failed: ValueError"),
     ],
 )
-def test_a_function_that_gives_no_numbers_is_named(own_environment, monkeypatch, scores, told):
+def test_a_function_that_gives_no_numbers_is_named(chosen, own_environment, monkeypatch, scores, told):
     monkeypatch.setattr(own_environment, "scores", scores, raising=False)
 
     with pytest.raises(ConfigError, match=f"own_environment:scores' {told}"):
         chosen("own_environment:scores", said("x"), said("y"))
-
-
-def test_the_highest_implicit_reward_is_taken():
-    """Of equal ones the first, as where there is none."""
-    candidates = [said("x", -1.0), said("y", -1.0), said("z", -1.0)]
-
-    for rewards, index in (([0.5, 2.0, -1.0], 1), ([1.0, 3.0, 3.0], 1)):
-        assert chosen("implicit", *candidates, reward=lambda prompt, all_, given=rewards: given) == index
-    assert chosen("implicit", *candidates) == 0
 
 
 class Answers:
@@ -139,29 +145,32 @@ class Answers:
 def test_the_implicit_reward_is_over_the_policy_that_another_was_trained_from(recipe, tiny_folder, caplog):
     """SFT's over the base; the base has none, which is said, and its first action is taken."""
     actions = [Action("x", (500 + 7 * each, 2), (-1.0, -1.0)) for each in range(3)]
-    rewards = ImplicitReward(str(tiny_folder))(PROMPT, actions)
+    start = open_reader(str(tiny_folder))
+    rewards = ImplicitReward(start.model, start.renderer)(PROMPT, actions)
     best = rewards.index(max(rewards))
     actions.append(actions.pop(best))  # so that the first is not the best
-    with Run(read_recipe(recipe, [*SAMPLED[:3], "evaluate.rerank={samples: 3, by: implicit}"])) as run:
-        answers = [
-            reranking(run, policy, [Job(TASK, 0)])(Answers(*actions)).generate([PROMPT], Sampling())[0]
+    select = "evaluate.select={name: implicit-reward, among: actions, samples: 3}"
+    with Run(read_recipe(recipe, [*SAMPLED[:3], select])) as run:
+        serving = [
+            Selection(run, policy, run.recipe.evaluate.select).serving([Job(TASK, 0)])
             for policy in ("sft", "base")
         ]
+        answers = [serve(Answers(*actions)).generate([PROMPT], Sampling())[0] for serve in serving]
 
     assert [one.token_ids for one in answers] == [actions[2].token_ids, actions[0].token_ids]
     assert "policy base was trained from no other; the first action of each turn is taken" in caplog.text
 
 
-@pytest.mark.parametrize("by", ["likelihood", "implicit"])
-def test_an_engine_without_log_probabilities_cannot_say_what_is_likely(by):
-    with pytest.raises(EngineFailure, match=f"by={by} reads .* the engine gives none; take by=frequency"):
-        chosen(by, said("x"), said("y"), reward=lambda prompt, all_: [0.0, 0.0])
+@pytest.mark.parametrize("name", ["likelihood", "implicit-reward"])
+def test_an_engine_without_log_probabilities_cannot_say_what_is_likely(chosen, name):
+    with pytest.raises(EngineFailure, match=f"name={name} reads .* the engine gives none; take another of"):
+        chosen(name, said("x"), said("y"))
 
 
-@pytest.mark.parametrize("by", ["likelihood", "frequency", "implicit"])
-def test_what_broken_weights_wrote_goes_to_the_episode(by):
+@pytest.mark.parametrize("name", ["likelihood", "frequency", "implicit-reward"])
+def test_what_broken_weights_wrote_goes_to_the_episode(chosen, name):
     """Which refuses it and fails; else the others would hide it."""
-    assert chosen(by, said("Action: a", -0.1), said("Action: b", nan)) == 1
+    assert chosen(name, said("Action: a", -0.1), said("Action: b", nan)) == 1
 
 
 @pytest.fixture
@@ -188,10 +197,10 @@ def turns_of(run):
 
 def test_each_turn_has_the_likeliest_of_its_actions(recipe, sampled):
     """The world is stepped with it alone; what was sampled for all is counted."""
-    with open_run(recipe, [*RERANKED, "evaluate.rerank.by=likelihood"], "evaluate") as run:
+    with open_run(recipe, RERANKED, "evaluate") as run:
         run_stages(run, "evaluate")
         turns, counts = turns_of(run), run.manifest["stages"]["evaluate-base"]["counts"]
-        stamped = json.loads(run.paths.stamp.read_text())["rerank"]
+        stamped = json.loads(run.paths.stamp.read_text())["select"]
 
     seen = {}
     for conversation, turn in turns:
@@ -204,7 +213,7 @@ def test_each_turn_has_the_likeliest_of_its_actions(recipe, sampled):
         assert turn.action.token_ids == asked[means.index(max(means))].token_ids
         assert turn.action.logprobs == asked[means.index(max(means))].logprobs
         assert turn.action.candidates == tuple(len(each.token_ids) for each in asked)
-    assert stamped == {"samples": 3, "by": "likelihood"}
+    assert stamped == {"name": "likelihood", "among": "actions", "samples": 3}
     assert counts["candidates"] == 3 * counts["turns"] == len(sampled) == 60
     assert counts["candidate_tokens"] == sum(len(answer.token_ids) for _, _, answer in sampled)
     assert len({seed for _, seed, _ in sampled}) == 60
@@ -214,7 +223,7 @@ def test_the_first_candidates_are_those_of_plain_sampling(recipe, sampled, own_e
     """A function that likes all alike leaves the episodes of an evaluation without."""
     monkeypatch.setattr(own_environment, "alike", lambda task, prompt, all_: [0.0] * len(all_), raising=False)
     found = []
-    for words in (["name=plain"], ["evaluate.rerank={by: own_environment:alike}"]):
+    for words in (["name=plain"], ["evaluate.select={name: own_environment:alike, among: actions}"]):
         with open_run(recipe, [*SAMPLED, *words], "evaluate") as run:
             run_stages(run, "evaluate")
             found.append(sorted((name, turn.action.token_ids) for name, turn in turns_of(run)))
@@ -222,10 +231,10 @@ def test_the_first_candidates_are_those_of_plain_sampling(recipe, sampled, own_e
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("by", ["likelihood", "frequency"])
-def test_what_was_lost_of_it_is_played_again_to_the_same(recipe, by):
+@pytest.mark.parametrize("name", ["likelihood", "frequency"])
+def test_what_was_lost_of_it_is_played_again_to_the_same(recipe, name):
     """A kill between two episodes leaves the first ones; the others have the same candidates."""
-    words = [*RERANKED, "deterministic=true", f"evaluate.rerank.by={by}", "evaluate.concurrency=2"]
+    words = [*RERANKED, "deterministic=true", f"evaluate.select.name={name}", "evaluate.concurrency=2"]
     with open_run(recipe, words, "evaluate") as run:
         run_stages(run, "evaluate")
         paths = run.paths
@@ -249,7 +258,7 @@ def test_what_was_lost_of_it_is_played_again_to_the_same(recipe, by):
 
 def test_the_command_says_what_the_score_is_of(recipe):
     """And what it cost; a plain score says nothing of it."""
-    shown = CliRunner().invoke(app, ["evaluate", str(recipe), *RERANKED, "evaluate.rerank.by=frequency"])
+    shown = CliRunner().invoke(app, ["evaluate", str(recipe), *RERANKED, "evaluate.select.name=frequency"])
     plain = CliRunner().invoke(app, ["evaluate", str(recipe), *SAMPLED, "name=plain"])
 
     assert shown.exit_code == plain.exit_code == 0, shown.output + plain.output
@@ -269,7 +278,7 @@ def test_the_command_says_what_the_score_is_of(recipe):
 
 
 def test_a_stamp_reads_as_one_line():
-    stamp = {"name": "p", "rerank": {"samples": 4, "by": "likelihood"}, "seed": 1}
+    stamp = {"name": "p", "select": {"name": "likelihood", "among": "actions", "samples": 4}, "seed": 1}
 
     assert protocol_line(stamp) == "p; the best of 4 actions at each turn by likelihood; seed 1"
 
@@ -282,20 +291,23 @@ def test_a_stamp_reads_as_one_line():
             "which are all alike at temperature 0; set evaluate.sampling.temp",
         ),
         (
-            ["evaluate.rerank.by=likelyhood"],
-            r"unknown evaluate\.rerank\.by 'likelyhood'\. Did you mean 'likelihood'\?",
+            ["evaluate.select.name=likelyhood"],
+            r"unknown evaluate\.select\.name 'likelyhood'\. Did you mean 'likelihood'\?",
         ),
-        (["evaluate.rerank.by=own_environment:nobody"], "cannot be loaded: AttributeError"),
-        (["evaluate.rerank.by=own_environment:__doc__"], "is no function that gives a number each"),
+        (["evaluate.select.name=own_environment:nobody"], "cannot be loaded: AttributeError"),
+        (["evaluate.select.name=own_environment:__doc__"], "is neither a function that gives scores nor a"),
         (
-            ["evaluate.rerank.by=implicit"],
-            "no policy here is trained; score .*, or take by=likelihood, frequency or a",
+            ["evaluate.select.name=implicit-reward"],
+            "no policy here is trained; score .* Or take .*name=likelihood, frequency or a",
         ),
-        (["evaluate.rerank.samples=1"], r"evaluate\.rerank\.samples must be >= 2, got 1"),
-        (["evaluate.best_of={}"], r"evaluate\.best_of and rerank are both set; leave one of them out"),
+        (["evaluate.select.samples=1"], r"evaluate\.select\.samples must be >= 2, got 1"),
         (
-            ["evaluate.rerank.by=likelihood", "engine={name: api, base_url: 'http://127.0.0.1:9/v1'}"],
-            "which engine 'api' does not give; take by=frequency",
+            ["evaluate.select.name=outcome"],
+            r"name=outcome: it chooses among episodes alone, got .*among=actions",
+        ),
+        (
+            ["evaluate.select.name=likelihood", "engine={name: api, base_url: 'http://127.0.0.1:9/v1'}"],
+            "which engine 'api' does not give. Or take evaluate.select.name=frequency or a",
         ),
     ],
 )
