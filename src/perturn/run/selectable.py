@@ -73,7 +73,7 @@ def _problem(recipe: Recipe, traits: SelectorTraits, among: Among, planned: Make
         only = traits.among[0]
         return f"it chooses among {only} alone, got {SELECT}.among={among}; set {SELECT}.among={only}."
     missing = [each for each in _OF_ENGINE if each in traits.needs]
-    if missing and not engine_settings(recipe).serves_checkpoints:
+    if missing and not engine_settings(recipe).traits.serves_checkpoints:
         return f"it needs {_OF_ENGINE[missing[0]]}, which engine {recipe.engine['name']!r} does not give."
     needs = [each for each in _OF_RUN if each in traits.needs]
     if not needs:

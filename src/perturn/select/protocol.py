@@ -13,8 +13,8 @@ from perturn.types import Action, Prompt, Task, Trajectory
 Among = Literal["episodes", "actions"]
 """The candidates: several episodes of each task, or several actions at each turn."""
 Need = Literal["logprobs", "policy", "start", "explored"]
-"""A thing that a selector reads: log-probabilities of the sampled actions, which the engine gives; the policy in memory;
-the policy from which it was trained; the episodes explored last before the evaluation."""
+"""A thing that a selector reads: log-probabilities of sampled actions from the engine; the policy in memory; the policy
+from which it was trained; the episodes explored last before the evaluation."""
 Score = float | tuple[float, ...]
 EpisodeScorer = Callable[[Sequence[Trajectory]], Sequence[Score]]
 """The episodes of all tasks, without FAILED ones -> a score of each."""
