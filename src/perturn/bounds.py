@@ -67,6 +67,9 @@ class EntryOf:
     """Kind of the table, as `perturn.tables` names it."""
     shared: type | None = None
     """Dataclass of settings that the section has beside `name`, whatever entry it picks; None: none."""
+    default: str | None = None
+    """The entry that a section without `name` picks. A section with a default is parsed into the entry; without one it
+    stays a mapping."""
 
 
 SEED = Bound(least=0, below=2**32)

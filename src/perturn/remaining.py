@@ -41,6 +41,6 @@ def wrong_turns(trajectory: Trajectory) -> list[bool]:
     if None in found:
         raise DataError(
             f"task {trajectory.task.id!r:.80}, sample {trajectory.sample}: turns[{found.index(None)}].remaining was "
-            "not measured; set pair.remaining, or groups.remaining, to shortest or searching."
+            "not measured; a run measures it for whatever needs distance."
         )
     return [each is not None and each.is_wrong for each in found]

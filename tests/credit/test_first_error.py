@@ -173,7 +173,7 @@ def test_settings_outside_their_range_are_refused(choice, message):
 
 
 def test_what_was_not_measured_is_refused_before_work():
-    """By the recipe, which must set pair.remaining; and by the turns themselves."""
+    """By the recipe, which must set rows.distance; and by the turns themselves."""
     recipe = {
         "name": "x",
         "model": {"name": "smollm2-135m"},
@@ -188,6 +188,8 @@ def test_what_was_not_measured_is_refused_before_work():
         ConfigError, match=r"FirstError reads the remaining path .* set pair\.remaining to shortest"
     ):
         check_measured(parse(Recipe, recipe), credit)
-    check_measured(parse(Recipe, recipe | {"pair": {"remaining": "shortest"}}), credit)
+    check_measured(
+        parse(Recipe, recipe | {"rows": {"name": "expert-pairs", "remaining": "shortest"}}), credit
+    )
     with pytest.raises(DataError, match=r"turns\[0\]\.remaining was not measured"):
         credit([Trajectory(Task("t"), (Turn((), Action("go")),))])

@@ -20,7 +20,7 @@ RECIPE = {
     "environment": {"name": "alfworld-like"},
     "protocol": {"name": "alfworld-lab"},
     "align": {"loss": {"name": "w-dpo"}},
-    "pair": {},
+    "rows": {"name": "expert-pairs"},
 }
 
 
@@ -67,7 +67,9 @@ def test_the_remaining_path_must_be_measured_where_it_is_read():
 
     with pytest.raises(ConfigError, match=r"ProcessScore reads the remaining path .* set pair\.remaining to"):
         check_measured(parse(Recipe, RECIPE), credit())
-    check_measured(parse(Recipe, RECIPE | {"pair": {"remaining": "shortest"}}), credit())
+    check_measured(
+        parse(Recipe, RECIPE | {"rows": {"name": "expert-pairs", "remaining": "shortest"}}), credit()
+    )
     check_measured(parse(Recipe, RECIPE), credit(by="valid"))
     with pytest.raises(DataError, match=r"turns\[0\]\.remaining was not measured"):
         credit()([bare])

@@ -35,7 +35,7 @@ explore:
   tasks: {{split: train, n: 2}}
   samples: 3
   sampling: {{temperature: 1.0, max_new_tokens: 4}}
-groups: {{}}
+rows: {{name: groups}}
 credit: {{name: igpo}}
 align: {{loss: {{name: ppo-clip}}, batch_size: 2}}
 worlds: {{processes: 0}}

@@ -129,7 +129,7 @@ def test_a_recipe_that_cannot_know_the_first_wrong_turn_is_refused():
     with pytest.raises(
         ConfigError, match=r"pair\.remaining must be shortest or searching with pair\.within=cor"
     ):
-        make_recipe(pair={"within": "correction"})
+        make_recipe(rows={"name": "corrections"})
 
 
 def test_a_world_whose_expert_cannot_take_over_is_refused(own_environment):
@@ -140,9 +140,9 @@ def test_a_world_whose_expert_cannot_take_over_is_refused(own_environment):
         match=r"pair\.within needs an expert who takes over from another: environment \S+ has no method correct\(\)",
     ):
         check_corrector(recipe, own_environment.GuessNumber())
-    check_corrector(make_recipe(pair={"within": "expert"}), own_environment.GuessNumber())
+    check_corrector(make_recipe(rows={"name": "expert-pairs"}), own_environment.GuessNumber())
     for way, refused in (("oec", True), ("rft", False)):
-        recipe = make_recipe(pair=None, outcomes={"name": way}, align={"loss": {"name": "sft"}})
+        recipe = make_recipe(rows={"name": way}, align={"loss": {"name": "sft"}})
         with (
             pytest.raises(ConfigError, match=r"outcomes\.name needs .* take another way")
             if refused
@@ -217,8 +217,7 @@ def learning(folder, **sections):
         model={"name": "smollm2-135m"},
         explore={"tasks": {"n": 4}},
         evaluate=None,
-        pair=None,
-        outcomes={"name": "oec"},
+        rows={"name": "oec"},
         align={"loss": {"name": "sft"}},
         **sections,
     )

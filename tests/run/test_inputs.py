@@ -71,7 +71,7 @@ def recipe_of(**changes):
     data = {
         "name": "aligned",
         "model": {"name": "base"},
-        "pair": {"file": "pairs.jsonl"},
+        "rows": {"name": "file", "path": "pairs.jsonl"},
         "align": {"loss": {"name": "dpo"}},
     }
     return parse(Recipe, data | changes)
@@ -80,7 +80,7 @@ def recipe_of(**changes):
 def played(**settings):
     """A score in the world of the user's."""
     return recipe_of(
-        pair=None,
+        rows=None,
         align=None,
         environment={"name": "world.py:World", **settings},
         protocol={"name": "tiny", "format": "action", "system": "Go.", "max_turns": 2},
@@ -371,7 +371,7 @@ def test_inputs_of_our_own_environments(beside, monkeypatch):
 
     made_of = {
         name: noted(
-            made(recipe_of(name=name, pair=None, align=None, environment=environment, protocol=rules))
+            made(recipe_of(name=name, rows=None, align=None, environment=environment, protocol=rules))
         )
         for name, environment in (("one", hotpotqa), ("two", {"name": "alfworld"}))
     }

@@ -28,7 +28,7 @@ from support.models import make_tiny_model
 
 OWN = "own_environment:GuessNumber"
 ASKED = ({"role": "user", "content": "?"},)
-TAUGHT = ["name=made", "align=null", "pair=null", "evaluate=null"]
+TAUGHT = ["name=made", "align=null", "rows=null", "evaluate=null"]
 DECODED = ["evaluate.sampling.temperature=1.0", "evaluate.sampling.max_new_tokens=4", "protocol.max_turns=3"]
 BEST = [*DECODED, "evaluate.select={name: value, samples: 3}"]
 TAKEN = [*DECODED, "evaluate.select={name: value, among: actions, samples: 3}"]

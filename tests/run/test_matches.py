@@ -184,7 +184,7 @@ model: {{name: "{model}", dtype: float32, chat_template: tools}}
 environment: {{name: bfcl}}
 protocol: {{name: bfcl-multi-turn}}
 explore: {{tasks: {{split: train, n: 2}}, samples: 5}}
-groups: {{}}
+rows: {{name: groups}}
 credit: {{name: matchtir}}
 align: {{loss: {{name: ppo-clip}}}}
 worlds: {{processes: 0}}

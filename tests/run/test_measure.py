@@ -24,7 +24,7 @@ RECIPE = {
     "model": {"name": "smollm2-135m"},
     "environment": {"name": "alfworld-like"},
     "protocol": {"name": "alfworld-lab"},
-    "pair": {"remaining": "searching"},
+    "rows": {"name": "expert-pairs", "remaining": "searching"},
 }
 
 
@@ -65,7 +65,7 @@ def test_each_turn_has_the_way_before_and_after_it(expert):
 
 
 def test_without_the_setting_nothing_is_measured(expert):
-    found = measured(make_recipe(pair={}), [expert])
+    found = measured(make_recipe(rows={"name": "expert-pairs"}), [expert])
 
     assert found == [expert]
     with pytest.raises(DataError, match=r"turns\[0\]\.remaining was not measured; set pair\.remaining"):
@@ -78,8 +78,7 @@ def test_pairs_and_groups_have_it_and_keep_it_on_disk(expert, tmp_path):
     found = measured_pairs(make_recipe(), pairs)
     write_pairs(tmp_path / "pairs.jsonl", found)
     groups = make_recipe(
-        pair=None,
-        groups={"remaining": "shortest"},
+        rows={"name": "groups", "remaining": "shortest"},
         explore={"samples": 2},
         align={"loss": {"name": "ppo-clip"}},
     )
@@ -108,7 +107,11 @@ def test_a_world_that_cannot_say_it_is_refused_before_work(own_environment):
     ):
         check_pathfinder(recipe, own_environment.GuessNumber())
     with pytest.raises(ConfigError, match=r"environment is missing, which pair\.remaining plays in"):
-        make_recipe(environment=None, protocol=None, pair={"file": "pairs.jsonl", "remaining": "shortest"})
+        make_recipe(
+            environment=None,
+            protocol=None,
+            rows={"name": "file", "path": "pairs.jsonl", "remaining": "shortest"},
+        )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +140,7 @@ def test_a_run_measures_its_pairs_and_the_oracle_weighs_them(expert, tmp_path, t
     write_pairs(file, [PreferencePair(expert, rejected)])
     recipe = RECIPE | {
         "model": {"name": str(tiny_folder), "dtype": "float32"},
-        "pair": {"file": str(file), "remaining": "searching"},
+        "rows": {"name": "file", "path": str(file), "remaining": "searching"},
         "align": {"loss": {"name": "tlm-dre"}},
         "credit": {"name": "first-error"},
         "evaluate": None,
@@ -153,4 +156,4 @@ def test_a_run_measures_its_pairs_and_the_oracle_weighs_them(expert, tmp_path, t
     assert noted["rejected"]["weight"] == [0.2, 1.0]
     assert noted["chosen"]["weight"] == [1.0] * len(expert.turns)
     with pytest.raises(ConfigError, match=r"set pair\.remaining to shortest or searching"):
-        open_run(parse(Recipe, recipe | {"name": "y", "pair": {"file": str(file)}}))
+        open_run(parse(Recipe, recipe | {"name": "y", "rows": {"name": "file", "path": str(file)}}))

@@ -26,7 +26,7 @@ from perturn.run.credit import credit_groups
 from perturn.run.export import export_policy
 from perturn.run.groups import alike_within_limit, read_groups, too_long
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.pair import _that_part
+from perturn.run.row_stage import _that_part
 from perturn.run.verify import verify
 from perturn.settings.stages import stages
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
@@ -180,7 +180,7 @@ def test_the_moving_average_is_one(place, run_once):
 
 def test_an_iteration_without_anything_to_learn_leaves_the_policy_as_it_is(place, run_once):
     """No gap is larger than 2; the loop goes on."""
-    run_once("idle", "pair.threshold=2", "iterations=2")
+    run_once("idle", "rows.threshold=2", "iterations=2")
     policies = place / "runs/idle/checkpoints"
 
     assert_close(
@@ -218,7 +218,14 @@ def test_what_has_no_spread_and_does_not_fit_takes_no_part_in_kl(place, monkeypa
         Trajectory(Task("t"), (long,), sample=1),
         Trajectory(Task("t"), (short, long), sample=2, origin=0, taken_over=1),
     ]
-    words = [*GROUPS, "credit.name=portool", "branch={every: 1, samples: 1}", "model.max_length=100"]
+    words = [
+        *GROUPS,
+        "credit.name=portool",
+        "explore.name=branches",
+        "explore.every=1",
+        "explore.branches=1",
+        "model.max_length=100",
+    ]
     recipe = recipe_of(place, *words, "name=unfitting")
     with Run(recipe) as run:
         for name, found in (("explore-001", episodes[:2]), ("branch-001", episodes[2:])):
@@ -240,7 +247,7 @@ def test_what_has_no_spread_and_does_not_fit_takes_no_part_in_kl(place, monkeypa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["pair=null", "groups={}"], "align.loss.name must be a loss on groups .*ppo-clip.*, got 'dpo'"),
+        (["rows={name: groups}"], "align.loss.name must be a loss on groups .*ppo-clip.*, got 'dpo'"),
         (["align.loss={name: ppo-clip}"], "align.loss.name must be a loss on pairs .*, got 'ppo-clip'"),
         (["explore.per_iteration=17"], "explore.per_iteration must be at most the 16 tasks"),
         (["align.lora={}"], "align.lora: adapters are merged"),

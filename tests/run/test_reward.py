@@ -182,7 +182,11 @@ def test_pairs_of_a_reward_model_are_measured(forks):
     """Where `groups.remaining` says so, so that the loss w-dpo finds the way that is left of its turns."""
     (forks.place / "perturn_measured.py").write_text(MEASURED)
     words = [*WORDS, "environment.name=perturn_measured:Measured", "iterations=1", "evaluate=null"]
-    words += ["reward={loss: {name: w-dpo}}", "groups={remaining: shortest}", "worlds.processes=0"]
+    words += [
+        "reward={loss: {name: w-dpo}}",
+        "rows={name: groups, remaining: shortest}",
+        "worlds.processes=0",
+    ]
 
     forks.run("measured", "online.yaml", *words)
 

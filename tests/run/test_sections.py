@@ -39,7 +39,7 @@ def test_pairs_of_a_file_are_aligned_without_an_environment(start, tmp_path):
     """TRL's rows; the model is the policy already and its own reference."""
     pairs = [{"prompt": SAY, "chosen": answer(f"go {n}"), "rejected": answer(f"wait {n}")} for n in range(3)]
     align = {"loss": {"name": "tlm-dre"}, "batch_size": 2}
-    run = start({"align": align, "pair": {"file": lines(tmp_path / "rows.jsonl", *pairs)}})
+    run = start({"align": align, "rows": {"name": "file", "path": lines(tmp_path / "rows.jsonl", *pairs)}})
 
     run_stages(run)
 
@@ -60,7 +60,10 @@ def test_pairs_of_a_file_are_aligned_without_an_environment(start, tmp_path):
 def test_a_run_without_an_environment_is_opened_again(start, tmp_path):
     """By its recipe and by its folder; what of an environment may differ is nothing where there is none."""
     pairs = [{"prompt": SAY, "chosen": answer("go"), "rejected": answer("wait")}]
-    sections = {"align": {"loss": {"name": "dpo"}}, "pair": {"file": lines(tmp_path / "rows.jsonl", *pairs)}}
+    sections = {
+        "align": {"loss": {"name": "dpo"}},
+        "rows": {"name": "file", "path": lines(tmp_path / "rows.jsonl", *pairs)},
+    }
     start(sections).close()
 
     for source in (tmp_path / "recipe.yaml", tmp_path / "runs" / "run"):
@@ -151,7 +154,7 @@ def test_rows_that_the_template_rejects_are_named_by_their_lines_before_work(sta
     pair = {"prompt": SAY, "chosen": thinks, "rejected": answer("wait")}
     file = lines(tmp_path / "rows.jsonl", {**pair, "chosen": answer("go")}, pair)
     with pytest.raises(DataError, match=r"rows.jsonl:2: an assistant message has its thought as a field"):
-        start({"align": {"loss": {"name": "dpo"}}, "pair": {"file": file}})
+        start({"align": {"loss": {"name": "dpo"}}, "rows": {"name": "file", "path": file}})
     assert not (tmp_path / "runs").exists()
 
 
@@ -167,5 +170,10 @@ def test_a_file_without_rows_is_refused_before_work(start, tmp_path, section, st
 
 def test_a_file_that_is_not_there_is_refused_before_work(start, tmp_path):
     with pytest.raises(ConfigError, match=r"pair.file: .*none.jsonl cannot be read: there is no such file"):
-        start({"align": {"loss": {"name": "dpo"}}, "pair": {"file": str(tmp_path / "none.jsonl")}})
+        start(
+            {
+                "align": {"loss": {"name": "dpo"}},
+                "rows": {"name": "file", "path": str(tmp_path / "none.jsonl")},
+            }
+        )
     assert not (tmp_path / "runs").exists()

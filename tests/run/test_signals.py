@@ -84,7 +84,7 @@ def test_a_group_counts_its_members_that_are_not_trained(place, monkeypatch):
     words = [
         *GROUPS,
         "credit={name: rloo}",
-        "groups.signals={without: [loop]}",
+        "rows.signals={without: [loop]}",
         "iterations=1",
         "evaluate=null",
     ]
@@ -112,5 +112,5 @@ def test_a_signal_that_there_is_not_is_refused_before_work(tmp_path, command):
         pair = {"signals": {"without": [name]}}
         with pytest.raises(ConfigError) as caught:
             command(make_recipe(output=str(tmp_path), pair=pair))
-        assert f"pair.signals.without: unknown signal '{name}'" in str(caught.value)
+        assert f"rows.signals.without: unknown signal '{name}'" in str(caught.value)
         assert said in str(caught.value)

@@ -40,7 +40,7 @@ def beside(tmp_path, monkeypatch, tiny_folder):
 def recipe_of(file):
     """An alignment on pairs of the user's."""
     data = {"name": "aligned", "model": {"name": "base"}, "align": {"loss": {"name": "dpo"}}}
-    return parse(Recipe, data | {"pair": {"file": file}})
+    return parse(Recipe, data | {"rows": {"name": "file", "path": file}})
 
 
 def paired(file):

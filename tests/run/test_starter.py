@@ -11,7 +11,6 @@ from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.run.loop import check
 from perturn.run.starter import copy_recipe, write_recipe
-from perturn.settings.branch import Branch, Search
 from perturn.settings.outcomes import Outcomes
 from perturn.settings.parsing import build, parse
 from perturn.settings.recipe import Recipe, read_recipe
@@ -57,8 +56,6 @@ def test_what_is_commented_out_is_the_default(file, loss, lora):
         dataclasses.asdict(Reward())
     )
     assert build(LOSSES, reward["loss"], "") == build(LOSSES, {"name": "dpo"}, "")
-    assert data["branch"].pop("search") == dataclasses.asdict(Search())  # it would choose the turns
-    assert data.pop("branch") | {"search": None} == dataclasses.asdict(Branch())  # which nothing reads here
     every = parse(Recipe, data)
 
     assert build(LOSSES, every.align.loss, "") == build(LOSSES, recipe.align.loss, "")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from perturn.data.iterations import ledger_of
-from perturn.data.pairs import actions_of, branches_of
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.report import write_report
+from perturn.rows.pairing import actions_of, branches_of
 from perturn.run.groups import too_long
 from perturn.run.loop import open_run, run_stages
 from support.shrunk import SHRUNK

@@ -20,7 +20,7 @@ from perturn.types import Action, EpisodeProtocol, Task, Trajectory, Turn
 PLAIN = [
     "evaluate.tasks.per_kind=4",
     "evaluate.sampling={temperature: 1.0, max_new_tokens: 4}",
-    *("sft=null", "pair=null", "explore=null", "align=null"),
+    *("sft=null", "rows=null", "explore=null", "align=null"),
 ]
 CONTROLLED = [*PLAIN, "evaluate.turns={limit: 2, extend: 2, times: 2, progress: null}"]
 RESTRICTED = [*PLAIN, "evaluate.turns={limit: 2}"]

@@ -131,8 +131,13 @@ def test_one_episode_of_a_task_is_enough_where_none_are_compared(place, monkeypa
         ["credit.name=turn-gae"],
         ["credit={name: rloo, singleton: raw}"],
         ["credit.name=reinforce++"],
-        ["credit.name=portool", "branch.every=1"],
-        ["credit.name=portool", "branch.every=1", "groups.drop_equal_outcomes=true"],
+        ["credit.name=portool", "explore.name=branches", "explore.every=1"],
+        [
+            "credit.name=portool",
+            "explore.name=branches",
+            "explore.every=1",
+            "rows.drop_equal_outcomes=true",
+        ],
     ):
         check(recipe_of(place, *WORDS, "explore.samples=1", *words))
 
@@ -144,7 +149,7 @@ def test_one_episode_of_a_task_is_enough_where_none_are_compared(place, monkeypa
     with pytest.raises(
         ConfigError, match=r"samples must be > 1 with groups\.drop_equal_outcomes, since no other"
     ):
-        check(recipe_of(place, *WORDS, "explore.samples=1", "groups.drop_equal_outcomes=true"))
+        check(recipe_of(place, *WORDS, "explore.samples=1", "rows.drop_equal_outcomes=true"))
 
 
 def test_an_episode_alone_in_its_task_is_trained(place, run_once):

@@ -26,7 +26,7 @@ SAMPLED = [
     "evaluate.tasks.per_kind=4",
     "evaluate.sampling.temperature=1.0",
     "evaluate.sampling.max_new_tokens=4",
-    *("sft=null", "pair=null", "explore=null", "align=null"),
+    *("sft=null", "rows=null", "explore=null", "align=null"),
 ]
 RERANKED = [*SAMPLED, "evaluate.select={name: likelihood, among: actions, samples: 3}"]
 PROMPT = Prompt((), (), ({"role": "user", "content": "?"},), 0, "a#0")

@@ -29,7 +29,7 @@ SCORED = [
     *SAMPLED,
     "evaluate.select={name: outcome, samples: 3}",
     "sft=null",
-    "pair=null",
+    "rows=null",
     "explore=null",
     "align=null",
 ]
@@ -270,7 +270,7 @@ def test_where_all_failed_nobody_is_asked(opened, own_environment, monkeypatch):
     [
         ([], "sft"),
         (["sft=null"], "base"),
-        (["pair=null", "outcomes={name: coh}", "align.loss={name: sft}"], "base"),
+        (["rows={name: coh}", "align.loss={name: sft}"], "base"),
     ],
 )
 def test_a_policy_learned_from_what_the_loop_began_with(recipe, words, expected):

@@ -29,7 +29,7 @@ SAMPLED = [
 ]
 BEST = [*SAMPLED, "evaluate.select={name: value, samples: 3}"]
 TAKEN = [*SAMPLED, "evaluate.select={name: value, among: actions, samples: 3}"]
-UNTAUGHT = ["sft=null", "pair=null", "align=null"]
+UNTAUGHT = ["sft=null", "rows=null", "align=null"]
 WON, LOST = "take lamp", "the door is shut"
 
 

@@ -22,7 +22,7 @@ from small import refusal, small
 
 FREE = {
     *("name", "output", "report_to", "model.name", "model.chat_template", "protocol.name", "protocol.system"),
-    *("protocol.suffix", "outcomes.success", "outcomes.failure", "evaluate.select"),
+    *("protocol.suffix", "rows.success", "rows.failure", "evaluate.select"),
     *(
         "sft.tasks.split",
         "align.tasks.split",
@@ -42,8 +42,8 @@ FREE = {
         "worlds.pass_env",
         "expert.file",
         "pair.file",
-        "pair.signals.without",
-        "pair.signals.only",
+        "rows.signals.without",
+        "rows.signals.only",
         "groups.signals.without",
         "groups.signals.only",
     ),
@@ -92,7 +92,7 @@ BAD_NUMBERS = [-(2**70), float("nan"), "nan", ".inf", float("-inf"), True]
 
 def test_the_settings_that_are_gone_through_are_those_of_a_recipe():
     """Otherwise the tests below would pass over nothing."""
-    assert {"seed", "pair.threshold", "align.lora.dropout", "evaluate.tasks.skip", "cluster.engines"} <= set(
+    assert {"seed", "rows.threshold", "align.lora.dropout", "evaluate.tasks.skip", "cluster.engines"} <= set(
         NUMBERS
     )
     assert any(path == "cache_gigabytes" for _, _, path in IN_TABLES)
@@ -148,19 +148,15 @@ def test_the_choices_of_a_recipe_are_known():
         "base.loss_on",
         "sft.loss_on",
         "align.reference",
-        "groups.failed",
+        "rows.failed",
         "groups.remaining",
-        "outcomes.name",
-        "outcomes.takeover",
+        "rows.name",
+        "rows.takeover",
         "reward.reference",
-        "branch.of",
-        "branch.policy",
-        "branch.at",
-        "branch.others",
         "pair.within",
         "pair.by",
-        "pair.length",
-        "pair.remaining",
+        "rows.length",
+        "rows.distance",
     ]
 
 
@@ -198,8 +194,8 @@ def test_bounds_hold_without_a_recipe_too():
 
 MISTAKES = [
     ("seed=-1", "seed must be >= 0, got -1."),
-    ("pair.threshold=-0.1", "pair.threshold must be >= 0, got -0.1."),
-    ("pair.max_extra_turns=-1", "pair.max_extra_turns must be >= 0, got -1."),
+    ("rows.threshold=-0.1", "rows.threshold must be >= 0, got -0.1."),
+    ("rows.max_extra_turns=-1", "rows.max_extra_turns must be >= 0, got -1."),
     ("sft.lora.dropout=7", "sft.lora.dropout must be < 1, got 7.0."),
     ("sft.scheduler=nonsense", "sft: nonsense is not a valid SchedulerType"),
     ("sft.scheduler=warmup_stable_decay", "sft: scheduler 'warmup_stable_decay' cannot be made"),

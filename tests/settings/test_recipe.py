@@ -74,7 +74,10 @@ def test_an_unknown_entry_of_a_table_is_refused_with_the_closest_one():
         ({"evaluate": {"concurrency": 0}}, "evaluate.concurrency must be >= 1, got 0."),
         ({"protocol": {"name": "x", "max_turns": 0}}, "protocol.max_turns must be >= 1, got 0."),
         ({"model": {"name": "x", "max_length": 0}}, "model.max_length must be >= 1, got 0."),
-        ({"pair": {"threshold": float("nan")}}, "pair.threshold must be a finite number, got nan."),
+        (
+            {"rows": {"name": "expert-pairs", "threshold": float("nan")}},
+            "rows.threshold must be a finite number, got nan.",
+        ),
         (
             {"sft": {"loss": {"name": "sft"}, "epochs": float("inf")}},
             "sft.epochs must be a finite number, got inf.",

@@ -67,7 +67,7 @@ def test_a_method_without_an_alignment_explores_where_its_score_learns_from_that
 
 
 @pytest.mark.parametrize(
-    "method", ["{align: null, explore.samples: 9}", "{align: null, pair.threshold: 0.1}"]
+    "method", ["{align: null, explore.samples: 9}", "{align: null, rows.threshold: 0.1}"]
 )
 def test_what_no_score_reads_is_still_refused_without_an_alignment(plan, method):
     with pytest.raises(ConfigError, match="goes with the alignment, and has none"):

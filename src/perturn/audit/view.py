@@ -15,7 +15,7 @@ from perturn.policy.names import load_tokenizer
 from perturn.policy.templates import chat_template as template_of
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.settings.recipe import Recipe, read_recipe
-from perturn.settings.stages import stages
+from perturn.settings.stages import makes, stages
 from perturn.table import locate
 
 
@@ -66,7 +66,7 @@ def view_of(
     section: dict[str, Any] = dict(align.loss) if align and named else {"name": loss_name or "tlm-dre"}
     template = chat_template or (template_of(recipe.model) if recipe else None)
     credit = recipe.credit if recipe and named else None
-    of_groups = recipe is not None and recipe.groups is not None
+    of_groups = recipe is not None and makes(recipe, "groups")
     return View(
         renderer=Renderer(load_tokenizer(model), template),
         max_length=max_length or (recipe.model.max_length if recipe else None),
@@ -139,7 +139,7 @@ def model_of(data: Path, model: str | None) -> str:
         paths = RunPaths(data)
         newest = [stage for stage in stages(recipe) if stage.name == f"align{paths.mark}"]
         policies = [policy for stage in newest for policy in (stage.reference, stage.policy)] or ["sft"]
-        if recipe.outcomes is not None:  # which may have learned words that no earlier one knows
+        if makes(recipe, "single", "labelled"):  # which may have learned words that no earlier one knows
             policies.reverse()
         folders = [folder for policy in policies if _is_there(folder := paths.checkpoint(policy))]
         begun = str(paths.checkpoint("base")) if recipe.base else recipe.model.name

@@ -61,6 +61,9 @@ class FirstError:
     high: float = 1.0
     """Weight of any other turn, without unit; >= low."""
 
+    distance: str = "shortest"
+    """In which sense the way to a success is measured, where it is read: shortest, or searching."""
+
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_choice("turns", self.turns, TURNS)

@@ -35,6 +35,9 @@ class ProcessScore:
     """1 for a turn that brought the success nearer (progress) or could be executed (valid), else 0; or the total reward
     for each turn (outcome)."""
 
+    distance: str = "shortest"
+    """In which sense the way to a success is measured, where it is read: shortest, or searching."""
+
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_choice("by", self.by, SCORES)

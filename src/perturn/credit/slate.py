@@ -44,6 +44,9 @@ class SLATE(GroupCredit):
     normalize: str = "mean"
     """mean; or std, less the mean of all turns of a fork, over their deviation."""
 
+    distance: str = "shortest"
+    """In which sense the way to a success is measured, where it is read: shortest, or searching."""
+
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         super().__post_init__()

@@ -253,7 +253,7 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
     if missing:
         raise ConfigError(
             f"credit {type(credit).__name__} needs {', '.join(missing)}, which training does not compute; give rows "
-            "with weights, which the section `groups` of a recipe computes before it trains."
+            "with weights, which rows.name=groups in a recipe computes before it trains."
         )
     found = credit(group, **needed)
     _check_numbers(

@@ -12,16 +12,17 @@ from typing import Any
 from perturn.data.outcomes import outcomes
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.prompts import system_prompt
+from perturn.episodes.seeds import make_jobs
 from perturn.io.writing import write_whole
 from perturn.run.maker import noted_maker
-from perturn.run.panels import make_jobs, panel_digest
+from perturn.run.panels import panel_digest
 from perturn.run.selection import Selection, candidate_counts
 from perturn.run.session import Session, evaluation_sampling
 from perturn.run.strategies import Strategy, controlled, extension_counts
 from perturn.select.lookup import traits_of
 from perturn.settings.evaluation import Evaluate
 from perturn.settings.sections import Section
-from perturn.settings.stages import Stage, stages
+from perturn.settings.stages import Stage, stages, suffix_of
 from perturn.types import EpisodeProtocol, Sampling, Task
 
 
@@ -72,7 +73,9 @@ def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
         evaluation_sampling(recipe),
         recipe.seed,
     )
-    asked = {each.policy: recipe.suffix_of(each.policy) for each in stages(recipe) if each.command == "train"}
+    asked = {
+        each.policy: suffix_of(recipe, each.policy) for each in stages(recipe) if each.command == "train"
+    }
     told = {policy: suffix for policy, suffix in asked.items() if suffix is not None}
     found |= {"told": told} if told else {}
     if settings.select is None:

@@ -73,10 +73,10 @@ class Maker:
             return f"policy {self.policy} of {self.folder} was trained from no other."
         if "explored" in needs and self.recipe.explore is None:
             return f"{self.folder} explores nothing to learn from; add the section explore there."
-        if "explored" in needs and self.recipe.explore and self.recipe.explore.window:
+        if "explored" in needs and self.recipe.explore and "unfinished" in self.recipe.explore.traits.imposes:
             return (
-                f"{self.folder} explores in windows (explore.window), where first the short episodes are over, or "
-                "none; leave the window out there."
+                f"{self.folder} explores in windows, where first the short episodes are over, or none; leave the "
+                "window out there."
             )
         return None
 

@@ -14,7 +14,7 @@ from perturn.types import Trajectory, came_back
 
 def failures_of(recipe: Recipe) -> str:
     """Return what FAILED episodes are in the statistics of a run's groups: one of `perturn.data.groups.FAILURES`."""
-    return "leave_out" if recipe.groups is None else recipe.groups.failed
+    return recipe.rows.traits.failed if recipe.rows else "leave_out"
 
 
 def members_of(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from perturn.credit import Credit
 from perturn.errors import ConfigError
 from perturn.policy.credits import (
@@ -18,10 +16,10 @@ from perturn.run.answers import answer_form, check_answers
 from perturn.run.matches import check_gold_calls
 from perturn.run.panels import Panels
 from perturn.run.quantities import is_of_run, is_own_reference
-from perturn.run.session import make_protocol
+from perturn.settings.compatibility import explorer_name, misfit
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import policy_of, stages
-from perturn.types import Environment, Task
+from perturn.settings.stages import makes, policy_of, stages
+from perturn.types import Environment
 
 
 def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
@@ -34,10 +32,15 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)
     tasks = panels.tasks.get("explore", [])
-    _check_window(recipe, name, credit, tasks)
-    _check_branches(recipe, name, "branches" in credit.needs or trains_branches(credit))
-    if recipe.groups:
-        check_prover(recipe, name, credit)
+    check_prover(recipe, name, credit)
+    grouped = makes(recipe, "groups")
+    provides = recipe.explore.traits.provides if grouped and recipe.explore else frozenset()
+    if provides and not ("branches" in credit.needs or trains_branches(credit)):
+        raise ConfigError(
+            f"credit {name} does not read {', '.join(sorted(provides))}, which explore.name={explorer_name(recipe)} "
+            "provides; take explore.name=rollouts, or a credit that does, such as credit.name=spo."
+        )
+    if grouped:
         _check_progress(recipe, name, credit)
         _check_samples(recipe, name, credit)
     if "matches" in credit.needs:
@@ -48,21 +51,6 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
         if getattr(credit, "reference", "own") == "gold":
             check_answers(recipe, tasks)
         answer_form(recipe)
-
-
-def _check_branches(recipe: Recipe, name: str, reads: bool) -> None:
-    """Refuse a credit that reads branches where none are played, and branches that nothing reads.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
-    if reads and recipe.branch is None:
-        raise ConfigError(
-            f"credit {name} reads episodes that are played on from turns of explored ones; add a section branch, such "
-            "as branch: {}."
-        )
-    if recipe.groups and recipe.branch and not reads:
-        raise ConfigError(f"credit {name} reads no branches; leave branch out, or take credit.name=spo.")
 
 
 def _check_samples(recipe: Recipe, name: str, credit: Credit) -> None:
@@ -78,33 +66,11 @@ def _check_samples(recipe: Recipe, name: str, credit: Credit) -> None:
             f"explore.samples must be > 1 with credit {name}, which compares the samples of a task, got 1; or take one "
             "that weighs each by itself, such as credit.name=turn-gae; one of your own says so by weighs_alone = True."
         )
-    if recipe.groups and recipe.groups.drop_equal_outcomes and not trains_branches(credit):
+    drops = recipe.rows is not None and recipe.rows.traits.drop_equal_outcomes
+    if drops and not trains_branches(credit):
         raise ConfigError(
-            "explore.samples must be > 1 with groups.drop_equal_outcomes, since no other outcome is there to be equal "
+            "explore.samples must be > 1 with rows.drop_equal_outcomes, since no other outcome is there to be equal "
             "to, got 1; or leave it out."
-        )
-
-
-def _check_window(recipe: Recipe, name: str, credit: Credit, tasks: Sequence[Task]) -> None:
-    """Refuse windows that cut no episode, and those whose episodes the credit would take for over.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
-    window = recipe.explore.window if recipe.explore else None
-    if window is None:
-        return
-    if not takes_unfinished(credit) or trains_branches(credit):
-        what = "branches of episodes" if trains_branches(credit) else "episodes by how they end"
-        raise ConfigError(
-            f"credit {name} weighs {what}, and with explore.window some are not over; take credit.name=turn-gae, or "
-            "leave the window out."
-        )
-    longest = max(map(make_protocol(recipe.protocol).limit, tasks), default=0)
-    if tasks and window >= longest:
-        raise ConfigError(
-            f"explore.window is {window}, and no episode has more than {longest} turns, so that none would be cut; "
-            "take less, or leave it out."
         )
 
 
@@ -145,7 +111,7 @@ def _check_progress(recipe: Recipe, name: str, credit: Credit) -> None:
 
 
 def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
-    """Refuse branches that a credit cannot read: of some episodes alone, searched for, or by another policy.
+    """Reject branches that a credit cannot read, or that are not there.
 
     Args:
         recipe: Of the run, which may have branches.
@@ -155,36 +121,17 @@ def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
     Raises:
         ConfigError: Saying what to take.
     """
-    if recipe.branch is None or not ("branches" in credit.needs or trains_branches(credit)):
+    if recipe.explore is None:
         return
-    if recipe.branch.of != "all":
-        raise ConfigError(
-            f"branch.of is {recipe.branch.of}, and credit {name} reads branches: those of some episodes alone would "
-            "tell how these ended, and the expert's are not of what was explored; explore with branch.of=all."
-        )
-    if recipe.branch.window is not None and not takes_unfinished(credit):
-        raise ConfigError(
-            f"branch.window is {recipe.branch.window}, and credit {name} reads how branches end; explore without "
-            "branch.window, or take credit.name=slate."
-        )
-    if recipe.branch.search is not None:
-        raise ConfigError(
-            f"branch.search is set, and credit {name} reads branches: where a search has them begin is chosen by how "
-            "earlier ones ended; explore without branch.search."
-        )
-    if recipe.branch.others == "episodes" and trains_branches(credit) and getattr(credit, "unbiased", False):
-        raise ConfigError(
-            f"branch.others is episodes, and credit {name} trains on branches: where these are would then depend on "
-            "what it compares them with; explore with branch.others=tasks."
-        )
-    prover = recipe.branch.policy
-    if prover is not None and trains_branches(credit):
-        raise ConfigError(
-            f"branch.policy is {prover}, and credit {name} trains on branches, which must be of the policy that "
-            "explored; explore without branch.policy."
-        )
-    if prover is not None and not getattr(credit, "takes_prover", False):
-        raise ConfigError(
-            f"branch.policy is {prover}, and credit {name} reads what the policy that explored would earn; explore "
-            "without branch.policy, or take credit.name=pav."
-        )
+    reads, trains = "branches" in credit.needs or trains_branches(credit), trains_branches(credit)
+    takes = {
+        "unfinished": takes_unfinished(credit) and not trains,
+        "some-episodes": not reads,
+        "prover": not reads or (not trains and getattr(credit, "takes_prover", False)),
+        "cut-branches": not reads or takes_unfinished(credit),
+        "dependent-branches": not (trains and getattr(credit, "unbiased", False)),
+    }
+    needs = ("branches",) if reads else ()
+    problem = misfit(recipe, f"credit {name}", needs, {each for each, taken in takes.items() if taken})
+    if problem:
+        raise ConfigError(problem)

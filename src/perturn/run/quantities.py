@@ -9,6 +9,7 @@ from perturn.credit import Credit
 from perturn.credit.returns import Return
 from perturn.data.groups import counted
 from perturn.data.paths import RunPaths
+from perturn.episodes.seeds import seed_of
 from perturn.errors import ConfigError, RunError
 from perturn.policy.credits import reads_reward_model
 from perturn.policy.critics import Critics
@@ -18,7 +19,6 @@ from perturn.run.answers import answer_form, check_gold_answers
 from perturn.run.branch import branch_values, stored_branches
 from perturn.run.matches import matches_of
 from perturn.run.members import failures_of
-from perturn.run.panels import seed_of
 from perturn.run.progress import console
 from perturn.run.readings import OF_ACTED, Reader, critics_of, open_reader, read_acted, reference_of
 from perturn.settings.recipe import Recipe

@@ -24,7 +24,7 @@ class Named:
     """A setting that names an input from outside."""
 
     setting: str
-    """Its dotted key, such as `pair.file`, or `environment.questions.train`."""
+    """Its dotted key, such as `rows.path`, or `environment.questions.train`."""
     text: str
     """The text that it holds."""
     kind: str
@@ -52,7 +52,7 @@ def _within(value: Any, hint: Any, where: str) -> Iterator[Named]:
     entry = next((each for each in found if isinstance(each, EntryOf)), None)
     if outside is not None:
         yield from _texts(value, outside.kind, where)
-    elif entry is not None:
+    elif entry is not None and not dataclasses.is_dataclass(value):
         yield from _of_entry(value or {}, entry, where)
     elif dataclasses.is_dataclass(value):
         settings = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}

@@ -13,7 +13,7 @@ from perturn.settings.keys import keys_of, unknown_key
 from perturn.settings.recipe import Recipe
 from perturn.study.settings import SWEEP, Study
 
-OF_THE_ALIGNMENT = ("explore", "branch", "pair", "groups", "outcomes", "reward", "credit", "iterations")
+OF_THE_ALIGNMENT = ("explore", "rows", "reward", "credit", "iterations")
 """Sections that go where the alignment goes; exploration stays where a score learns from it."""
 _OF_THE_STUDY = {
     "seed": "list seeds in the study's own `seeds`",

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from perturn.credit import Credit
 from perturn.data.groups import FAILURES, counted
-from perturn.data.pairs import pair_with_expert
 from perturn.errors import ConfigError
 from perturn.policy.branches import MARK
 from perturn.policy.config import TurnConfig
 from perturn.policy.credits import check_credit, make_credit
 from perturn.policy.sampled import Weighed, weigh_groups
 from perturn.policy.trainer import TurnTrainer
+from perturn.rows.pairing import pair_with_expert
 from perturn.run.direct.playing import tokenizer_of
 from perturn.run.readings import critics_of, open_reader, read_acted, reference_of
 from perturn.settings.sections import Section
@@ -34,7 +34,7 @@ def make_pairs(
     *,
     max_extra_turns: int | None = None,
 ) -> list[PreferencePair]:
-    """Pair the expert's trajectories with a policy's own failures; `perturn.data.pairs` counts what is left out too.
+    """Pair the expert's trajectories with a policy's own failures; `perturn.rows.pairing` counts what is left out too.
 
     Args:
         experts: Trajectories to learn from.

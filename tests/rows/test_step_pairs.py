@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perturn.data.iterations import ledger_of
-from perturn.data.pairs import OUTCOMES, pair_with_expert
-from perturn.data.steps import STEPS, pair_with_expert_steps
-from perturn.errors import ConfigError, DataError
+from perturn.errors import DataError
+from perturn.rows.pairing import OUTCOMES, pair_with_expert
+from perturn.rows.step_pairs import STEPS, pair_with_expert_steps
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 WAY = ("go", "open", "take", "put")
@@ -172,8 +172,6 @@ def test_a_ledger_counts_the_explored_episodes_alone():
     assert Counter(ledger["bins"]) == Counter(kept=1, tie=1)
 
 
-def test_branches_of_another_origin_and_thresholds_that_mean_nothing_are_refused():
+def test_branches_of_another_origin_are_refused():
     with pytest.raises(DataError, match="got origin 3"):
         pair_with_expert_steps([EXPERT], [], [branch(0.0, 1, "look", origin=3)])
-    with pytest.raises(ConfigError, match="threshold must be a finite number >= 0"):
-        pair_with_expert_steps([EXPERT], [], [], -0.1)

@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -6,18 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perturn.data.pairs import (
-    CORRECTED,
-    IN_GROUP,
-    OUTCOMES,
-    branches_of,
-    pair_with_corrected,
-    pair_with_expert,
-    pair_within_branches,
-    pair_within_groups,
-    to_correct,
-)
-from perturn.errors import ConfigError, DataError
+from perturn.data.origins import branches_of
+from perturn.errors import DataError
+from perturn.rows.branch_pairs import pair_within_branches
+from perturn.rows.correction_pairs import CORRECTED, pair_with_corrected, to_correct
+from perturn.rows.pairing import IN_GROUP, OUTCOMES, pair_with_expert, pair_within_groups
 from perturn.types import Action, PreferencePair, Remaining, Status, Task, Trajectory, Turn
 
 
@@ -155,19 +147,6 @@ def test_environments_that_differ_are_refused():
     assert len(pairs) == 1
 
 
-@pytest.mark.parametrize("threshold", [-0.1, math.nan, math.inf])
-def test_a_threshold_is_finite_and_not_negative(threshold):
-    """Rewards need not lie in 0..1, so there is no upper limit."""
-    with pytest.raises(ConfigError, match="threshold must be a finite number >= 0"):
-        pair_with_expert([], [], threshold)
-
-
-def test_extra_turns_are_not_negative():
-    """None cuts nothing."""
-    with pytest.raises(ConfigError, match="max_extra_turns must be >= 0 or None, got -1"):
-        pair_with_expert([], [], max_extra_turns=-1)
-
-
 GROUP = [
     trajectory(reward, text, sample=sample)
     for sample, (reward, text) in enumerate([(0.0, "a"), (1.0, "b"), (0.2, "c"), (0.9, "d"), (0.5, "e")])
@@ -203,13 +182,6 @@ def test_every_trajectory_of_a_group_has_one_outcome(explored, threshold, per_gr
     assert all(best - worst > threshold for best, worst in rewards(pairs))
     assert all(pair.chosen.task == pair.rejected.task for pair in pairs)
     assert pair_within_groups(reversed(explored), threshold, per_group=per_group) == (pairs, counts)
-
-
-@pytest.mark.parametrize("wrong", [{"threshold": math.nan}, {"threshold": -1.0}, {"per_group": 0}])
-def test_pairs_within_groups_refuse_settings_that_mean_nothing(wrong):
-    """A threshold that is no gap, and no pairs at all."""
-    with pytest.raises(ConfigError, match="must be"):
-        pair_within_groups(GROUP, **wrong)
 
 
 def branch(reward, text, turn, origin, sample, **changes):
@@ -327,7 +299,7 @@ def test_an_episode_is_corrected_from_its_first_wrong_turn(one, turns):
 
 
 def test_an_episode_whose_way_was_not_measured_is_refused():
-    with pytest.raises(DataError, match=r"was not measured; set pair\.remaining"):
+    with pytest.raises(DataError, match=r"was not measured; a run measures it"):
         to_correct(trajectory(0.0, "look"))
 
 
@@ -379,12 +351,6 @@ def test_corrections_of_another_environment_are_refused():
 
     with pytest.raises(DataError, match=r"task 'a': .* got 'world-2' and 'world-1'"):
         pair_with_corrected([begun], [correction(begun, environment="world-2")])
-
-
-@pytest.mark.parametrize("wrong", [{"threshold": math.nan}, {"max_extra_turns": -1}])
-def test_pairs_of_corrections_refuse_settings_that_mean_nothing(wrong):
-    with pytest.raises(ConfigError, match="must be"):
-        pair_with_corrected([], [], **wrong)
 
 
 def test_a_correction_of_one_turn_ends_with_it():

@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perturn.data.iterations import ledger_of
-from perturn.data.pairs import IN_GROUP, pair_within_branches
-from perturn.data.turns import DROPS, pair_right_with_wrong, pair_where_worth_drops
-from perturn.errors import ConfigError, DataError
+from perturn.errors import DataError
+from perturn.rows.branch_pairs import pair_within_branches
+from perturn.rows.drop_pairs import DROPS, pair_where_worth_drops
+from perturn.rows.pairing import IN_GROUP
+from perturn.rows.progress_pairs import pair_right_with_wrong
 from perturn.types import Action, Remaining, Status, Task, Trajectory, Turn
 
 WAY = ("look", "wait", "run", "rest")
@@ -84,9 +86,7 @@ def test_one_action_that_was_right_and_wrong_is_no_pair():
 
 
 def test_a_turn_that_was_not_measured_is_refused():
-    with pytest.raises(
-        DataError, match=r"sample 1: turns\[1\]\.remaining was not measured; set pair\.remaining"
-    ):
+    with pytest.raises(DataError, match=r"sample 1: turns\[1\]\.remaining was not measured; measure it"):
         pair_right_with_wrong([FAILURE], [branch(0.0, 1, "go")])
 
 
@@ -198,8 +198,3 @@ def test_steps_are_a_unit_of_the_ledger():
     ledger = ledger_of({**counts, "too_long": 1, "steps": 3}, explored=1)
 
     assert (ledger["unit"], ledger["asked"], sum(ledger["bins"].values())) == ("steps", 3, 3)
-
-
-def test_a_threshold_that_means_nothing_is_refused():
-    with pytest.raises(ConfigError, match="threshold must be a finite number >= 0"):
-        pair_where_worth_drops([], [], -0.1)

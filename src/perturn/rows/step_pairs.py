@@ -1,29 +1,29 @@
-"""The expert's steps against the policy's own from the same turn, by what each is worth: pairs of IPR."""
+"""Row maker `step-pairs`: the expert's steps against the policy's own from the same turn (IPR)."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
+from typing import Annotated, ClassVar
 
-from perturn.data.pairs import actions_of, best_by_task, branches_of, exceeds, pair_with_expert
-from perturn.types import PreferencePair, Trajectory, failed, score
+from perturn.bounds import Bound, bounded
+from perturn.data.origins import actions_of, best_by_task, branches_of
+from perturn.needs import Need
+from perturn.rows.pairing import Paired, exceeds, made, pair_with_expert
+from perturn.settings.making import ANY_BRANCHES, Made, RowInputs, RowTraits
+from perturn.types import Trajectory, failed, score
 
 STEPS = ("steps_failed", "steps_alike", "steps_gap", "steps_kept")
 """Outcomes of a step of the expert: the first that holds. `steps_failed`: no branch says what one of both is worth;
 `steps_alike`: all took the expert's step; `steps_gap`: it is not clearly better."""
 
 
-def pair_with_expert_steps(
-    experts: Iterable[Trajectory],
-    explored: Iterable[Trajectory],
-    branches: Iterable[Trajectory],
-    threshold: float = 0.5,
-    *,
-    max_extra_turns: int | None = None,
-) -> tuple[list[PreferencePair], Counter[str]]:
-    """Pair the expert with explored episodes, as `pair_with_expert`, and each step of his with a worse one.
+@dataclass(frozen=True)
+@bounded
+class StepPairs:
+    """Pair the expert with explored episodes, as `ExpertPairs`, and each step of his with a worse one.
 
     A step is what the expert does from one turn that is played on from to the next. It is worth
 
@@ -40,6 +40,44 @@ def pair_with_expert_steps(
     steps and nobody plays a second time. Of these branches the worst is rejected, the paper's is the one it sampled.
     One threshold is for both kinds of pairs, where the paper's code has 0.01 for whole episodes. Where the policy is
     the better one its code makes it chosen; here there is no pair, as in `pair_with_expert`.
+    """
+
+    traits: ClassVar[RowTraits] = RowTraits(
+        "pairs", expert=True, branches=frozenset({"expert-branches"}), takes=ANY_BRANCHES
+    )
+    needs: ClassVar[tuple[Need, ...]] = ()
+
+    threshold: Annotated[float, Bound(least=0)] = 0.4
+    """Gap that a pair must exceed, in total reward and in the worth of a step; the paper has 0.5."""
+    max_extra_turns: Annotated[int, Bound(least=0)] | None = None
+    """Cut the rejected side to the expert's number of turns plus this many; None: never."""
+
+    def __call__(self, inputs: RowInputs) -> Made:
+        """Return the pairs of whole episodes, and then those of steps."""
+        tasks = {one.task.id for one in inputs.explored}
+        experts = [one for one in inputs.experts if one.task.id in tasks]
+        pairs, counts = pair_with_expert_steps(
+            experts, inputs.explored, inputs.branches, self.threshold, max_extra_turns=self.max_extra_turns
+        )
+        # Cut where both sides are still the same, they would be no pair.
+        cut = inputs.limit.too_long([pair.rejected for pair in pairs if pair.rejected.origin is not None])
+        counts["steps_too_long"] = len(cut)
+        counts["steps_kept"] -= len(cut)
+        left = [pair for pair in pairs if pair.rejected.key not in cut]
+        return made((left, counts), f"rows.threshold={self.threshold:g}")
+
+
+def pair_with_expert_steps(
+    experts: Iterable[Trajectory],
+    explored: Iterable[Trajectory],
+    branches: Iterable[Trajectory],
+    threshold: float = 0.5,
+    *,
+    max_extra_turns: int | None = None,
+) -> Paired:
+    """Pair the expert with explored episodes, as `pair_with_expert`, and each step of his with a worse one.
+
+    See `StepPairs`.
 
     Args:
         experts: Trajectories of an expert; of each task the best one counts.

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from perturn.episodes.allowance import without_reminder
+from perturn.errors import did_you_mean
+from perturn.settings.signals import Signals
 from perturn.types import Trajectory, failed
 
 REPEATS = 3
@@ -99,3 +101,30 @@ def _repeats(actions: Sequence[str], size: int) -> bool:
         if matching >= size * (REPEATS - 1):
             return True
     return False
+
+
+def check_signals(chosen: Signals) -> None:
+    """Refuse names of signals that there are not.
+
+    Raises:
+        ValueError: Naming the setting, and the signals that there are.
+    """
+    known = [name for name in SIGNALS if name != broken.__name__]  # an episode that FAILED is counted as that
+    for key in ("without", "only"):
+        for name in getattr(chosen, key):
+            if name not in known:
+                raise ValueError(f"signals.{key}: unknown signal {name!r:.80}.{did_you_mean(name, known)}")
+
+
+def left_out(episodes: Sequence[Trajectory], chosen: Signals) -> tuple[list[Trajectory], dict[str, int]]:
+    """Return the episodes that are not left out by their signals, and the count of the others as `filtered`.
+
+    One that FAILED is left in. Where no signal is named nothing is counted.
+    """
+    kept = [one for one in episodes if not chosen or failed(one) or _is_chosen(one, chosen)]
+    return kept, {"filtered": len(episodes) - len(kept)} if chosen else {}
+
+
+def _is_chosen(one: Trajectory, chosen: Signals) -> bool:
+    shown = set(signals_of(one))
+    return shown.isdisjoint(chosen.without) and (not chosen.only or not shown.isdisjoint(chosen.only))
