@@ -2,7 +2,7 @@ r"""One episode as every credit sees it: a row a credit, a column a turn.
 
     python benchmarks/credit_picture.py RUN --task PART-OF-ITS-ID --sample 0 --figure docs/figures/credits.svg
 
-Takes an online run of a recipe with `branch` and episodes of its first iteration, which SFT's policy explored, on a
+Takes an online run of a recipe with branches and episodes of its first iteration, which SFT's policy explored, on a
 world that knows how far it is from the end (docs/environments.md). Without --task it lists failed episodes of groups in
 which others succeed, with their first wrong turn. `progress-advantage` compares the run's last policy with SFT's, and
 shows that alone. Credits that need answers, gold calls or a reward model are left out. Half a minute on one core for

@@ -266,7 +266,7 @@ def test_a_killed_choice_ends_in_the_same_branches(trees, place):
     [
         ([*ARPO, "explore.every=2"], "every is a setting of explore.name=branches or expert-branches. Known"),
         (
-            [*TREES, "credit.name=spo", "explore.forks=2"],
+            [*TREES, "explore.name=branches", "explore.forks=2"],
             "forks is a setting of explore.name=entropy-branches or mixed",
         ),
         ([*TRACE, "explore.chance=0.1"], "chance is a setting of explore.name=entropy-branches. Known"),

@@ -10,11 +10,11 @@ import yaml
 
 import perturn.table
 from perturn.bounds import EntryOf, bounded
-from perturn.explore import EXPLORERS
-from perturn.settings.exploring import ExploreSettings
+from perturn.explore import EXPLORERS, Explorer
+from perturn.settings.compatibility import IMPOSED, misfit
 from perturn.settings.keys import keys_of
 from perturn.settings.outside import named_inputs
-from perturn.settings.parsing import apply_overrides, parse, to_mapping, to_yaml
+from perturn.settings.parsing import apply_overrides, build, parse, to_mapping, to_yaml
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import COUNT
 from perturn.table import name_of
@@ -23,7 +23,7 @@ from small import refusal, small
 
 @dataclass(frozen=True)
 @bounded
-class Patient(ExploreSettings):
+class Patient(Explorer):
     """An explorer of another package."""
 
     patience: Annotated[int, COUNT] = 3
@@ -123,3 +123,59 @@ def test_a_mark_without_a_default_leaves_the_section_a_mapping():
     """Sections such as `credit` are built where they are used."""
     assert EntryOf("credits").default is None
     assert made("credit.name=uniform").credit == {"name": "uniform"}
+
+
+def test_another_name_drops_the_settings_that_the_new_entry_lacks():
+    """Those that both have stay, and a key that neither has is told; in whatever order they are given."""
+    branches = {"name": "branches", "samples": 4, "every": 2, "branches": 3, "policy": "sft"}
+
+    recipe = made("groups={}", "align.loss.name=ppo-clip", "explore.name=mcts", explore=branches)
+
+    assert to_mapping(recipe.explore) == to_mapping(EXPLORERS["mcts"](samples=4, policy="sft"))
+    assert "unknown key 'explore.evry'" in refusal(made, "explore.evry=1", "explore.name=mcts")
+    kept = made("groups={}", "align.loss.name=ppo-clip", "explore.width=4", "explore.name=mcts")
+    assert kept.explore.width == 4
+
+
+@pytest.mark.parametrize("name", EXPLORERS)
+def test_every_explorer_reads_back_and_says_what_it_provides(name):
+    """Its defaults are settings of a recipe; its traits are texts."""
+    one = EXPLORERS[name]()
+
+    assert parse(EXPLORERS[name], to_mapping(one)) == one
+    assert all(isinstance(each, str) for each in one.traits.provides | one.traits.imposes)
+    assert (one.rounds > 0) == bool(one.traits.provides)
+    assert one.forecast(8, 10.0, 5.0).played >= one.rounds
+    assert set(one.traits.imposes) <= set(IMPOSED)
+
+
+@pytest.mark.parametrize(
+    ("explorer", "needs", "takes", "says"),
+    [
+        (
+            {},
+            ["tree"],
+            (),
+            "rows needs a tree, and explore.name=rollouts provides none; explorers that do: mcts.",
+        ),
+        ({"name": "branches"}, [{"tree", "branches"}], (), None),
+        (
+            {"name": "branches", "turns": 1},
+            ["branches"],
+            (),
+            "rows does not take branches that are not over, which explore.name=branches has; set explore.turns=null.",
+        ),
+        ({"name": "branches", "turns": 1}, ["branches"], {"cut-branches"}, None),
+        (
+            {"name": "patient"},
+            ["patience"],
+            (),
+            "rows needs patience, and explore.name=patient provides none.",
+        ),
+    ],
+)
+def test_the_rule_asks_the_table_for_alternatives(guest, explorer, needs, takes, says):
+    """What is needed must be provided, and what is imposed taken; guests are among the entries."""
+    recipe = SimpleNamespace(explore=build(EXPLORERS, {"name": "rollouts"} | explorer, "explore"))
+
+    assert misfit(recipe, "rows", needs, takes) == says

@@ -33,7 +33,7 @@ class PAV(GroupCredit):
         A_t = S_i - mean_(j != i) S_j + alpha A^mu_t
         A^mu_t = sum_(k in [c, d)) r_k + V^mu_d - V^mu_c,   c <= t < d
 
-    V^mu_c is the mean return of the episodes that the prover, `branch.policy`, played on from turn c; after the end it
+    V^mu_c is the mean return of the episodes that the prover, `explore.policy`, played on from turn c; after the end it
     is 0. In the stead of V^mu_0 stands the mean of what the first segments of the other trajectories of the task came
     to, sum_(k < d) r_k + V^mu_d. It depends on nothing that trajectory i did, so the expected gradient is the one with
     V^mu_0, and no episode is played for it.
@@ -41,7 +41,7 @@ class PAV(GroupCredit):
     Source: Setlur et al. 2024, "Rewarding Progress: Scaling Automated Process Verifiers for LLM Reasoning",
     arXiv:2410.08146, by its abstract; its effective reward is Q^pi + alpha A^mu.
     Differs: A^mu is a mean of episodes played on, where the paper trains a verifier that predicts it. A segment of
-    turns, as long as `branch.every` says, has one number. Q^pi is the score of the trajectory, less a baseline. The
+    turns, as long as `explore.every` says, has one number. Q^pi is the score of the trajectory, less a baseline. The
     baseline of the first segment is of the group. The prover is a policy of the run, or the one that explored. The
     paper's alpha was not at hand. A trajectory alone in its group gets 0. Nothing is discounted.
     """

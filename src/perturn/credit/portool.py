@@ -38,7 +38,7 @@ class PORTool(GroupCredit):
     Differs: three things are ours, and make the expected gradient the true one: means are of the others; children of a
     fork count alike, where values are made of leaves; and shares. `value` leaves, `baseline` group, `normalize` std and
     `count` leaves are the paper's, as far as its abstract tells. What it pays for tool calls in good form is
-    `returns.invalid_penalty`. Section `branch` says where forks are. The weights of the blend were not at hand.
+    `returns.invalid_penalty`. The explorer says where forks are. The weights of the blend were not at hand.
     """
 
     trains_branches: ClassVar[bool] = True

@@ -53,7 +53,7 @@ class Credit(Protocol):
 
     One that needs `branches` is given the mean return of the episodes that were played on from before each turn
     `[trajectories][turns]`, with NaN where none was. It has `takes_prover = True` if another policy than the one that
-    explored may have played these; any other is refused with `branch.policy`.
+    explored may have played these; any other is refused with `explore.policy`.
 
     One that has `trains_branches = True` weighs branches as it weighs explored episodes: they are in the group, each
     with the `sample` of its explored episode in `origin` and the number of turns that it shares with it in
@@ -61,7 +61,7 @@ class Credit(Protocol):
     in the explored episode.
 
     One that has `takes_unfinished = True` weighs the turns of episodes that go on in the next iteration, of status
-    UNFINISHED, whose outcome is not known; any other is refused with `explore.window`. Of an episode that has gone on,
+    UNFINISHED, whose outcome is not known; any other is refused with explorer `window`. Of an episode that has gone on,
     it is given all turns, and those that it added are trained.
 
     One that also sets the clip range of each turn has `needs_group = True` and a method `clips(group, **needed)`, which

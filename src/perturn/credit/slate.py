@@ -30,7 +30,7 @@ class SLATE(GroupCredit):
     Source: "Truncated Step-Level Sampling with Process Rewards for Retrieval-Augmented Reasoning" (SLATE), 2026, by its
     abstract: k samples of the next step from a shared prefix, and a reward for each step.
     Differs: q is said by the environment and not by a language model that judges each step; the abstract gives no
-    formula, so that the mean of the others and shares are ours (`normalize` std is GRPO's). `branch.window: 1` cuts
+    formula, so that the mean of the others and shares are ours (`normalize` std is GRPO's). `explore.turns: 1` cuts
     branches behind their first turn, as it does.
     """
 

@@ -52,7 +52,7 @@ class SPO(GroupCredit):
     Source: Guo et al. 2025, "Segment Policy Optimization: Effective Segment-Level Credit Assignment in RL for Large
     Language Models", arXiv:2505.23564 (its chain form); Kazemnejad et al. 2024, "VinePPO", arXiv:2410.01679; both by
     their abstracts.
-    Differs: segments are of turns, and as many turns long as `branch.every` says, where SPO cuts an answer where its
+    Differs: segments are of turns, and as many turns long as `explore.every` says, where SPO cuts an answer where its
     tokens are unlikely; every token of a turn has its weight. V_0 is of the group, so that no episode is played for it.
     A trajectory alone in its group gets 0. Nothing is discounted.
     """

@@ -46,7 +46,7 @@ class TurnGAE:
 
         A_t = delta_t + gamma lam A_(t+1),   delta_t = r_t + gamma V_(t+1) - V_t,   V = 0 after the last turn
 
-    Where an episode goes on in the next iteration (`explore.window`), V of its last turn stands for the missing one
+    Where an episode goes on in the next iteration (explorer `window`), V of its last turn stands for the missing one
     behind it, and V is learned from the other episodes alone; with `truncated: bootstrap` so it is where a limit cut an
     episode.
 
