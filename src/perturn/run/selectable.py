@@ -8,17 +8,17 @@ from perturn.run.panels import Panels, read_panels
 from perturn.run.session import engine_settings, evaluation_sampling
 from perturn.select import SELECTORS
 from perturn.select.lookup import make_selector
-from perturn.select.protocol import Among, Need, SelectorTraits
+from perturn.select.protocol import Among, SelectorNeed, SelectorTraits
 from perturn.settings.evaluation import SELECT
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import learned_from, stages
 
-_OF_ENGINE: dict[Need, str] = {
+_OF_ENGINE: dict[SelectorNeed, str] = {
     "logprobs": "the log-probabilities of what was sampled",
     "policy": "the policy in memory",
 }
 """The needs that an engine which serves checkpoints provides."""
-_OF_RUN: dict[Need, str] = {
+_OF_RUN: dict[SelectorNeed, str] = {
     "start": "it reads the policy from which another was trained, and no policy here is trained; score a policy in "
     "the checkpoints of the run that trained it.",
     "explored": "it learns from explored episodes, and nothing is explored here; add the section explore, or score a "

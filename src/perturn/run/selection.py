@@ -19,7 +19,7 @@ from perturn.run.maker import Maker, maker_of
 from perturn.run.session import make_protocol, policy_path
 from perturn.run.strategies import Serve
 from perturn.select.lookup import make_selector
-from perturn.select.protocol import Need, SelectorInputs
+from perturn.select.protocol import SelectorInputs, SelectorNeed
 from perturn.settings.evaluation import SELECT
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.table import locate
@@ -59,7 +59,7 @@ class Selection:
         made = self._selector.among_episodes if self._among_episodes else self._selector.among_actions
         return made(inputs)
 
-    def _offered(self, need: Need, opened: Callable[[], T]) -> Callable[[], T]:
+    def _offered(self, need: SelectorNeed, opened: Callable[[], T]) -> Callable[[], T]:
         """The function that opens a thing, for a selector whose traits name it.
 
         Raises:

@@ -12,9 +12,9 @@ from perturn.types import Action, Prompt, Task, Trajectory
 
 Among = Literal["episodes", "actions"]
 """The candidates: several episodes of each task, or several actions at each turn."""
-Need = Literal["logprobs", "policy", "start", "explored"]
-"""A thing that a selector reads: log-probabilities of sampled actions from the engine; the policy in memory; the policy
-from which it was trained; the episodes explored last before the evaluation."""
+SelectorNeed = Literal["logprobs", "policy", "start", "explored"]
+"""A thing that a selector reads: log-probabilities of the sampled actions, which the engine gives; the policy, in
+memory; the policy from which it was trained; the episodes that were explored last before the evaluation."""
 Score = float | tuple[float, ...]
 EpisodeScorer = Callable[[Sequence[Trajectory]], Sequence[Score]]
 """The episodes of all tasks, without FAILED ones -> a score of each."""
@@ -28,7 +28,7 @@ class SelectorTraits:
 
     among: tuple[Among, ...] = ("episodes", "actions")
     """The kinds of candidates that it can score."""
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[SelectorNeed] = frozenset()
     """The things that it reads. A selector that reads explored episodes never scores tasks that were explored."""
     sees_outcome: bool = False
     """Whether it looks at the result of the episodes, as no agent could; the report says so."""
