@@ -24,16 +24,16 @@ import torch
 from perturn import collect
 from perturn.credit.siop import SIOP
 from perturn.envs.protocols import PROTOCOLS
-from perturn.policy.answers import answer_logprobs
-from perturn.policy.branches import Branch, as_sequences, branches, branches_of
 from perturn.policy.logprobs import prepare
 from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import compute_logprobs
 from perturn.policy.tokens import Renderer
-from perturn.run.clusters import clusters_of
-from perturn.run.readings import Reader, own_answers_of
+from perturn.quantities.answer import answer_logprobs
+from perturn.quantities.answer_clusters import clusters_of
+from perturn.quantities.answer_turns import Branch, as_sequences, branches, branches_of
+from perturn.quantities.readers import Reader, own_answers_of
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Sampling, Trajectory, failed
 

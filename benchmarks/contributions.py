@@ -23,8 +23,8 @@ from perturn.data.run_folder import resolve_recipe
 from perturn.data.store import read_trajectories
 from perturn.policy.templates import chat_template
 from perturn.policy.values import FOLDS
+from perturn.quantities.readers import contributions_of, open_reader, scores_of, values_of
 from perturn.run.credit import credit_groups, explained
-from perturn.run.readings import contributions_of, open_reader, scores_of, values_of
 from perturn.types import Trajectory
 
 

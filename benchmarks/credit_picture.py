@@ -28,7 +28,7 @@ from perturn.remaining import wrong_turns
 from perturn.run.credit import credit_groups
 from perturn.run.measure import measured
 from perturn.run.members import members_of
-from perturn.run.quantities import compute_needed
+from perturn.run.quantity_source import compute_needed
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import policy_of
 from perturn.types import Trajectory, succeeded

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from perturn.credit import CREDITS
 from perturn.credit.archer import Critique
-from perturn.credit.meter import Measurement, measure
-from perturn.credit.processes import PROCESSES
+from perturn.credit_check.meter import Measurement, measure
+from perturn.credit_check.processes import PROCESSES
 from perturn.settings.parsing import apply_overrides, build
 from perturn.types import Action, Task, Trajectory, Turn
 

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 from perturn.credit import CREDITS
 from perturn.credit.archer import Critique
-from perturn.credit.meter import claims, measure
-from perturn.credit.processes import PROCESSES
+from perturn.credit_check.meter import claims, measure
+from perturn.credit_check.processes import PROCESSES
 
 ArCHer = CREDITS["archer"]
 

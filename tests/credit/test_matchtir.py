@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 from perturn.credit import CREDITS
 from perturn.credit.matchtir import ASSIGNMENTS
-from perturn.credit.meter import claims, measure, summary
-from perturn.credit.processes import PROCESSES, Outcome, Process
+from perturn.credit_check.meter import claims, measure, summary
+from perturn.credit_check.processes import PROCESSES, Outcome, Process
 from perturn.stats.matching import greedy_matches, hard_matches
 from perturn.types import Status
 

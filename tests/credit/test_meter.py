@@ -13,8 +13,8 @@ import torch
 
 from perturn.credit import CREDITS
 from perturn.credit.group import returns_to_go
-from perturn.credit.meter import SIZES, check_credit, claims, measure, summary
-from perturn.credit.processes import PROCESSES
+from perturn.credit_check.meter import SIZES, check_credit, claims, measure, summary
+from perturn.credit_check.processes import PROCESSES
 from perturn.settings.parsing import apply_overrides, build
 
 LOOP, NEUTRAL, FORK, SHARED = PROCESSES

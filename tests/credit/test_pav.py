@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.meter import SIZES, check_credit, measure
 from perturn.credit.pav import PAV
-from perturn.credit.processes import PROCESSES
 from perturn.credit.returns import Return
 from perturn.credit.spo import SPO
+from perturn.credit_check.meter import SIZES, check_credit, measure
+from perturn.credit_check.processes import PROCESSES
 
 RLOO = CREDITS["rloo"]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from perturn.credit import CREDITS
-from perturn.credit.meter import _compare, tree_estimates
-from perturn.credit.processes import PROCESSES
+from perturn.credit_check.meter import _compare, tree_estimates
+from perturn.credit_check.processes import PROCESSES
 from perturn.errors import DataError
 from perturn.remaining import Remaining
 from perturn.types import Status

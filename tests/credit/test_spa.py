@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.meter import measure
-from perturn.credit.processes import PROCESSES
 from perturn.credit.returns import Return
 from perturn.credit.spa import Shares, to_go
+from perturn.credit_check.meter import measure
+from perturn.credit_check.processes import PROCESSES
 from perturn.types import Status
 
 SPA = CREDITS["spa"]

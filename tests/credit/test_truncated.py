@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.meter import claims
-from perturn.credit.processes import PROCESSES
+from perturn.credit_check.meter import claims
+from perturn.credit_check.processes import PROCESSES
 
 LOOP = PROCESSES[0]
 GAE = CREDITS["turn-gae"]

@@ -9,8 +9,8 @@ from perturn.envs.protocols import PROTOCOLS
 from perturn.episodes.episode import Job
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action, write_text
 from perturn.errors import ConfigError, DataError
+from perturn.quantities.tool_matches import gold_calls, match
 from perturn.run.collect import demonstrate
-from perturn.run.matches import gold_calls, match
 from perturn.types import Action, Trajectory, Turn
 
 pytest.importorskip(

@@ -19,9 +19,9 @@ from perturn.errors import ConfigError, DataError
 from perturn.policy.credits import make_credit
 from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer
+from perturn.quantities.readers import answers_of, open_reader, own_answers_of, read_acted
 from perturn.run.answers import answer_form
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.readings import answers_of, open_reader, own_answers_of, read_acted
 from perturn.settings.recipe import read_recipe
 
 RECIPE = """

@@ -9,12 +9,12 @@ import torch
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.meter import measure
-from perturn.credit.processes import PROCESSES
 from perturn.credit.spa import Shares
-from perturn.policy.contributions import action_features, turn_contributions
+from perturn.credit_check.meter import measure
+from perturn.credit_check.processes import PROCESSES
 from perturn.policy.tokens import NO_TURN
 from perturn.policy.values import PENALTIES, _fit, cross_fit_sums
+from perturn.quantities.contributions import action_features, turn_contributions
 
 from .test_values import EPISODES, drawn, episode
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.processes import PROCESSES, Step
+from perturn.credit_check.processes import PROCESSES, Step
 from perturn.errors import RunError
-from perturn.policy.critics import (
+from perturn.quantities.critics import (
     Rows,
     before,
     begin,

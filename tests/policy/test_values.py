@@ -8,8 +8,8 @@ import torch
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.meter import measure
-from perturn.credit.processes import PROCESSES
+from perturn.credit_check.meter import measure
+from perturn.credit_check.processes import PROCESSES
 from perturn.policy.tokens import NO_TURN
 from perturn.policy.values import PENALTIES, _fit, cross_fit, explained_variance, turn_features, turn_values
 from perturn.types import Action, Task, Trajectory, Turn

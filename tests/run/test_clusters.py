@@ -8,7 +8,7 @@ import pytest
 from perturn.credit import CREDITS
 from perturn.errors import ConfigError, DataError
 from perturn.policy.credits import make_credit
-from perturn.run.clusters import clusters_of, final_answer
+from perturn.quantities.answer_clusters import clusters_of, final_answer
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 FORM = "Thought: I know the answer.\nAction: finish[{answer}]"

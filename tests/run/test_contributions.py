@@ -17,8 +17,8 @@ from perturn.credit.spa import Shares
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
+from perturn.quantities.readers import contributions_of, open_reader
 from perturn.run.credit import credit_run, explained
-from perturn.run.readings import contributions_of, open_reader
 
 from .online import GROUPS, begin
 from .test_credit import EPISODES, KEPT, explored  # noqa: F401  a fixture

@@ -14,8 +14,8 @@ from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore
 from perturn.errors import ConfigError, DataError, PerturnError, RunError
 from perturn.policy.credits import make_credit
+from perturn.quantities.readers import open_reader, reference_of
 from perturn.run.credit import credit_run
-from perturn.run.readings import open_reader, reference_of
 from perturn.settings.recipe import read_recipe
 from perturn.types import Action, Status, Task, Trajectory, Turn, failed
 

@@ -14,12 +14,12 @@ from perturn.credit import CREDITS
 from perturn.data.groups import read_credits
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, RunError
-from perturn.policy.critics import read_critics
+from perturn.quantities.critics import read_critics
+from perturn.quantities.readers import critics_of, open_reader
 from perturn.run import groups
 from perturn.run.credit import credit_run
 from perturn.run.loop import open_run, run_stages
 from perturn.run.panels import seed_of
-from perturn.run.readings import critics_of, open_reader
 from perturn.run.verify import verify
 from perturn.settings.stages import stages
 

@@ -8,8 +8,8 @@ import perturn
 from perturn.credit import CREDITS
 from perturn.data.groups import groups_of, read_credits
 from perturn.errors import ConfigError
+from perturn.quantities.readers import feedback_of, open_reader
 from perturn.run.credit import credit_run
-from perturn.run.readings import feedback_of, open_reader
 
 from .test_credit import EPISODES, KEPT, explored, explored_by  # noqa: F401  a fixture
 

@@ -15,11 +15,11 @@ from perturn.data.forks import Forks
 from perturn.data.paths import RunPaths
 from perturn.data.store import read_records, write_records
 from perturn.errors import ConfigError
+from perturn.quantities.success_chance import Prospects, folds_of, mixed_turns, prospects
 from perturn.run import forks
 from perturn.run.branch import _play_on
 from perturn.run.forks import check_forks, fork_counts, uncertain_turns
 from perturn.run.loop import check
-from perturn.run.prospects import Prospects, folds_of, mixed_turns, prospects
 from perturn.settings.branch import Branch
 from perturn.types import Task
 

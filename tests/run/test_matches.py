@@ -25,9 +25,9 @@ from perturn.episodes.tool_calls import (
 )
 from perturn.errors import ConfigError, DataError, EngineFailure, EnvironmentFailure
 from perturn.policy.credits import make_credit
+from perturn.quantities.tool_matches import calls_of, check_gold_calls, gold_calls, match, matches_of
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
-from perturn.run.matches import calls_of, check_gold_calls, gold_calls, match, matches_of
 from perturn.settings.recipe import read_recipe
 from perturn.types import Action, Status, Task, Trajectory, Turn
 

@@ -11,11 +11,11 @@ from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.play import Job
 from perturn.errors import ConfigError
 from perturn.policy.action_values import ActionValues
+from perturn.quantities.readers import open_reader
 from perturn.report import summarize
 from perturn.report.text import cost_lines
 from perturn.run.best_of import best_of
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.readings import open_reader
 from perturn.run.rerank import reranking
 from perturn.settings.recipe import read_recipe
 from perturn.settings.stages import explored_before, stages

@@ -14,9 +14,9 @@ from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer
+from perturn.quantities.readers import open_reader, values_of
 from perturn.run.credit import credit_run, explained
 from perturn.run.loop import check
-from perturn.run.readings import open_reader, values_of
 
 from .online import GROUPS, begin, recipe_of
 from .test_credit import EPISODES, explored  # noqa: F401  a fixture

@@ -167,7 +167,7 @@ def _measure(name: str, overrides: list[str], discount: float | None) -> dict[st
     credits = {name: load_object(name)} if ":" in name else table("credits")
     made = build(credits, section, "credit")
     try:
-        summary: dict[str, Any] = locate("perturn.credit.meter:summary")(name, made, discount)
+        summary: dict[str, Any] = locate("perturn.credit_check.meter:summary")(name, made, discount)
     except Exception as error:  # a credit is code of others
         raise ConfigError(f"credit {name!r} cannot be measured: {type(error).__name__}: {error}") from error
     return summary

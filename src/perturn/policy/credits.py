@@ -32,7 +32,7 @@ COSTS = {
 _COMPUTED = frozenset({"reference"})
 """Quantities that training computes for a credit that needs them."""
 OF_GROUPS = frozenset(COSTS) - _COMPUTED
-"""Those that are computed of groups before training, each in one place: `perturn.run.quantities.compute_needed`."""
+"""Those that are computed of groups before training, each in one place: `perturn.run.quantity_source.compute_needed`."""
 
 
 def make_credit(section: Mapping[str, Any]) -> Credit:

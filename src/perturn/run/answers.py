@@ -8,7 +8,7 @@ from perturn.envs import ENVIRONMENTS
 from perturn.envs.load import load_object
 from perturn.episodes.formats import FORMATS
 from perturn.errors import ConfigError
-from perturn.policy.branches import MARK, gold_answer
+from perturn.quantities.answer_turns import MARK, gold_answer
 from perturn.run.session import make_protocol
 from perturn.settings.recipe import Recipe
 from perturn.types import Task, Trajectory, failed

@@ -121,7 +121,7 @@ def _implicit(run: Run, policy: str, episodes: Sequence[Trajectory]) -> Scores:
         return [0.0] * len(episodes)
     template = chat_template(run.recipe.model)
     open_reader, reference_of = (
-        locate(f"perturn.run.readings:{name}") for name in ("open_reader", "reference_of")
+        locate(f"perturn.quantities.readers:{name}") for name in ("open_reader", "reference_of")
     )
     ours, theirs = (
         reference_of(episodes, open_reader(path, None, template))

@@ -22,15 +22,15 @@ from perturn.policy.credits import (
     takes_unfinished,
     trains_branches,
 )
-from perturn.policy.critics import Critics, Learned
 from perturn.policy.sampled import Needed, weigh_groups
 from perturn.policy.values import explained_variance
+from perturn.quantities.critics import Critics, Learned
+from perturn.quantities.readers import scores_of
 from perturn.report.credits import compare_credits, credit_summary
 from perturn.run.measure import measured
 from perturn.run.members import failures_of, members_of
 from perturn.run.needed import check_prover
-from perturn.run.quantities import compute_needed, is_own_reference
-from perturn.run.readings import scores_of
+from perturn.run.quantity_source import compute_needed, is_own_reference
 from perturn.settings.parsing import apply_overrides
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, policy_of, stages
@@ -105,7 +105,7 @@ def _refuse_unfinished(trajectories: Sequence[Trajectory], credit: Credit) -> No
 def explained(credit: Any, trajectories: Sequence[Trajectory], needed: Needed) -> dict[str, float | None]:
     """`explained_variance` of the values that a credit was given, or of sums of contributions, if it was given any.
 
-    Of critics, which go on learning, `td_error` as well; see `perturn.policy.critics.Learned`.
+    Of critics, which go on learning, `td_error` as well; see `perturn.quantities.critics.Learned`.
     """
     if isinstance(learned := needed.get("critics"), Learned):
         return {"explained_variance": learned.explained_variance, "td_error": learned.td_error}

@@ -12,14 +12,14 @@ from math import fsum
 from perturn.data.forks import Forks
 from perturn.data.store import read_records, write_records
 from perturn.errors import ConfigError
-from perturn.policy.entropies import turn_entropies
 from perturn.policy.logprobs import prepare
 from perturn.policy.reference import frozen
 from perturn.policy.values import explained_variance
+from perturn.quantities.entropy import turn_entropies
+from perturn.quantities.readers import Reader, encoded
+from perturn.quantities.success_chance import by_prospects
 from perturn.run.panels import seed_of
-from perturn.run.prospects import by_prospects
-from perturn.run.quantities import open_policy
-from perturn.run.readings import Reader, encoded
+from perturn.run.quantity_source import open_policy
 from perturn.run.session import Session, engine_settings
 from perturn.settings.branch import Branch
 from perturn.settings.recipe import Recipe

@@ -12,14 +12,14 @@ from perturn.data.store import read_trajectories
 from perturn.errors import DataError
 from perturn.losses import LOSSES
 from perturn.policy.credits import carries_own_turns, named_credit
-from perturn.policy.critics import Critics, read_critics, write_critics
 from perturn.policy.models import context_length, empty_model
 from perturn.policy.tokens import Renderer
+from perturn.quantities.critics import Critics, read_critics, write_critics
 from perturn.run.credit import credit_groups, critics_in, explained
 from perturn.run.measure import measured
 from perturn.run.members import failures_of, members_of
 from perturn.run.progress import mention
-from perturn.run.quantities import compute_needed
+from perturn.run.quantity_source import compute_needed
 from perturn.run.session import Session, make_renderer
 from perturn.run.signals import left_out
 from perturn.settings.parsing import build

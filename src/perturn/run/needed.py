@@ -14,10 +14,10 @@ from perturn.policy.credits import (
     weighs_alone,
 )
 from perturn.policy.models import empty_model
+from perturn.quantities.tool_matches import check_gold_calls
 from perturn.run.answers import answer_form, check_answers
-from perturn.run.matches import check_gold_calls
 from perturn.run.panels import Panels
-from perturn.run.quantities import is_of_run, is_own_reference
+from perturn.run.quantity_source import is_of_run, is_own_reference
 from perturn.run.session import make_protocol
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import policy_of, stages

@@ -226,7 +226,7 @@ def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tu
     """One pass over the explored episodes for each quantity that the credit reads of a policy."""
     assert recipe.credit is not None
     needs = locate("perturn.policy.credits:make_credit")(recipe.credit).needs
-    of_policies = locate("perturn.run.readings:OF_ACTED") | {"reference", "progress", "critics"}
+    of_policies = locate("perturn.quantities.readers:OF_ACTED") | {"reference", "progress", "critics"}
     read = sorted(needs & of_policies - {"clusters"})
     members = _members(recipe, found)
     with_branches = f" and {members - found.explore} branches" if members > found.explore else ""

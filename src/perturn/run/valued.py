@@ -35,7 +35,7 @@ class Values:
         recipe, maker = self._run.recipe, maker_of(self._run, self._policy, VALUE)
         episodes = sorted(read_trajectories(maker.explored), key=lambda one: one.key)
         budget = recipe.align.token_budget if recipe.align else TOKEN_BUDGET
-        open_reader = locate("perturn.run.readings:open_reader")
+        open_reader = locate("perturn.quantities.readers:open_reader")
         reader = open_reader(policy_path(self._run, self._policy), None, chat_template(recipe.model), budget)
         make = locate("perturn.policy.action_values:ActionValues")
         return make(reader.model, reader.renderer, episodes, budget)

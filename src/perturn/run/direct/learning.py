@@ -15,13 +15,13 @@ from perturn.credit import Credit
 from perturn.data.groups import FAILURES, counted
 from perturn.data.pairs import pair_with_expert
 from perturn.errors import ConfigError
-from perturn.policy.branches import MARK
 from perturn.policy.config import TurnConfig
 from perturn.policy.credits import check_credit, make_credit
 from perturn.policy.sampled import Weighed, weigh_groups
 from perturn.policy.trainer import TurnTrainer
+from perturn.quantities.answer_turns import MARK
+from perturn.quantities.readers import critics_of, open_reader, read_acted, reference_of
 from perturn.run.direct.playing import tokenizer_of
-from perturn.run.readings import critics_of, open_reader, read_acted, reference_of
 from perturn.settings.sections import Section
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 from perturn.types import failed as is_failed

@@ -15,18 +15,18 @@ from perturn.credit.archer import Critique
 from perturn.credit.group import returns_to_go
 from perturn.credit.returns import Return
 from perturn.credit.spa import Shares
-from perturn.policy.answers import answer_logprobs, own_answer_logprobs
-from perturn.policy.contributions import action_features, turn_contributions
-from perturn.policy.critics import Critics, Learned, Rows, learn_and_judge
 from perturn.policy.examples import Example
-from perturn.policy.feedback import feedback_gains
 from perturn.policy.logprobs import prepare
 from perturn.policy.models import device, load_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.reference import compute_logprobs, frozen, turn_logprobs
 from perturn.policy.tokens import Renderer
 from perturn.policy.values import turn_features, turn_values
-from perturn.run.clusters import clusters_of
+from perturn.quantities.answer import answer_logprobs, own_answer_logprobs
+from perturn.quantities.answer_clusters import clusters_of
+from perturn.quantities.contributions import action_features, turn_contributions
+from perturn.quantities.critics import Critics, Learned, Rows, learn_and_judge
+from perturn.quantities.feedback import feedback_gains
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory
 
@@ -132,7 +132,7 @@ def contributions_of(trajectories: Sequence[Trajectory], credit: Any, reader: Re
         reader: The policy.
 
     Returns:
-        In units of reward, by each head; see `perturn.policy.contributions`.
+        In units of reward, by each head; see `perturn.quantities.contributions`.
     """
     rows = encoded(trajectories, reader.renderer)
     order, scores = _in_order(rows, trajectories), scores_of(trajectories, credit)
@@ -184,7 +184,7 @@ def scores_of(trajectories: Sequence[Trajectory], credit: Any) -> list[float]:
 def answers_of(
     trajectories: Sequence[Trajectory], form: str, reader: Reader, after_last: bool = True
 ) -> list[list[float]]:
-    """Log-probability of the gold answer around each turn of each episode; see `perturn.policy.answers`.
+    """Log-probability of the gold answer around each turn of each episode; see `perturn.quantities.answer`.
 
     Args:
         trajectories: Episodes, in any order.
@@ -205,7 +205,7 @@ def own_answers_of(
 
     Args:
         trajectories: Episodes, in any order.
-        credit: What reads them; its settings say which answers are the same; see `perturn.run.clusters`.
+        credit: What reads them; its settings say which answers are the same; see `perturn.quantities.answer_clusters`.
         form: Text of a turn that gives an answer, with `{answer}` where that stands.
         reader: The policy.
 
@@ -221,7 +221,7 @@ def own_answers_of(
 
 
 def feedback_of(trajectories: Sequence[Trajectory], placeholder: str, reader: Reader) -> list[list[float]]:
-    """How much likelier the reply to each turn made the turn after it; see `perturn.policy.feedback`.
+    """How much likelier the reply to each turn made the turn after it; see `perturn.quantities.feedback`.
 
     Args:
         trajectories: Episodes, in any order.

@@ -9,10 +9,10 @@ from math import nan
 from typing import Any
 
 from perturn.errors import DataError, ModelError
-from perturn.policy.branches import Branch, as_sequences, branches_of, gold_answer
 from perturn.policy.logprobs import exact_length
 from perturn.policy.reference import compute_logprobs, frozen
 from perturn.policy.tokens import Renderer
+from perturn.quantities.answer_turns import Branch, as_sequences, branches_of, gold_answer
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory, failed
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perturn.credit.processes import PROCESSES, Episodes, Process
 from perturn.credit.protocol import Credit
-from perturn.credit.trees import list_groups, list_trees, orders
+from perturn.credit_check.processes import PROCESSES, Episodes, Process
+from perturn.credit_check.trees import list_groups, list_trees, orders
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
 """Largest relative bias that is called none, by the dtype of a credit's numbers; far above rounding here."""

@@ -11,16 +11,16 @@ from perturn.data.groups import counted
 from perturn.data.paths import RunPaths
 from perturn.errors import ConfigError, RunError
 from perturn.policy.credits import reads_reward_model
-from perturn.policy.critics import Critics
 from perturn.policy.sampled import Needed
 from perturn.policy.templates import chat_template
+from perturn.quantities.critics import Critics
+from perturn.quantities.readers import OF_ACTED, Reader, critics_of, open_reader, read_acted, reference_of
+from perturn.quantities.tool_matches import matches_of
 from perturn.run.answers import answer_form, check_gold_answers
 from perturn.run.branch import branch_values, stored_branches
-from perturn.run.matches import matches_of
 from perturn.run.members import failures_of
 from perturn.run.panels import seed_of
 from perturn.run.progress import console
-from perturn.run.readings import OF_ACTED, Reader, critics_of, open_reader, read_acted, reference_of
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.settings.stages import mark, policy_of, reward_model_of, stages
@@ -52,7 +52,7 @@ def compute_needed(
         judged: Policy on whose hidden states critics learn, the same in all iterations.
         iteration: Whose branches, and whose reward model, it may read.
         critics: As the iteration before left them; None: they begin. What they are now is in `critics` of the result, a
-            `perturn.policy.critics.Learned`.
+            `perturn.quantities.critics.Learned`.
 
     Raises:
         PerturnError: If the policy that it reads is not there, or has other tokens than its reference, no episode was

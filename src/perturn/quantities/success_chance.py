@@ -15,8 +15,8 @@ from perturn.data.forks import Forks
 from perturn.policy.logprobs import prepare
 from perturn.policy.reference import frozen
 from perturn.policy.values import cross_fit, folds_by, turn_features
+from perturn.quantities.readers import Reader, encoded
 from perturn.run.panels import seed_of
-from perturn.run.readings import Reader, encoded
 from perturn.settings.branch import Branch
 from perturn.types import Trajectory, succeeded
 

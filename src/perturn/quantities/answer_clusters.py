@@ -12,7 +12,7 @@ from perturn.envs.hotpotqa.answer import PUNCTUATION, normalize_answer
 from perturn.envs.load import load_object
 from perturn.errors import ConfigError
 from perturn.io.plain import told
-from perturn.policy.branches import MARK, gold_answer
+from perturn.quantities.answer_turns import MARK, gold_answer
 from perturn.types import Task, Trajectory, failed
 
 Labels = Callable[[Task, Sequence[str]], Sequence[Hashable]]

@@ -1,0 +1,1 @@
+"""Quantities of episodes that credits and other entries read, one file each."""
