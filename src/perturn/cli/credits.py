@@ -186,10 +186,7 @@ def _print(found: dict[str, Any]) -> None:
         cells = ["-" if one[key] is None else format(one[key], form) for key, form in columns.items()]
         shown.add_row(one["process"], str(one["trajectories"]), *cells)
     results.print(shown)
-    if "matches" in found["needs"]:
-        results.print(
-            f"No turn of these processes calls a tool: this is how {found['credit']} weighs their own rewards.",
-            soft_wrap=True,
-        )
+    for note in found["notes"]:
+        results.print(note, soft_wrap=True)
     claim = "says that it is unbiased" if found["claims_unbiased"] else "does not say that it is unbiased"
     results.print(f"{found['credit']} {claim}; measured: {'unbiased' if found['unbiased'] else 'biased'}")

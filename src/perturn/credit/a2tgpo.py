@@ -20,7 +20,9 @@ from perturn.credit.group import (
     normalized_within,
     returns_to_go,
 )
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
+from perturn.needs import Answer, Needs
 from perturn.types import Trajectory
 
 
@@ -46,8 +48,7 @@ class A2TGPO(GroupCredit):
     `normalize` mean, z is divided by no deviation in the clip range either.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"answer"})
-    last_gain: ClassVar[bool] = False
+    needs: ClassVar[Needs] = (Answer(last_gain=False),)
 
     alpha: Annotated[float, Bound(least=0)] = 0.3
     """Weight of the gains beside the outcome, without unit; >= 0."""
@@ -71,6 +72,11 @@ class A2TGPO(GroupCredit):
         """Reject settings outside their range."""
         super().__post_init__()
         check_choice("gain", self.gain, GAINS)
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, sets_clip=True, discount=self.gamma)
 
     def __call__(
         self, group: Sequence[Trajectory], *, answer: Answers | None = None, **_: Any

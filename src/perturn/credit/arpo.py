@@ -7,6 +7,7 @@ from typing import ClassVar
 from perturn.checks import check_choice
 from perturn.credit.forest import forest
 from perturn.credit.group import EPSILON, GroupCredit, deviation, mean
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -30,7 +31,7 @@ class ARPO(GroupCredit):
     `branch` says where forks are.
     """
 
-    trains_branches: ClassVar[bool] = True
+    traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True, trains_branches=True)
 
     normalize: str = "std"
     """std (the paper's), or mean."""

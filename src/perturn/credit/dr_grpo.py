@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from perturn.credit.group import GroupCredit
 from perturn.credit.grpo import GRPO
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -27,9 +28,9 @@ class DrGRPO(GroupCredit):
     """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
 
     @property
-    def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one, but for a positive factor."""
-        return self._credit.unbiased
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return self._credit.traits
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         return self._credit._weigh(group, rewards)

@@ -7,6 +7,7 @@ from typing import Annotated
 from perturn.bounds import Bound
 from perturn.credit.gigpo import combined, penalties
 from perturn.credit.group import GroupCredit, Visit, anchors, episode_advantages, mean, normalized_within
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers, solved
 from perturn.types import Trajectory
 
@@ -42,6 +43,11 @@ class G2PO(GroupCredit):
 
     invalid_penalty: Annotated[float, Bound(least=0)] = 0.1
     """Taken off an invalid turn's V(next) and its copy of the score, in units of reward; >= 0."""
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, discount=self.gamma)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]

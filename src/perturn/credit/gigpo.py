@@ -6,6 +6,7 @@ from typing import Annotated
 
 from perturn.bounds import Bound
 from perturn.credit.group import GroupCredit, anchors, episode_advantages, normalized_within, returns_to_go
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -44,6 +45,11 @@ class GiGPO(GroupCredit):
 
     invalid_penalty: Annotated[float, Bound(least=0)] = 0.0
     """Taken off an invalid turn's return, after discounting, and its copy of the score; in units of reward, >= 0."""
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, discount=self.gamma)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         penalty = penalties(group, self.invalid_penalty)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perturn.credit.group import GroupCredit, episode_advantages
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -33,9 +34,10 @@ class GRPO(GroupCredit):
     """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
 
     @property
-    def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one, but for a positive factor."""
-        return self.normalize == "mean" and self.statistics == "trajectories"
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        unbiased = self.normalize == "mean" and self.statistics == "trajectories"
+        return CreditTraits(needs_group=True, weighs_alone=self.singleton == "raw", unbiased=unbiased)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]

@@ -13,6 +13,7 @@ from perturn.credit.group import (
     normalized_within,
     returns_to_go,
 )
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -45,6 +46,11 @@ class HGPO(GroupCredit):
 
     base_group: bool = False
     """Whether the trajectory's own advantage in its group counts too."""
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, discount=self.gamma)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]

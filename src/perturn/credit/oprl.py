@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from perturn.checks import check_choice
 from perturn.credit.group import GroupCredit, as_tensors, by_task, episode_advantages, returns_to_go
 from perturn.credit.progress import REDUCTIONS, Logprobs, normalized_progress, turn_log_ratios
 from perturn.credit.returns import Numbers
+from perturn.needs import Needs, Progress
 from perturn.types import Trajectory
 
 
@@ -32,8 +33,6 @@ class OPRL(GroupCredit):
     as the step's own reward (0). A FAILED trajectory has no implicit rewards, and counts with score 0. A trajectory
     alone in its group gets 0.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset({"progress", "reference"})
 
     alpha: Annotated[float, Bound(least=0)] = 1.0
     """Weight of implicit rewards beside the outcome; 0: the outcome alone, as `grpo`."""
@@ -61,9 +60,12 @@ class OPRL(GroupCredit):
         check_choice("reduction", self.reduction, REDUCTIONS)
 
     @property
-    def reads_reward_model(self) -> bool:
-        """Whether `progress` is that of a model which the run trains in each iteration."""
-        return self.checkpoint is None
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (
+            "reference",
+            Progress(self.checkpoint, reward_model=self.checkpoint is None),
+        )
 
     def __call__(
         self,

@@ -8,6 +8,7 @@ from perturn.bounds import Bound
 from perturn.credit.g2po import state_values
 from perturn.credit.gigpo import combined
 from perturn.credit.group import GroupCredit, anchors, normalized_within, returns_to_go
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers, solved
 from perturn.types import Trajectory
 
@@ -37,6 +38,11 @@ class PGPO(GroupCredit):
 
     normalize: str = "std"
     """std (the paper's), or mean."""
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, discount=self.gamma)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         states = anchors(group)

@@ -19,7 +19,9 @@ from perturn.credit.group import (
     mean,
     returns_to_go,
 )
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers, Return
+from perturn.needs import Needs
 from perturn.types import Trajectory
 
 _VARIANCE = 1e-8
@@ -40,9 +42,7 @@ class ReinforcePlusPlus:
     They run over all tasks of one call. A return is carried over observations, where verl-agent and SkyRL set it to 0.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
-    across_tasks: ClassVar[bool] = True
+    needs: ClassVar[Needs] = ()
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
@@ -70,9 +70,12 @@ class ReinforcePlusPlus:
         check_choice("singleton", self.singleton, SINGLETONS)
 
     @property
-    def weighs_alone(self) -> bool:
-        """Whether a trajectory that is alone in its task gets a weight."""
-        return not self.baseline or self.singleton == "raw"
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        weighs_alone = not self.baseline or self.singleton == "raw"
+        return CreditTraits(
+            needs_group=True, weighs_alone=weighs_alone, across_tasks=True, discount=self.gamma
+        )
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""

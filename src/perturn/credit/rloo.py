@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from perturn.credit.group import GroupCredit
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -29,9 +30,11 @@ class RLOO(GroupCredit):
     """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
 
     @property
-    def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one."""
-        return self.statistics == "trajectories"
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(
+            needs_group=True, weighs_alone=self.singleton == "raw", unbiased=self.statistics == "trajectories"
+        )
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]

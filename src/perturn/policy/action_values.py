@@ -12,8 +12,7 @@ from perturn.errors import RunError
 from perturn.policy.implicit import after_prompt
 from perturn.policy.reference import frozen
 from perturn.policy.tokens import Encoded, Renderer
-from perturn.policy.values import cross_fit, explained_variance, fit_values, folds_by
-from perturn.quantities.contributions import action_features
+from perturn.policy.values import action_features, cross_fit, explained_variance, fit_values, folds_by
 from perturn.types import Action, Prompt, Trajectory, failed, score, unfinished
 
 

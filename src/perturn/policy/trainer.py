@@ -34,7 +34,7 @@ from perturn.policy.config import (
     section,
     share_kept,
 )
-from perturn.policy.credits import loss_and_credit, needs_group, trains_own_turns
+from perturn.policy.credits import loss_and_credit, trains_own_turns
 from perturn.policy.ends import keep_ends
 from perturn.policy.evaluation import (
     EvaluatingTrainer,
@@ -235,7 +235,9 @@ class TurnTrainer(EvaluatingTrainer):
         if self._needs_mismatched:
             limit = args.max_length or self._context
             encoded = with_mismatched(encoded, cast("list[WeightedTrajectory]", taken), self.renderer, limit)
-        return Examples(weigh_rows(encoded, taken, self.credit) if needs_group(self.credit) else encoded)
+        return Examples(
+            weigh_rows(encoded, taken, self.credit) if self.credit.traits.needs_group else encoded
+        )
 
     def _check_tokens(self, parts: Iterable[Examples], model: Any, where: str = "training data") -> None:
         """Refuse tokens that a model has no embedding for."""

@@ -1,19 +1,24 @@
-"""How uncertain a policy is where each of its turns begins: entropies that are known before anything is said."""
+"""Quantity `entropy`: how uncertain a policy is where each of its turns begins, before anything is said."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log
-from typing import Any
+from math import fsum, log
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from perturn.needs import Need
 from perturn.policy.logprobs import logprobs_and_entropy, pack_by_pack
 from perturn.policy.packing import Batch
+from perturn.policy.reference import frozen
 from perturn.policy.tokens import Encoded
 from perturn.policy.values import first_tokens
+from perturn.quantities.protocol import ACTED, Computed, Ground, Quantity, QuantityTraits, Source
+from perturn.quantities.readers import Reader, encoded
 from perturn.settings.sections import TOKEN_BUDGET
+from perturn.types import Trajectory
 
 
 def turn_entropies(
@@ -47,3 +52,39 @@ def turn_entropies(
             entropy, model, [first_tokens(one, [1] * one.turns) for one in sequences], token_budget
         )
     return [(one.double() / most).tolist() for one in found]
+
+
+def entropies_of(trajectories: Sequence[Trajectory], reader: Reader) -> list[list[float]]:
+    """Return `turn_entropies` of the turns of each episode, without unit `[trajectories][turns]`."""
+    rows = encoded(trajectories, reader.renderer)
+    with frozen(reader.model):
+        entropies = turn_entropies(reader.model, [row.chosen for row in rows.values()], reader.token_budget)
+    found = dict(zip(rows, entropies, strict=True))
+    return [found.get(i, []) for i in range(len(trajectories))]
+
+
+class TurnEntropy(Quantity):
+    """Entropy of the distribution that the first token of each turn is drawn from: `turn_entropies`.
+
+    Given as `entropy`, 0 for certain and 1 for an even distribution `[trajectories][turns]`.
+    """
+
+    traits: ClassVar[QuantityTraits] = QuantityTraits(
+        "a pass of the policy that acted over the episodes", passes=1, policies=frozenset({ACTED})
+    )
+
+    def compute(self, request: Need, episodes: Sequence[Trajectory], source: Source) -> Computed:
+        """Compute the entropies of the policy that acted."""
+        return Computed(entropies_of(episodes, source.policy(ACTED)))
+
+    def exact(self, request: Need, ground: Ground) -> list[list[float]]:
+        """Return the entropy of the policy in the state of each turn, over that of an even choice."""
+        return [
+            [_entropy(ground.episodes.process.policy(step.state)) for step in steps]
+            for steps in ground.episodes.steps
+        ]
+
+
+def _entropy(chances: Sequence[float]) -> float:
+    """Entropy of a choice over that of an even one; 0 where there is nothing to choose."""
+    return -fsum(each * log(each) for each in chances) / log(len(chances)) if len(chances) > 1 else 0.0

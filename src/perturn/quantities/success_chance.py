@@ -1,24 +1,35 @@
-"""The turns that are played on from where the episode may as well succeed as fail, as a predictor has it.
+"""Quantity `success-chance`: how likely an episode is to succeed from each of its turns, as a predictor has it.
 
 The predictor is a linear head on the last hidden states of the policy that explored, fitted on other episodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from perturn.data.forks import Forks
-from perturn.policy.logprobs import prepare
+from perturn.needs import Need, SuccessChance
 from perturn.policy.reference import frozen
-from perturn.policy.values import cross_fit, folds_by, turn_features
+from perturn.policy.values import cross_fit, explained_variance, folds_by, turn_features
+from perturn.quantities.protocol import ACTED, Computed, Ground, Quantity, QuantityTraits, Source
 from perturn.quantities.readers import Reader, encoded
-from perturn.run.panels import seed_of
-from perturn.settings.branch import Branch
 from perturn.types import Trajectory, succeeded
+
+
+@dataclass(frozen=True)
+class Chances:
+    """Predicted chances of a success before each turn of an episode."""
+
+    own: Sequence[float] = ()
+    """By the head of the episode's fold, which learned from all other folds, between 0 and 1 [turns]."""
+    fold: int | None = None
+    """Fold of the episode; None: it has no turns."""
+    without: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    """By the head that learned neither from the episode's fold nor from another fold, by the number of that fold."""
 
 
 @dataclass(frozen=True)
@@ -32,37 +43,34 @@ class Prospects:
     so that nothing here depends on the fold `[folds][episodes][turns]`."""
 
 
-def by_prospects(
-    played: Sequence[Trajectory], reader: Reader, settings: Branch, seed: int, iteration: int
-) -> list[Forks]:
-    """Turns by how mixed the outcomes are that a predictor expects from there; see `mixed_turns`.
+def chances_of(trajectories: Sequence[Trajectory], others: str, reader: Reader) -> list[Chances]:
+    """Return the predicted chances of each episode.
 
     Args:
-        played: Episodes that did not fail, by task and sample.
-        reader: The policy that explored.
-        settings: `forks`, `others` and `of`.
-        seed: Of the run.
-        iteration: From 1.
+        trajectories: Episodes, in any order.
+        others: As `SuccessChance.others`.
+        reader: The policy.
     """
-    rows = encoded(played, reader.renderer)
-    prepare(reader.model)
+    rows = encoded(trajectories, reader.renderer)
     sequences = [row.chosen for row in rows.values()]
     with frozen(reader.model):
         features = turn_features(
             reader.model, sequences, [[1] * one.turns for one in sequences], reader.token_budget
         )
-    told = [played[index] for index in rows]
+    told = [trajectories[index] for index in rows]
     outcomes = [
         torch.full((len(own),), float(succeeded(one)), dtype=torch.float64)
         for one, own in zip(told, features, strict=True)
     ]
-    folds = folds_of(told, settings.others)
+    folds = folds_of(told, others)
     found = prospects(features, outcomes, folds)
-    turns = mixed_turns(told, found, folds, settings, seed, iteration)
-    chosen = dict(zip(rows, zip(turns, found.own, strict=True), strict=True))
-    nothing: tuple[list[int], list[float]] = ([], [])
-    listed = ((one, *chosen.get(index, nothing)) for index, one in enumerate(played))
-    return [Forks(one.task.id, one.sample, tuple(own), tuple(seen)) for one, own, seen in listed]
+    by_index = {
+        index: Chances(
+            found.own[at], folds[at], {fold: own[at] for fold, own in enumerate(found.rivals) if at in own}
+        )
+        for at, index in enumerate(rows)
+    }
+    return [by_index.get(index, Chances()) for index in range(len(trajectories))]
 
 
 def folds_of(episodes: Sequence[Trajectory], others: str) -> list[int]:
@@ -91,58 +99,32 @@ def prospects(features: Sequence[Tensor], outcomes: Sequence[Tensor], folds: Seq
     return Prospects([_chances(one) for one in cross_fit(features, outcomes, folds)], rivals)
 
 
-def mixed_turns(
-    episodes: Sequence[Trajectory],
-    found: Prospects,
-    folds: Sequence[int],
-    settings: Branch,
-    seed: int,
-    iteration: int = 1,
-) -> list[list[int]]:
-    """Turns where the predicted variance p (1 - p) of the outcome is at least that which others set.
+class PredictedSuccess(Quantity):
+    """Chance of a success before each turn, by a ridge regression on hidden states: `prospects`.
 
-    The bar of a fold is the variance of the last of the first `forks` turns an episode, in the order of their
-    variances, of the other folds. So a turn is chosen whatever comes after it in its episode, and `forks` is met in the
-    mean. Turns of equal variance are in an order by lot.
-
-    Source: TRACE, by its abstract: rollouts go to prefixes that are most likely to have mixed outcomes, as a predictor
-    of successes that all share has it.
-    Differs: first turns get no samples beyond those that explore; the predictor and its bar are of other folds.
-
-    Args:
-        episodes: That the predictions are of.
-        found: From `prospects`.
-        folds: As given there.
-        settings: `forks` and `of`.
-        seed: Of the run.
-        iteration: From 1.
-
-    Returns:
-        Turns in order, each after the first one of its episode [episodes].
+    Given as `success_chance`, a `Chances` a trajectory.
     """
 
-    def ranked(index: int, chances: Sequence[float]) -> list[tuple[float, int]]:
-        """Variance of each turn after the first, and its lot."""
-        key = episodes[index].key
-        return [
-            (chance * (1 - chance), seed_of(seed, *key, iteration, "fork", turn))
-            for turn, chance in enumerate(chances)
-            if turn
-        ]
+    traits: ClassVar[QuantityTraits] = QuantityTraits(
+        "a pass of the policy that acted over the episodes, and ridge fits",
+        passes=1,
+        policies=frozenset({ACTED}),
+    )
+    request: ClassVar[type[Need]] = SuccessChance
 
-    played = [settings.of != "failures" or not succeeded(one) for one in episodes]
-    bars: list[tuple[float, int] | None] = []
-    for rivals in found.rivals:
-        own = {index: chances for index, chances in rivals.items() if played[index]}
-        ranks = sorted((rank for each in own.items() for rank in ranked(*each)), reverse=True)
-        bars.append(ranks[: settings.forks * len(own)][-1] if ranks else None)
-    turns: list[list[int]] = []
-    for index, chances in enumerate(found.own):
-        bar = bars[folds[index]]
-        turns.append([])
-        if bar is not None and played[index]:
-            turns[-1] = [turn for turn, rank in enumerate(ranked(index, chances), 1) if rank >= bar]
-    return turns
+    def compute(self, request: SuccessChance, episodes: Sequence[Trajectory], source: Source) -> Computed:
+        """Compute the chances, by heads on the policy that acted."""
+        found = chances_of(episodes, request.others, source.policy(ACTED))
+        told = [[[each] for each in one.own] for one in found]
+        true = [[[float(succeeded(one))] for _ in one.turns] for one in episodes]
+        return Computed(found, counts={"explained_variance": explained_variance(told, true)})
+
+    def exact(self, request: SuccessChance, ground: Ground) -> list[Chances]:
+        """Return the exact chance of a success in the state of each turn; every episode is a fold of its own."""
+        return [
+            Chances([ground.episodes.chance(step.state, t) for t, step in enumerate(steps)], fold)
+            for fold, steps in enumerate(ground.episodes.steps)
+        ]
 
 
 def _chances(values: Tensor) -> list[float]:

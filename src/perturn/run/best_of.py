@@ -120,9 +120,8 @@ def _implicit(run: Run, policy: str, episodes: Sequence[Trajectory]) -> Scores:
         )
         return [0.0] * len(episodes)
     template = chat_template(run.recipe.model)
-    open_reader, reference_of = (
-        locate(f"perturn.quantities.readers:{name}") for name in ("open_reader", "reference_of")
-    )
+    open_reader = locate("perturn.quantities.readers:open_reader")
+    reference_of = locate("perturn.quantities.reference_logprobs:reference_of")
     ours, theirs = (
         reference_of(episodes, open_reader(path, None, template))
         for path in (policy_path(run, policy), policy_path(maker, maker.start))

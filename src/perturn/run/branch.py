@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from math import fsum, nan
+from collections.abc import Container, Iterable, Mapping, Sequence
 
-from perturn.data.pairs import best_by_task, branches_of
+from perturn.data.pairs import best_by_task
 from perturn.data.paths import RunPaths
 from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
@@ -20,12 +19,9 @@ from perturn.settings.branch import Branch
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, policy_of
 from perturn.table import locate
-from perturn.types import Task, Trajectory, came_back, came_elsewhere, failed, succeeded
+from perturn.types import Task, Trajectory, came_elsewhere, failed, succeeded
 
 _logger = logging.getLogger(__name__)
-
-Returns = Callable[[Sequence[Trajectory]], list[list[float]]]
-"""Rewards that count, of each turn `[trajectories][turns]`."""
 
 
 def check_branch(recipe: Recipe, tasks: Sequence[Task]) -> None:
@@ -196,30 +192,6 @@ def _turns_of(one: Trajectory, settings: Branch) -> Sequence[int]:
         return range(settings.every, len(one.turns), settings.every)
     wrong = wrong_turns(one)
     return [wrong.index(True)] if True in wrong else []
-
-
-def branch_values(
-    explored: Sequence[Trajectory], branches: Iterable[Trajectory], returns: Returns
-) -> list[list[float]]:
-    """Mean return of the episodes that were played on from before each turn, from there on.
-
-    Args:
-        explored: Episodes, in any order.
-        branches: Those played on from them, in any order; one that FAILED before it had come back to where it began
-            counts for nothing, for it says nothing of that, and another that FAILED with rewards of 0. Leave these out
-            before, where they should not count (`perturn.data.groups.counted`).
-        returns: Rewards that count.
-
-    Returns:
-        In units of reward `[trajectories][turns]`; NaN where none was played on.
-    """
-    values = []
-    for one, by_turn in zip(explored, branches_of(explored, filter(came_back, branches)), strict=True):
-        values.append([nan] * len(one.turns))
-        for turn, found in by_turn.items():
-            ends = [fsum(rewards[turn:]) for rewards in returns(found)]
-            values[-1][turn] = fsum(ends) / len(ends)
-    return values
 
 
 def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajectory]:

@@ -12,13 +12,11 @@ from math import fsum
 from perturn.data.forks import Forks
 from perturn.data.store import read_records, write_records
 from perturn.errors import ConfigError
-from perturn.policy.logprobs import prepare
-from perturn.policy.reference import frozen
 from perturn.policy.values import explained_variance
-from perturn.quantities.entropy import turn_entropies
-from perturn.quantities.readers import Reader, encoded
-from perturn.quantities.success_chance import by_prospects
+from perturn.quantities.entropy import entropies_of
+from perturn.quantities.readers import Reader
 from perturn.run.panels import seed_of
+from perturn.run.prospects import by_prospects
 from perturn.run.quantity_source import open_policy
 from perturn.run.session import Session, engine_settings
 from perturn.settings.branch import Branch
@@ -88,14 +86,8 @@ def by_entropy(
     played: Sequence[Trajectory], reader: Reader, settings: Branch, seed: int, iteration: int
 ) -> list[Forks]:
     """Turns by a chance that grows with the entropy of the policy at their prompts; see `uncertain_turns`."""
-    rows = encoded(played, reader.renderer)
-    prepare(reader.model)
-    with frozen(reader.model):
-        entropies = turn_entropies(reader.model, [row.chosen for row in rows.values()], reader.token_budget)
-    by_index = dict(zip(rows, entropies, strict=True))
     found = []
-    for index, one in enumerate(played):
-        seen = by_index.get(index, [])
+    for one, seen in zip(played, entropies_of(played, reader), strict=True):
         turns = [] if _left_alone(one, settings) else uncertain_turns(one, seen, settings, seed, iteration)
         found.append(Forks(*one.key, tuple(turns), tuple(seen)))
     return found

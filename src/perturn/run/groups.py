@@ -14,17 +14,18 @@ from perturn.losses import LOSSES
 from perturn.policy.credits import carries_own_turns, named_credit
 from perturn.policy.models import context_length, empty_model
 from perturn.policy.tokens import Renderer
-from perturn.quantities.critics import Critics, read_critics, write_critics
-from perturn.run.credit import credit_groups, critics_in, explained
+from perturn.quantities import carried_by, compute, figures_of, given
+from perturn.quantities.protocol import State
+from perturn.run.credit import credit_groups
 from perturn.run.measure import measured
 from perturn.run.members import failures_of, members_of
 from perturn.run.progress import mention
-from perturn.run.quantity_source import compute_needed
+from perturn.run.quantity_source import RunSource, read_state, states_of, write_state
 from perturn.run.session import Session, make_renderer
 from perturn.run.signals import left_out
 from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage, mark, policy_of
+from perturn.settings.stages import Stage, mark
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 
@@ -44,26 +45,18 @@ def credit(session: Session, stage: Stage) -> None:
     assert settings is not None
     name, credit = own_credit(session.recipe)
     file = run.paths.credit(name, stage.mark)
-    with run.stage(stage.name, file, run.paths.critics(stage.mark)) as counts:
+    carried = carried_by(credit.needs)
+    with run.stage(stage.name, file, *(run.paths.carried(key, stage.mark) for key in carried)) as counts:
         played = _played(run, credit, stage.mark)
         episodes = measured(run.recipe, played)
         comparable = counted(episodes, settings.failed)
-        acted = policy_of(run.recipe, stage.iteration - 1)
-        needed = compute_needed(
-            credit,
-            comparable,
-            run.paths,
-            run.recipe,
-            reference=stage.reference,
-            acted=acted,
-            judged=policy_of(run.recipe, 0),
-            iteration=stage.iteration,
-            critics=_critics_before(run, credit, stage),
-        )
+        before = _states_before(run, carried, stage)
+        source = RunSource(run.paths, run.recipe, stage.iteration, reference=stage.reference, states=before)
+        computed = compute(credit.needs, comparable, source)
         rows = credit_groups(
             episodes,
             credit,
-            needed,
+            given(computed),
             drop_equal_outcomes=settings.drop_equal_outcomes,
             too_long=too_long(session.recipe, episodes),
             filtered=left_out(episodes, settings.signals),
@@ -72,33 +65,31 @@ def credit(session: Session, stage: Stage) -> None:
         counts |= counts_of(groups_of(episodes), rows, settings.failed)
         said = (f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)
         mention("episodes:", ", ".join(said))
-        for key, number in explained(credit, comparable, needed).items():
+        for key, number in figures_of(computed).items():
             if number is not None:
                 counts[key] = round(number, 4)
                 mention(f"values: {key.replace('_', ' ')} {number:.3f}, each by other episodes")
-        critics = critics_in(needed)
-        if critics is not None:
-            write_critics(run.paths.critics(stage.mark), critics)
+        for key, state in states_of(computed).items():
+            write_state(run.paths.carried(key, stage.mark), state)
         write_credits(file, rows)
 
 
-def _critics_before(run: Run, credit: Credit, stage: Stage) -> Critics | None:
-    """The critics that the iteration before left; None where none have begun, and where the credit reads none.
+def _states_before(run: Run, carried: Sequence[str], stage: Stage) -> dict[str, State]:
+    """What quantities have learned in the iteration before, by name; nothing where none has begun.
 
     Raises:
-        RunError: If they are not there.
+        RunError: If it is not there.
     """
     earlier = [mark(run.recipe, iteration) for iteration in range(1, stage.iteration)]
-    if "critics" not in credit.needs or not earlier:
-        return None
-    file = run.paths.critics(earlier[-1])
-    explored = (run.paths.trajectories(f"explore{each}") for each in earlier)
-    failures = failures_of(run.recipe)
-    if not file.is_file() and not any(
-        one.turns for each in explored for one in counted(read_trajectories(each), failures)
+    if not earlier:
+        return {}
+    files = {name: run.paths.carried(name, earlier[-1]) for name in carried}
+    explored = [run.paths.trajectories(f"explore{each}") for each in earlier]
+    if not any(file.is_file() for file in files.values()) and not any(
+        one.turns for each in explored for one in counted(read_trajectories(each), failures_of(run.recipe))
     ):
-        return None
-    return read_critics(file)
+        return {}
+    return {name: read_state(file, name) for name, file in files.items()}
 
 
 def _played(run: Run, credit: Credit, mark: str) -> list[Trajectory]:

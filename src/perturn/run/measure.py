@@ -14,13 +14,25 @@ from perturn.run.progress import track
 from perturn.run.session import make_protocol, world_maker
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Sense
+from perturn.table import locate
 from perturn.types import Environment, EpisodeProtocol, PreferencePair, Remaining, Trajectory
 
 
 def sense_of(recipe: Recipe) -> Sense | None:
-    """The sense in which a recipe has the remaining path measured; None: it is not."""
+    """The sense in which a recipe has the remaining path measured; None: it is not.
+
+    Raises:
+        ConfigError: If two readers want different ones.
+    """
     rows = recipe.pair or recipe.groups
-    return rows.remaining if rows else None
+    senses: set[Sense] = {rows.remaining} if rows and rows.remaining else set()
+    senses |= locate("perturn.run.trainable:distances_read")(recipe)
+    if len(senses) > 1:
+        raise ConfigError(
+            "the remaining path is read both as shortest and as searching, and it is measured once; set all of "
+            "pair.remaining, groups.remaining and credit.distance to one of both."
+        )
+    return next(iter(senses), None)
 
 
 def check_pathfinder(recipe: Recipe, env: Environment) -> None:

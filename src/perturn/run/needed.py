@@ -6,21 +6,14 @@ from collections.abc import Sequence
 
 from perturn.credit import Credit
 from perturn.errors import ConfigError
-from perturn.policy.credits import (
-    named_credit,
-    reads_reward_model,
-    takes_unfinished,
-    trains_branches,
-    weighs_alone,
-)
-from perturn.policy.models import empty_model
-from perturn.quantities.tool_matches import check_gold_calls
-from perturn.run.answers import answer_form, check_answers
+from perturn.policy.credits import named_credit, weighs_alone
+from perturn.quantities import Planned, policies_of, wanted
+from perturn.quantities.protocol import REWARD
+from perturn.run.answers import answer_form
 from perturn.run.panels import Panels
-from perturn.run.quantity_source import is_of_run, is_own_reference
 from perturn.run.session import make_protocol
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import policy_of, stages
+from perturn.settings.stages import stages
 from perturn.types import Environment, Task
 
 
@@ -34,20 +27,23 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)
     tasks = panels.tasks.get("explore", [])
+    needs = wanted(credit.needs, f"credit {name}")
     _check_window(recipe, name, credit, tasks)
-    _check_branches(recipe, name, "branches" in credit.needs or trains_branches(credit))
+    _check_branches(recipe, name, reads_branches(credit))
     if recipe.groups:
         check_prover(recipe, name, credit)
-        _check_progress(recipe, name, credit)
+        _check_reward(recipe, name, credit)
         _check_samples(recipe, name, credit)
-    if "matches" in credit.needs:
-        check_gold_calls(env, tasks, name)
-    if "answer" in credit.needs:
-        check_answers(recipe, tasks)
-    if "answers" in credit.needs:
-        if getattr(credit, "reference", "own") == "gold":
-            check_answers(recipe, tasks)
-        answer_form(recipe)
+    references = {one.iteration: one.reference for one in stages(recipe) if one.command == "credit"}
+    planned = Planned(f"credit {name}", recipe, lambda: answer_form(recipe), references, env, tasks)
+    for quantity, request in needs.values():
+        quantity.check(request, planned)
+
+
+def reads_branches(credit: Credit) -> bool:
+    """Whether a credit reads branches, or trains on them."""
+    needs = wanted(credit.needs).values()
+    return credit.traits.trains_branches or any(quantity.traits.reads_branches for quantity, _ in needs)
 
 
 def _check_branches(recipe: Recipe, name: str, reads: bool) -> None:
@@ -76,9 +72,9 @@ def _check_samples(recipe: Recipe, name: str, credit: Credit) -> None:
     if not weighs_alone(credit):
         raise ConfigError(
             f"explore.samples must be > 1 with credit {name}, which compares the samples of a task, got 1; or take one "
-            "that weighs each by itself, such as credit.name=turn-gae; one of your own says so by weighs_alone = True."
+            "that weighs each by itself, such as credit.name=turn-gae; one of your own has the trait weighs_alone."
         )
-    if recipe.groups and recipe.groups.drop_equal_outcomes and not trains_branches(credit):
+    if recipe.groups and recipe.groups.drop_equal_outcomes and not credit.traits.trains_branches:
         raise ConfigError(
             "explore.samples must be > 1 with groups.drop_equal_outcomes, since no other outcome is there to be equal "
             "to, got 1; or leave it out."
@@ -94,8 +90,8 @@ def _check_window(recipe: Recipe, name: str, credit: Credit, tasks: Sequence[Tas
     window = recipe.explore.window if recipe.explore else None
     if window is None:
         return
-    if not takes_unfinished(credit) or trains_branches(credit):
-        what = "branches of episodes" if trains_branches(credit) else "episodes by how they end"
+    if not credit.traits.takes_unfinished or credit.traits.trains_branches:
+        what = "branches of episodes" if credit.traits.trains_branches else "episodes by how they end"
         raise ConfigError(
             f"credit {name} weighs {what}, and with explore.window some are not over; take credit.name=turn-gae, or "
             "leave the window out."
@@ -108,40 +104,17 @@ def _check_window(recipe: Recipe, name: str, credit: Credit, tasks: Sequence[Tas
         )
 
 
-def _check_progress(recipe: Recipe, name: str, credit: Credit) -> None:
-    """Refuse a reward model without its reader, or a reader without it, and a policy that is always its own reference.
+def _check_reward(recipe: Recipe, name: str, credit: Credit) -> None:
+    """Refuse a reward model that nothing reads.
 
     Raises:
-        PerturnError: Saying what to set, or that the policy which the credit names cannot be read.
+        ConfigError: Saying what to set.
     """
-    reads = reads_reward_model(credit)
-    if reads and recipe.reward is None:
-        raise ConfigError(
-            f"credit {name} reads a reward model that learns in each iteration; add a section reward, such as "
-            "reward: {}, or name a trained one in credit.checkpoint."
-        )
-    if recipe.reward is not None and not reads:
+    if recipe.reward is not None and REWARD not in policies_of(credit.needs):
         raise ConfigError(
             f"credit {name} reads no reward model of the run; leave reward out, or take credit.name=oprl without "
             "checkpoint."
         )
-    if "progress" not in credit.needs or reads:
-        return
-    references = {one.iteration: one.reference for one in stages(recipe) if one.command == "credit"}
-    if is_own_reference(credit, recipe, references):
-        raise ConfigError(
-            f"credit {name} would compare each policy with itself; take align.reference=start or average and several "
-            "iterations, or name another policy in credit.checkpoint."
-        )
-    named = getattr(credit, "checkpoint", None)
-    if named in (None, "base", policy_of(recipe, 0)):
-        return
-    if is_of_run(recipe, named):
-        raise ConfigError(
-            f"credit.checkpoint: policy {named} is not there before the loop; name one that is, base or sft, a folder, "
-            "or a Hub id."
-        )
-    empty_model(named)
 
 
 def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
@@ -155,14 +128,14 @@ def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
     Raises:
         ConfigError: Saying what to take.
     """
-    if recipe.branch is None or not ("branches" in credit.needs or trains_branches(credit)):
+    if recipe.branch is None or not reads_branches(credit):
         return
     if recipe.branch.of != "all":
         raise ConfigError(
             f"branch.of is {recipe.branch.of}, and credit {name} reads branches: those of some episodes alone would "
             "tell how these ended, and the expert's are not of what was explored; explore with branch.of=all."
         )
-    if recipe.branch.window is not None and not takes_unfinished(credit):
+    if recipe.branch.window is not None and not credit.traits.takes_unfinished:
         raise ConfigError(
             f"branch.window is {recipe.branch.window}, and credit {name} reads how branches end; explore without "
             "branch.window, or take credit.name=slate."
@@ -172,18 +145,18 @@ def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
             f"branch.search is set, and credit {name} reads branches: where a search has them begin is chosen by how "
             "earlier ones ended; explore without branch.search."
         )
-    if recipe.branch.others == "episodes" and trains_branches(credit) and getattr(credit, "unbiased", False):
+    if recipe.branch.others == "episodes" and credit.traits.trains_branches and credit.traits.unbiased:
         raise ConfigError(
             f"branch.others is episodes, and credit {name} trains on branches: where these are would then depend on "
             "what it compares them with; explore with branch.others=tasks."
         )
     prover = recipe.branch.policy
-    if prover is not None and trains_branches(credit):
+    if prover is not None and credit.traits.trains_branches:
         raise ConfigError(
             f"branch.policy is {prover}, and credit {name} trains on branches, which must be of the policy that "
             "explored; explore without branch.policy."
         )
-    if prover is not None and not getattr(credit, "takes_prover", False):
+    if prover is not None and not credit.traits.takes_prover:
         raise ConfigError(
             f"branch.policy is {prover}, and credit {name} reads what the policy that explored would earn; explore "
             "without branch.policy, or take credit.name=pav."

@@ -1,147 +1,149 @@
-"""Quantities that credits read of the policies and the world of a run, computed for its episodes."""
+"""What quantities are computed from in a run: its policies, its world, its branches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
 
-from perturn.credit import Credit
-from perturn.credit.returns import Return
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
 from perturn.data.groups import counted
 from perturn.data.paths import RunPaths
-from perturn.errors import ConfigError, RunError
-from perturn.policy.credits import reads_reward_model
-from perturn.policy.sampled import Needed
+from perturn.errors import RunError
+from perturn.faults import closing_world
+from perturn.io.writing import replacing
 from perturn.policy.templates import chat_template
-from perturn.quantities.critics import Critics
-from perturn.quantities.readers import OF_ACTED, Reader, critics_of, open_reader, read_acted, reference_of
-from perturn.quantities.tool_matches import matches_of
-from perturn.run.answers import answer_form, check_gold_answers
-from perturn.run.branch import branch_values, stored_branches
+from perturn.quantities import Computed, Source
+from perturn.quantities.progress_logprobs import is_of_run
+from perturn.quantities.protocol import ACTED, EXPLORER, REFERENCE, REWARD, START, State
+from perturn.quantities.readers import Reader, open_reader
+from perturn.run.answers import answer_form
+from perturn.run.branch import stored_branches
 from perturn.run.members import failures_of
 from perturn.run.panels import seed_of
 from perturn.run.progress import console
+from perturn.run.session import world_maker
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.settings.stages import mark, policy_of, reward_model_of, stages
-from perturn.types import Trajectory
+from perturn.types import Environment, Trajectory
 
 
-def compute_needed(
-    credit: Credit,
-    episodes: Sequence[Trajectory],
-    paths: RunPaths,
-    recipe: Recipe,
-    *,
-    reference: str,
-    acted: str,
-    judged: str,
-    iteration: int = 1,
-    critics: Critics | None = None,
-) -> Needed:
-    """Quantities that a credit reads of policies and the world of the run.
+class RunSource(Source):
+    """An iteration of a run, as what quantities are computed from. Each policy is opened once."""
 
-    Args:
-        credit: What reads them.
-        episodes: What it weighs.
-        paths: Of the run.
-        recipe: Of the run.
-        reference: Policy whose log-probabilities it may read.
-        acted: Policy on whose hidden states values and contributions are fitted, and that is asked for answers, or for
-            its turns without what it was told.
-        judged: Policy on whose hidden states critics learn, the same in all iterations.
-        iteration: Whose branches, and whose reward model, it may read.
-        critics: As the iteration before left them; None: they begin. What they are now is in `critics` of the result, a
-            `perturn.quantities.critics.Learned`.
+    def __init__(
+        self,
+        paths: RunPaths,
+        recipe: Recipe,
+        iteration: int = 1,
+        *,
+        reference: str | None = None,
+        acted: str | None = None,
+        start: str | None = None,
+        states: Mapping[str, State] | None = None,
+    ) -> None:
+        """Of a run and an iteration.
+
+        Args:
+            paths: Of the run.
+            recipe: Of the run.
+            iteration: From 1.
+            reference: Name of the reference policy; None: that of the iteration.
+            acted: Name of the policy that stands for the one that played the episodes; None: that one.
+            start: Name of the policy that stands for the one that the loop begins with; None: that one.
+            states: What quantities have learned in the iteration before, by name.
+        """
+        self._paths, self._recipe = paths, recipe
+        explorer = policy_of(recipe, iteration - 1)
+        self._names = {
+            ACTED: acted or explorer,
+            EXPLORER: explorer,
+            REFERENCE: reference or reference_of_iteration(recipe, iteration),
+            START: start or policy_of(recipe, 0),
+            **({REWARD: reward_model_of(recipe, iteration)} if recipe.reward else {}),
+        }
+        self._open: dict[str, Reader] = {}
+        self.states = states or {}
+        self.iteration = iteration
+
+    def policy_name(self, role: str) -> str:
+        """Return the name of the policy that has a role; a name is its own."""
+        return self._names.get(role, role)
+
+    def policy(self, role: str) -> Reader:
+        """Open a policy, by its role or its name.
+
+        Raises:
+            RunError: If it is not there.
+        """
+        name = self.policy_name(role)
+        if name not in self._open:
+            ours = role in self._names or is_of_run(self._recipe, name)
+            self._open[name] = (open_policy if ours else _open_other)(self._paths, self._recipe, name)
+        return self._open[name]
+
+    def answer_form(self) -> str:
+        """Return the text of a turn that gives an answer."""
+        return answer_form(self._recipe)
+
+    def world(self) -> AbstractContextManager[Environment]:
+        """Open the environment of the run."""
+        return closing_world(world_maker(self._recipe)())
+
+    def branches(self) -> list[Trajectory]:
+        """Return the branches of the iteration that count."""
+        found = stored_branches(self._paths, self._recipe, mark(self._recipe, self.iteration))
+        return counted(found, failures_of(self._recipe))
+
+    def seed(self, name: str) -> int:
+        """Return the seed of the run for what is called so."""
+        return seed_of(self._recipe.seed, name)
+
+    def tell(self, text: str) -> None:
+        """Print it where progress is printed."""
+        console.print(text)
+
+
+def reference_of_iteration(recipe: Recipe, iteration: int) -> str:
+    """Return the reference of an iteration; of one without any, the policy that the loop begins with."""
+    found = {one.command: one.reference for one in stages(recipe) if one.iteration == iteration}
+    return found.get("credit") or found.get("train") or policy_of(recipe, 0)
+
+
+def states_of(computed: Mapping[str, Computed]) -> dict[str, State]:
+    """Return what computed quantities have learned for the next iteration, by name."""
+    return {name: one.state for name, one in computed.items() if one.state is not None}
+
+
+def write_state(file: Path, state: State) -> None:
+    """Write what a quantity has learned, whole or not at all."""
+    with replacing(file, foreign=(SafetensorError,)) as fresh:
+        save_file({name: each.contiguous() for name, each in state.items()}, fresh)
+
+
+def read_state(file: Path, quantity: str) -> dict[str, Tensor]:
+    """Read what a quantity has learned.
 
     Raises:
-        PerturnError: If the policy that it reads is not there, or has other tokens than its reference, no episode was
-            played on, the world has no gold calls to match, the tasks have no gold answer, or the environment does not
-            say how one is given.
+        RunError: If it is not there, or damaged.
     """
-    found: dict[str, Sequence[Any]] = {}
-    if "reference" in credit.needs:
-        theirs = open_policy(paths, recipe, reference)
-        found["reference"] = reference_of(episodes, theirs)
-        if "progress" in credit.needs:
-            found["progress"] = _progress(credit, episodes, paths, recipe, theirs, reference, iteration)
-    if credit.needs & OF_ACTED:
-        form = answer_form(recipe) if credit.needs & {"answer", "answers", "clusters"} else ""
-        if "answer" in credit.needs:
-            check_gold_answers(episodes)
-        found |= read_acted(episodes, credit, open_policy(paths, recipe, acted), form)
-    if "critics" in credit.needs:
-        reader, seed = open_policy(paths, recipe, judged), seed_of(recipe.seed, "critics")
-        found["critics"] = critics_of(episodes, credit, reader, critics, seed)
-    if "matches" in credit.needs:
-        found["matches"] = matches_of(episodes, credit, recipe)
-    if "branches" in credit.needs:
-        returns = getattr(credit, "returns", Return())
-        branches = stored_branches(paths, recipe, mark(recipe, iteration))
-        found["branches"] = branch_values(episodes, counted(branches, failures_of(recipe)), returns)
-    return found
-
-
-def progress_policy(credit: Credit, recipe: Recipe, iteration: int) -> str:
-    """The policy whose log-probabilities are a credit's `progress`: the one that it names, else of the run.
-
-    That is the reward model of the iteration, or the policy that acted in it.
-    """
-    named = getattr(credit, "checkpoint", None)
-    if named is not None:
-        return str(named)
-    return (
-        reward_model_of(recipe, iteration) if reads_reward_model(credit) else policy_of(recipe, iteration - 1)
-    )
-
-
-def is_own_reference(credit: Credit, recipe: Recipe, references: Mapping[int, str]) -> bool:
-    """Whether a credit would compare a policy with itself in every iteration, so that `progress` says nothing.
-
-    Args:
-        credit: What reads it.
-        recipe: Of the run.
-        references: Of each iteration.
-    """
-    return all(progress_policy(credit, recipe, number) == name for number, name in references.items())
-
-
-def is_of_run(recipe: Recipe, name: str) -> bool:
-    """Whether a policy is one of the run, by its name."""
-    return name == "base" or name in {stage.policy for stage in stages(recipe) if stage.command == "train"}
-
-
-def _progress(
-    credit: Credit,
-    episodes: Sequence[Trajectory],
-    paths: RunPaths,
-    recipe: Recipe,
-    theirs: Reader,
-    reference: str,
-    iteration: int,
-) -> Sequence[Any]:
-    """Log-probabilities under the policy that has made progress, as `reference_of` gives them.
-
-    Raises:
-        PerturnError: If it is not there, or it has other tokens than the reference.
-    """
-    name = progress_policy(credit, recipe, iteration)
-    if name == reference:
-        console.print(
-            f"progress is 0 at every turn: policy {name} is its own reference; the outcome alone counts"
+    if not file.is_file():
+        raise RunError(
+            f"{file}, the {quantity} that the iteration before left, is not there; restore it from a copy, or remove "
+            "the run folder to begin anew."
         )
-        return reference_of(episodes, theirs)
-    ours = open_policy(paths, recipe, name) if is_of_run(recipe, name) else _open_other(recipe, name)
-    vocabularies = [reader.renderer.tokenizer.get_vocab() for reader in (ours, theirs)]
-    if vocabularies[0] != vocabularies[1]:
-        raise ConfigError(
-            f"credit.checkpoint: {name} has other tokens than policy {reference}, so the two cannot be compared; name "
-            "a policy that was trained from the same model."
-        )
-    return reference_of(episodes, ours)
+    try:
+        # In memory as it was before, or sums are rounded otherwise.
+        return {name: one.clone() for name, one in load_file(file).items()}
+    except SafetensorError as error:
+        raise RunError(f"{file} holds no {quantity}: {error}; restore it from a copy.") from error
 
 
-def _open_other(recipe: Recipe, name: str) -> Reader:
+def _open_other(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
     """Open a policy that is none of the run: a folder or a Hub id."""
     budget = recipe.align.token_budget if recipe.align else TOKEN_BUDGET
     return open_reader(name, None, chat_template(recipe.model), budget)

@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 
-from perturn.credit import Credit
 from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
+from perturn.needs import Distance, request_of
 from perturn.policy.config import TurnConfig
 from perturn.policy.credits import choose_credit
 from perturn.policy.models import compute_dtype, context_length, device
 from perturn.policy.templates import chat_template
 from perturn.ranks import share_of
 from perturn.run.kept import goes_on
-from perturn.run.measure import sense_of
 from perturn.run.tracking import PROJECT
 from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
@@ -66,8 +65,7 @@ def check_training(recipe: Recipe) -> None:
                 f"{name}.loss.name must be a loss on {rows} ({fitting}), got {settings.loss['name']!r}, which is one "
                 f"on {_rows_of(loss)}; {_REMEDY[_rows_of(loss)]}."
             )
-        credit = choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
-        check_measured(recipe, credit)
+        choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
         try:
             make_config(recipe, settings, run_folder(recipe), model=None)
         except (ValueError, ConfigError) as error:  # of the trainer's own settings
@@ -91,18 +89,16 @@ def _rows_for(recipe: Recipe, name: str) -> str:
     return "groups" if recipe.groups else "pairs"
 
 
-def check_measured(recipe: Recipe, credit: Credit) -> None:
-    """Refuse a credit that reads the remaining path where nothing measures it.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
-    if getattr(credit, "needs_remaining", False) and sense_of(recipe) is None:
-        section = "groups" if recipe.groups else "pair"
-        raise ConfigError(
-            f"credit {type(credit).__name__} reads the remaining path of each turn, and nothing measures it; set "
-            f"{section}.remaining to shortest or searching."
-        )
+def distances_read(recipe: Recipe) -> set[str]:
+    """Return the senses in which credits of a recipe read the remaining path of each turn."""
+    found = []
+    for name in ("reward", "align"):
+        settings = getattr(recipe, name)
+        if settings is not None:
+            loss = build(LOSSES, settings.loss, f"{name}.loss")
+            credit = choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
+            found.append(request_of(credit.needs, Distance))
+    return {each.sense for each in found if each is not None}
 
 
 def _rows_of(loss: Any) -> str:
