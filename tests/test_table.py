@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
@@ -12,7 +15,7 @@ import guest
 from perturn.cli import main
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError
-from perturn.table import Table, locate, package_of
+from perturn.table import Table, check_names, locate, package_of
 
 RECIPE = """
 name: guests
@@ -197,3 +200,56 @@ def test_the_recipes_of_the_package_are_listed_with_their_first_comment(monkeypa
 
 def test_an_object_is_located_by_module_and_name():
     assert locate("perturn.table:Table") is Table
+
+
+@dataclass(frozen=True)
+class _Traits:
+    needs_group: bool = False
+    unbiased: bool = False
+
+
+class _Protocol:
+    step = steps = None
+
+
+class _Misspelt(_Protocol):
+    need_group = True
+
+
+class _Beside(_Protocol):
+    needs_group = True
+
+
+class _OfMember:
+    def forgett(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Settings:
+    needs_groups: bool = True
+    export: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        (
+            _Misspelt,
+            "credit _Misspelt has 'need_group', which is never read. Did you mean `_Traits(needs_group=...)`?",
+        ),
+        (
+            _Beside,
+            "credit _Beside has 'needs_group', which is never read. Did you mean `_Traits(needs_group=...)`?",
+        ),
+        (_OfMember, "credit _OfMember has 'forgett', which is never read. Did you mean `forget`?"),
+    ],
+)
+def test_an_attribute_that_nobody_reads_is_rejected(entry: type, says: str):
+    with pytest.raises(ConfigError, match=f"^{re.escape(says)}$"):
+        check_names(entry, kind="credit", known=("step", "forget", "expert"), traits=_Traits)
+
+
+@pytest.mark.parametrize("entry", [_Protocol, _Settings])
+def test_settings_and_names_beside_the_right_one_are_allowed(entry: type):
+    """`steps` is beside `step`; `needs_groups` is a setting; `export` is not like enough to `expert`."""
+    check_names(entry, kind="credit", known=("step", "forget", "expert"), traits=_Traits)
