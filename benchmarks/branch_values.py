@@ -22,7 +22,8 @@ from statistics import NormalDist, mean, stdev
 from perturn.credit.returns import Return
 from perturn.envs.alfworld.like import ALFWorldLike
 from perturn.episodes.play import Job, play
-from perturn.run.branch import branch_jobs, branch_values
+from perturn.quantities.branch_returns import branch_values
+from perturn.run.branch import branch_jobs
 from perturn.settings.branch import Branch
 from perturn.stats import rate_interval
 from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Task, Trajectory

@@ -7,7 +7,8 @@ import pytest
 from perturn.credit import CREDITS
 from perturn.data.groups import counted, groups_of, read_credits
 from perturn.errors import DataError
-from perturn.quantities.readers import answers_of, open_reader
+from perturn.quantities.answer import answers_of
+from perturn.quantities.readers import open_reader
 from perturn.run.credit import credit_run
 
 from .test_credit import EPISODES, explored, explored_by  # noqa: F401  a fixture

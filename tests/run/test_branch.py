@@ -23,11 +23,12 @@ from perturn.episodes.episode import Job, _check_back, episode
 from perturn.episodes.play import play
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EngineFailure, NotComeBack, RunError
+from perturn.quantities.branch_returns import branch_values
 from perturn.report.credits import compare_credits
 from perturn.report.folder import read_run
 from perturn.report.groups import credited
 from perturn.report.stages import by_stem
-from perturn.run.branch import branch_jobs, branch_values
+from perturn.run.branch import branch_jobs
 from perturn.run.credit import credit_groups, credit_run
 from perturn.run.loop import check
 from perturn.run.members import members_of
@@ -471,7 +472,7 @@ def test_a_prover_plays_on_in_all_iterations(proved):
         rows = {row.key: row.weight for row in read_credits(proved / f"credits/pav{mark}.jsonl")}
         ways = {one.key: own for one, own in zip(episodes, values, strict=True)}
         for group in groups_of(episodes):
-            weights = PAV_CREDIT(group, branches=[ways[one.key] for one in group])
+            weights = PAV_CREDIT(group, branch_returns=[ways[one.key] for one in group])
             for one, weight in zip(group, weights, strict=True):
                 assert rows[one.key] == pytest.approx(weight.tolist())
     assert explorers == {"sft", "ppo-clip-001"}

@@ -14,7 +14,8 @@ from perturn.data.seals import file_digest
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, PerturnError, RunError
 from perturn.policy.action_values import ActionValues
-from perturn.quantities.readers import open_reader, reference_of
+from perturn.quantities.readers import open_reader
+from perturn.quantities.reference_logprobs import reference_of
 from perturn.report import summarize
 from perturn.run.loop import check, open_run, run_stages
 from perturn.run.maker import Maker

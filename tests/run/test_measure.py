@@ -102,9 +102,7 @@ def test_a_world_that_cannot_say_it_is_refused_before_work(own_environment):
     """Named with those that can; and none where nothing is played."""
     recipe = make_recipe(environment={"name": "own_environment:GuessNumber"})
 
-    with pytest.raises(
-        ConfigError, match=r"pair\.remaining: environment \S+ does not say how far .* take alfworld"
-    ):
+    with pytest.raises(ConfigError, match=r"environment \S+ does not say how far .* take alfworld"):
         check_pathfinder(recipe, own_environment.GuessNumber())
     with pytest.raises(ConfigError, match=r"environment is missing, which pair\.remaining plays in"):
         make_recipe(environment=None, protocol=None, pair={"file": "pairs.jsonl", "remaining": "shortest"})

@@ -158,14 +158,11 @@ def check_credit(
 
 
 def _measure(name: str, overrides: list[str], discount: float | None) -> dict[str, Any]:
-    from perturn.envs.load import load_object
-    from perturn.settings.parsing import apply_overrides, build
-    from perturn.tables import table
+    from perturn.settings.parsing import apply_overrides
 
     section: dict[str, Any] = {"name": name}
     apply_overrides(section, overrides)
-    credits = {name: load_object(name)} if ":" in name else table("credits")
-    made = build(credits, section, "credit")
+    made = locate("perturn.policy.credits:make_credit")(section)
     try:
         summary: dict[str, Any] = locate("perturn.credit_check.meter:summary")(name, made, discount)
     except Exception as error:  # a credit is code of others

@@ -12,7 +12,11 @@ from perturn.errors import ConfigError
 from perturn.losses import LOSSES, Loss
 from perturn.needs import Distance, Need, Reference, names_of
 from perturn.settings.parsing import build
+from perturn.table import check_names
 from perturn.types import Trajectory
+
+CREDIT_NAMES = frozenset({"needs", "traits", "weigh", "clips"})
+"""Attributes of a credit that are read."""
 
 ROW_NEEDS = names_of((Reference.name, Distance.name))
 """Quantities that training has of a row by itself: computed, or measured into its turns."""
@@ -48,6 +52,8 @@ def check_credit(credit: Any, name: str) -> None:
             f"credit {name!r} must have needs, a tuple of names and requests of what is computed for it, got "
             f"{credit.needs!r:.80}; write needs = () in its class if there is nothing. See perturn.credit.Credit."
         )
+    kind = type(credit)
+    check_names(kind, kind="credit", known=CREDIT_NAMES, traits=CreditTraits)
     if not isinstance(credit.traits, CreditTraits):
         raise ConfigError(
             f"credit {name!r} must have traits, a perturn.credit.CreditTraits, got {credit.traits!r:.80}."

@@ -57,20 +57,22 @@ def chances_of(trajectories: Sequence[Trajectory], others: str, reader: Reader) 
         features = turn_features(
             reader.model, sequences, [[1] * one.turns for one in sequences], reader.token_budget
         )
-    told = [trajectories[index] for index in rows]
+    played = [trajectories[index] for index in rows]
     outcomes = [
         torch.full((len(own),), float(succeeded(one)), dtype=torch.float64)
-        for one, own in zip(told, features, strict=True)
+        for one, own in zip(played, features, strict=True)
     ]
-    folds = folds_of(told, others)
-    found = prospects(features, outcomes, folds)
-    by_index = {
-        index: Chances(
-            found.own[at], folds[at], {fold: own[at] for fold, own in enumerate(found.rivals) if at in own}
-        )
-        for at, index in enumerate(rows)
-    }
-    return [by_index.get(index, Chances()) for index in range(len(trajectories))]
+    folds = folds_of(played, others)
+    found = dict(zip(rows, told(prospects(features, outcomes, folds), folds), strict=True))
+    return [found.get(index, Chances()) for index in range(len(trajectories))]
+
+
+def told(found: Prospects, folds: Sequence[int]) -> list[Chances]:
+    """Return what is told of each episode, from what is told of each fold."""
+    return [
+        Chances(own, fold, {other: its[index] for other, its in enumerate(found.rivals) if index in its})
+        for index, (own, fold) in enumerate(zip(found.own, folds, strict=True))
+    ]
 
 
 def folds_of(episodes: Sequence[Trajectory], others: str) -> list[int]:
@@ -115,9 +117,9 @@ class PredictedSuccess(Quantity):
     def compute(self, request: SuccessChance, episodes: Sequence[Trajectory], source: Source) -> Computed:
         """Compute the chances, by heads on the policy that acted."""
         found = chances_of(episodes, request.others, source.policy(ACTED))
-        told = [[[each] for each in one.own] for one in found]
+        seen = [[[each] for each in one.own] for one in found]
         true = [[[float(succeeded(one))] for _ in one.turns] for one in episodes]
-        return Computed(found, counts={"explained_variance": explained_variance(told, true)})
+        return Computed(found, counts={"explained_variance": explained_variance(seen, true)})
 
     def exact(self, request: SuccessChance, ground: Ground) -> list[Chances]:
         """Return the exact chance of a success in the state of each turn; every episode is a fold of its own."""

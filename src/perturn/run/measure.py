@@ -42,11 +42,11 @@ def check_pathfinder(recipe: Recipe, env: Environment) -> None:
         ConfigError: Saying which can.
     """
     if sense_of(recipe) is not None and not hasattr(env, "remaining"):
-        section = "groups" if recipe.groups else "pair"
         raise ConfigError(
-            f"{section}.remaining: environment {env.name} does not say how far an episode is from its end "
-            "(perturn.envs.abilities.Pathfinder); take alfworld or alfworld-like in this process (worlds.processes: "
-            f"0), or leave {section}.remaining out."
+            f"environment {env.name} does not say how far an episode is from its end "
+            "(perturn.envs.abilities.Pathfinder), which this recipe has measured; take alfworld or alfworld-like in "
+            "this process (worlds.processes: 0), or leave out what reads it, such as pair.remaining or "
+            "credit.name=first-error."
         )
 
 
