@@ -10,6 +10,7 @@ from torch import Tensor
 
 from perturn.credit import Credit, TurnCredit
 from perturn.losses.nested import NestedLogprobs, check_same_nesting, flatten, turn_lengths
+from perturn.needs import Reference, reads
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,7 +291,7 @@ def turn_weights(side: TurnLogprobs, credit: Credit) -> Tensor:
         )
     position = side.turn_position.to(side.precision)
     turns = side.turns_per_trajectory[side.turn_trajectory].to(side.precision)
-    confidence = side.confidence() if "reference" in credit.needs else None
+    confidence = side.confidence() if reads(credit.needs, Reference) else None
     return credit.weigh(position, turns, confidence)
 
 

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from perturn.data.rows import Row
 from perturn.data.sources import Location
 from perturn.io.writing import writing
+from perturn.needs import Reference, reads
 from perturn.policy.adapters import load_to_train
 from perturn.policy.config import (
     TurnConfig,
@@ -211,7 +212,7 @@ class TurnTrainer(EvaluatingTrainer):
     @property
     def needs_reference(self) -> bool:
         """Whether the loss, or the credit, reads reference log-probabilities."""
-        return self.loss.needs_reference or "reference" in self.credit.needs
+        return self.loss.needs_reference or reads(self.credit.needs, Reference)
 
     @property
     def _needs_behavior(self) -> bool:
