@@ -205,7 +205,7 @@ def test_what_v_explains_and_the_td_error_are_of_episodes_that_were_not_learned_
     for k in range(2):
         for i in range(12):
             if counts[k, i] == 0:
-                own, z = found[i], before(critics, rows)[i]
+                own, z = found.critiques[i], before(critics, rows)[i]
                 value += own.v[k]
                 aim += returns[i]
                 after = [*(z @ critics.slow_v[k]).tolist()[1:], 0.0]

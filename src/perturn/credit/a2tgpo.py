@@ -12,7 +12,9 @@ from perturn.bounds import Bound
 from perturn.checks import check_choice
 from perturn.credit.gains import GAINS, Answers, answer_numbers, turn_gains
 from perturn.credit.group import (
+    Deviation,
     GroupCredit,
+    Normalization,
     Visit,
     as_tensors,
     by_task,
@@ -59,10 +61,10 @@ class A2TGPO(GroupCredit):
     gain: str = "probability"
     """probability: of the mean token; or logprob, its logarithm."""
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """Of outcomes and gains: less their mean, over their standard deviation (std); or mean, less their mean alone."""
 
-    std: str = "population"
+    std: Deviation = "population"
     """population: standard deviation over n; or sample, over n - 1."""
 
     clip_scale: Annotated[float, Bound(least=0, below=1)] = 0.3

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perturn.credit.group import GroupCredit
+from perturn.credit.group import GroupCredit, Singleton, Unit
 from perturn.credit.grpo import GRPO
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
@@ -21,10 +21,10 @@ class DrGRPO(GroupCredit):
     `statistics` and `singleton` are those of `grpo`, and so is the computation.
     """
 
-    statistics: str = "trajectories"
+    statistics: Unit = "trajectories"
     """trajectories; or steps, which weighs long ones more and is biased."""
 
-    singleton: str = "zero"
+    singleton: Singleton = "zero"
     """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
 
     @property

@@ -6,7 +6,16 @@ from typing import Annotated
 
 from perturn.bounds import Bound
 from perturn.credit.gigpo import combined, penalties
-from perturn.credit.group import GroupCredit, Visit, anchors, episode_advantages, mean, normalized_within
+from perturn.credit.group import (
+    GroupCredit,
+    Normalization,
+    Unit,
+    Visit,
+    anchors,
+    episode_advantages,
+    mean,
+    normalized_within,
+)
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers, solved
 from perturn.types import Trajectory
@@ -35,10 +44,10 @@ class G2PO(GroupCredit):
     omega: Annotated[float, Bound(least=0)] = 1.0
     """Weight of the states' values, without unit; >= 0."""
 
-    normalize: str = "mean"
+    normalize: Normalization = "mean"
     """mean, or std."""
 
-    statistics: str = "trajectories"
+    statistics: Unit = "trajectories"
     """trajectories; or steps, which weighs long ones more, as published."""
 
     invalid_penalty: Annotated[float, Bound(least=0)] = 0.1

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from perturn.bounds import Bound
-from perturn.credit.group import GroupCredit, anchors, episode_advantages, normalized_within, returns_to_go
+from perturn.credit.group import (
+    GroupCredit,
+    Normalization,
+    Unit,
+    anchors,
+    episode_advantages,
+    normalized_within,
+    returns_to_go,
+)
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
@@ -34,10 +42,10 @@ class GiGPO(GroupCredit):
     omega: Annotated[float, Bound(least=0)] = 1.0
     """Weight of the comparison within a state, without unit; >= 0."""
 
-    normalize: str = "mean"
+    normalize: Normalization = "mean"
     """mean, or std as the authors' scripts have it."""
 
-    statistics: str = "trajectories"
+    statistics: Unit = "trajectories"
     """trajectories; or steps, which weighs long ones more, as published."""
 
     similarity: Annotated[float, Bound(least=0, most=1)] | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perturn.credit.group import GroupCredit, episode_advantages
+from perturn.credit.group import Deviation, GroupCredit, Normalization, Singleton, Unit, episode_advantages
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
@@ -21,16 +21,16 @@ class GRPO(GroupCredit):
     code over step rows. A trajectory alone in its group gets 0, unless `singleton` is raw.
     """
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """std (the paper's), or mean."""
 
-    statistics: str = "trajectories"
+    statistics: Unit = "trajectories"
     """trajectories; or steps, which weighs long ones more and is biased."""
 
-    std: str = "sample"
+    std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
-    singleton: str = "zero"
+    singleton: Singleton = "zero"
     """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
 
     @property

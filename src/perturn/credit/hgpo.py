@@ -8,6 +8,7 @@ from perturn.bounds import Bound
 from perturn.credit.group import (
     EPSILON,
     GroupCredit,
+    Normalization,
     anchors,
     episode_advantages,
     normalized_within,
@@ -41,7 +42,7 @@ class HGPO(GroupCredit):
     alpha: Annotated[float, Bound(least=0)] = 1.0
     """Power of a history's weight, without unit; >= 0. 0: all alike."""
 
-    normalize: str = "mean"
+    normalize: Normalization = "mean"
     """mean, or std."""
 
     base_group: bool = False

@@ -9,7 +9,15 @@ from torch import Tensor
 from perturn.bounds import Bound
 from perturn.checks import check_choice
 from perturn.credit.gains import GAINS, Answers, answer_numbers, turn_gains
-from perturn.credit.group import GroupCredit, Visit, normalized_within, returns_to_go, weigh_tasks
+from perturn.credit.group import (
+    Deviation,
+    GroupCredit,
+    Normalization,
+    Visit,
+    normalized_within,
+    returns_to_go,
+    weigh_tasks,
+)
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.needs import Answer, Needs
@@ -43,13 +51,13 @@ class IGPO(GroupCredit):
     gain: str = "probability"
     """probability: of the mean token; or logprob, its logarithm."""
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """std: rewards less their mean, over their standard deviation; or mean, less their mean alone."""
 
     pools: str = "joint"
     """joint: gains and outcomes of a group are normalized together; or separate, each among themselves."""
 
-    std: str = "population"
+    std: Deviation = "population"
     """population: standard deviation over n; or sample, over n - 1."""
 
     last_gain: bool = False

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from perturn.bounds import Bound
 from perturn.credit.group import (
+    Deviation,
     GroupCredit,
+    Normalization,
     Visit,
     as_tensors,
     by_task,
@@ -66,10 +68,10 @@ class InfoPO(GroupCredit):
     temperature: Annotated[float, Bound(above=0)] = 0.05
     """Deviation of a group's scores at which the gate begins to close, in units of reward."""
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """Of scores and gains: less their mean, over their standard deviation (std); or mean, less their mean alone."""
 
-    std: str = "sample"
+    std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
     placeholder: str = "No information found."

@@ -12,6 +12,7 @@ from perturn.checks import check_choice
 from perturn.credit.group import (
     EPSILON,
     GroupCredit,
+    Singleton,
     episode_advantages,
     mean,
     normalized_within,
@@ -78,7 +79,7 @@ class MatchTIR(GroupCredit):
     baseline: str = "group"
     """Values to compare with: group, as the paper's code; or others, which divides by nothing."""
 
-    singleton: str = "zero"
+    singleton: Singleton = "zero"
     """Advantage of a trajectory alone in its group, and under `baseline` group of a turn that no other reached: zero,
     or raw (its return, as the code has it)."""
 

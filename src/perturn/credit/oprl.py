@@ -9,7 +9,15 @@ from torch import Tensor
 
 from perturn.bounds import MODEL, Bound
 from perturn.checks import check_choice
-from perturn.credit.group import GroupCredit, as_tensors, by_task, episode_advantages, returns_to_go
+from perturn.credit.group import (
+    Deviation,
+    GroupCredit,
+    Normalization,
+    as_tensors,
+    by_task,
+    episode_advantages,
+    returns_to_go,
+)
 from perturn.credit.progress import REDUCTIONS, Logprobs, normalized_progress, turn_log_ratios
 from perturn.credit.returns import Numbers
 from perturn.needs import Needs, Progress
@@ -43,11 +51,11 @@ class OPRL(GroupCredit):
     reduction: str = "sum"
     """r of a turn: sum over its tokens, or mean, which makes long and short turns alike."""
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """Of scores and implicit rewards: less their mean, over their standard deviation (std); or mean, less their mean
     alone."""
 
-    std: str = "sample"
+    std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
     checkpoint: Annotated[str | None, MODEL] = None

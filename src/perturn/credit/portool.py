@@ -7,7 +7,7 @@ from typing import Annotated
 from perturn.bounds import Bound
 from perturn.checks import check_choice
 from perturn.credit.forest import VALUES, Stretch, forest
-from perturn.credit.group import EPSILON, GroupCredit, deviation, mean, means_of_others
+from perturn.credit.group import EPSILON, GroupCredit, Normalization, deviation, mean, means_of_others
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
@@ -52,7 +52,7 @@ class PORTool(GroupCredit):
     baseline: str = "others"
     """Mean that is taken off: others; or group, the own value among them."""
 
-    normalize: str = "mean"
+    normalize: Normalization = "mean"
     """mean; or std, over the standard deviation as well: of the values of a fork's children, of the scores of all
     leaves."""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from perturn.bounds import MODEL, Bound
 from perturn.checks import check_choice
-from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others
+from perturn.credit.group import Deviation, GroupCredit, Normalization, as_tensors, by_task, means_of_others
 from perturn.credit.progress import REDUCTIONS, Logprobs, normalized_progress, turn_log_ratios
 from perturn.credit.protocol import CreditTraits
 from perturn.needs import Needs, Progress
@@ -40,10 +40,10 @@ class ProgressAdvantage(GroupCredit):
     reduction: str = "sum"
     """u of a turn: sum over its tokens, or mean, which makes long and short turns alike."""
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """Of u: less its mean, over its standard deviation (std); or mean, less its mean alone, in nats."""
 
-    std: str = "sample"
+    std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
     checkpoint: Annotated[str | None, MODEL] = None

@@ -8,11 +8,10 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 
 from perturn.bounds import Bound, check_bounds
-from perturn.checks import check_choice
 from perturn.credit.group import (
-    DEVIATIONS,
-    SINGLETONS,
-    STATISTICS,
+    Deviation,
+    Singleton,
+    Unit,
     as_tensors,
     by_task,
     deviation,
@@ -50,13 +49,13 @@ class ReinforcePlusPlus:
     baseline: bool = False
     """Whether the mean of its task's trajectories is taken off each score before (REINFORCE++-baseline)."""
 
-    statistics: str = "trajectories"
+    statistics: Unit = "trajectories"
     """trajectories; or steps, which weighs long ones more."""
 
-    std: str = "sample"
+    std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
-    singleton: str = "zero"
+    singleton: Singleton = "zero"
     """With `baseline`, a trajectory alone in its task: zero (it is in no statistic), or raw (its score)."""
 
     returns: Return = Return()  # noqa: RUF009  frozen
@@ -65,9 +64,6 @@ class ReinforcePlusPlus:
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_bounds(self)
-        check_choice("statistics", self.statistics, STATISTICS)
-        check_choice("std", self.std, DEVIATIONS)
-        check_choice("singleton", self.singleton, SINGLETONS)
 
     @property
     def traits(self) -> CreditTraits:

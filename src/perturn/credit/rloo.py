@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from perturn.credit.group import GroupCredit
+from perturn.credit.group import GroupCredit, Singleton, Unit
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
@@ -23,10 +23,10 @@ class RLOO(GroupCredit):
     `singleton` is raw.
     """
 
-    statistics: str = "trajectories"
+    statistics: Unit = "trajectories"
     """trajectories; or steps, which leaves one step out instead of its trajectory and is biased."""
 
-    singleton: str = "zero"
+    singleton: Singleton = "zero"
     """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
 
     @property

@@ -14,7 +14,8 @@ from perturn.bounds import CODE, Bound, check_bounds
 from perturn.checks import check_choice
 from perturn.credit.gains import turn_gains
 from perturn.credit.group import (
-    CHOICES,
+    Deviation,
+    Normalization,
     Visit,
     by_task,
     normalized_within,
@@ -144,10 +145,10 @@ class SIOP:
     """Answers of one cluster: exact, equal but for case, punctuation, articles and blanks; or MODULE:FUNCTION of yours,
     from a task and the different answers to it to a label for each."""
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """std: rewards less their mean, over their standard deviation; or mean, less their mean alone."""
 
-    std: str = "sample"
+    std: Deviation = "sample"
     """sample: standard deviation over n - 1; or population, over n."""
 
     last_gain: bool = True
@@ -157,8 +158,6 @@ class SIOP:
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_bounds(self)
-        for name in ("normalize", "std"):
-            check_choice(name, getattr(self, name), CHOICES[name])
         check_choice("reference", self.reference, REFERENCES)
         if ":" not in self.same:
             check_choice("same", self.same, ("exact", "MODULE:FUNCTION"))

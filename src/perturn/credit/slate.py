@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from perturn.checks import check_choice
 from perturn.credit.forest import forks_of
-from perturn.credit.group import EPSILON, GroupCredit, Visit, deviation, mean, means_of_others
+from perturn.credit.group import EPSILON, GroupCredit, Normalization, Visit, deviation, mean, means_of_others
 from perturn.credit.process_score import SCORES
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
@@ -39,7 +39,7 @@ class SLATE(GroupCredit):
     """How good a turn was: its reward (reward), whether it brought the success nearer (progress) or could be executed
     (valid)."""
 
-    normalize: str = "mean"
+    normalize: Normalization = "mean"
     """mean; or std, less the mean of all turns of a fork, over their deviation."""
 
     distance: str = "shortest"

@@ -12,7 +12,7 @@ from perturn.envs.load import load_object
 from perturn.errors import ConfigError, did_you_mean
 from perturn.needs import Need, keyword, name_of
 from perturn.quantities.protocol import Computed, Ground, Planned, Quantity, QuantityTraits, Source
-from perturn.table import Table
+from perturn.table import Table, check_names
 from perturn.types import Trajectory
 
 QUANTITIES: Table[type[Quantity]] = Table(
@@ -36,6 +36,10 @@ QUANTITIES: Table[type[Quantity]] = Table(
 """Quantity by name; each is loaded when it is asked for, since most need torch and a model."""
 
 
+_NAMES = frozenset({"traits", "request", "policies", "check", "compute", "exact"})
+"""Attributes of a quantity that are read."""
+
+
 def kind_of(name: str, reader: str = "the credit") -> type[Quantity]:
     """Return the class of a quantity, by its name in QUANTITIES or as `module:Class`.
 
@@ -52,6 +56,9 @@ def kind_of(name: str, reader: str = "the credit") -> type[Quantity]:
         raise ConfigError(
             f"{reader} needs {name!r}, which must be a subclass of perturn.quantities.Quantity."
         )
+    check_names(kind, kind="quantity", known=_NAMES, traits=QuantityTraits)
+    if kind.__abstractmethods__ or "traits" not in dir(kind):
+        raise ConfigError(f"quantity {name!r} must have traits, a QuantityTraits, and a method compute.")
     return kind
 
 

@@ -61,7 +61,7 @@ class Models(Source):
 
     def policy(self, role: str) -> Reader:
         """Return the policy that has a role."""
-        return self._readers.get(role, self._readers[ACTED])
+        return self._readers[role if role in self._readers else ACTED]
 
     def answer_form(self) -> str:
         """Return the text of a turn that gives an answer."""

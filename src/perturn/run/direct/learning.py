@@ -134,11 +134,11 @@ def _weighed(
     comparable = counted(trajectories, failures)
     if weigher.needs and comparable:
         readers = {}
-        if policies_of(weigher.needs):
+        if policies := policies_of(weigher.needs):
             if not isinstance(model, str | Path):
                 tokenizer = tokenizer or tokenizer_of(model)
             readers[ACTED] = reader = open_reader(model, tokenizer, chat_template)
-            if reference is not None:
+            if len(policies) > 1:
                 readers[REFERENCE] = open_reader(reference, reader.renderer.tokenizer, chat_template)
         needed |= given(compute(weigher.needs, comparable, Models(readers, answer or "")))
     found = weigh_groups(trajectories, list(groups.values()), weigher, needed, failures)
