@@ -89,16 +89,19 @@ from typing import ClassVar
 
 import torch
 
+from perturn.credit import CreditTraits
 from perturn.credit.turns import Uniform, weigh_group
 from perturn.losses import LOSSES, LossTraits
 from perturn.losses.token_inputs import TokenInputTraits
+from perturn.needs import Needs
 
 
 @dataclass(frozen=True)
 class Half:
     """The same weight for every turn."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[Needs] = ()
+    traits: ClassVar[CreditTraits] = CreditTraits()
     value: float = 0.5
 
     def __call__(self, group, **_):

@@ -4,7 +4,6 @@ import random
 from collections import Counter
 from math import log, sqrt
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,7 +6,8 @@ from math import inf
 import pytest
 
 from perturn.policy.implicit import ImplicitReward, episode_logprobs
-from perturn.run.readings import open_reader, reference_of
+from perturn.quantities.readers import open_reader
+from perturn.quantities.reference_logprobs import reference_of
 from perturn.types import Action, Prompt, Task, Trajectory, Turn
 from support.models import make_tiny_model
 

@@ -15,7 +15,6 @@ from perturn.audit import audit, inspect_json
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
 from perturn.data.groups import groups_of, read_credits
-from perturn.rows.pairing import IN_GROUP
 from perturn.data.paths import RunPaths
 from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.store import TrajectoryStore, read_pairs
@@ -25,11 +24,12 @@ from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EngineFailure, NotComeBack, RunError
 from perturn.explore.branches import Branches
 from perturn.explore.protocol import ExploreInputs
+from perturn.quantities.branch_returns import branch_values
 from perturn.report.credits import compare_credits
 from perturn.report.folder import read_run
 from perturn.report.groups import credited
 from perturn.report.stages import by_stem
-from perturn.run.branch import branch_values
+from perturn.rows.pairing import IN_GROUP
 from perturn.run.credit import credit_groups, credit_run
 from perturn.run.loop import check
 from perturn.run.members import members_of
@@ -480,7 +480,7 @@ def test_a_prover_plays_on_in_all_iterations(proved):
         rows = {row.key: row.weight for row in read_credits(proved / f"credits/pav{mark}.jsonl")}
         ways = {one.key: own for one, own in zip(episodes, values, strict=True)}
         for group in groups_of(episodes):
-            weights = PAV_CREDIT(group, branches=[ways[one.key] for one in group])
+            weights = PAV_CREDIT(group, branch_returns=[ways[one.key] for one in group])
             for one, weight in zip(group, weights, strict=True):
                 assert rows[one.key] == pytest.approx(weight.tolist())
     assert explorers == {"sft", "ppo-clip-001"}

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+from perturn.settings.outcomes import Outcomes
 
 from perturn.data.paths import RunPaths
 from perturn.data.store import TrajectoryStore, read_pairs, read_records
@@ -15,7 +16,6 @@ from perturn.run.correct import check_corrector, correct, corrections, taken_ove
 from perturn.run.loop import open_run, run_stages
 from perturn.run.measure import measured
 from perturn.run.plan import make_plan
-from perturn.settings.outcomes import Outcomes
 from perturn.types import Status, WeightedTrajectory
 from support.corrections import PROTOCOL, RIGHT, STRAYED, TASK, commands, explore, make_recipe, record
 

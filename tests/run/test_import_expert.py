@@ -3,13 +3,13 @@
 import json
 
 import pytest
+from perturn.run.outcomes import expert_episodes
 
 from perturn.cli import main
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, DataError, RunError
 from perturn.run.collect import import_expert
 from perturn.run.loop import open_run, run_stages
-from perturn.run.outcomes import expert_episodes
 from perturn.run.session import Session
 from perturn.types import Action, Task, Trajectory, Turn
 

@@ -14,12 +14,13 @@ from perturn.data.seals import file_digest
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, PerturnError, RunError
 from perturn.policy.action_values import ActionValues
+from perturn.quantities.readers import open_reader
+from perturn.quantities.reference_logprobs import reference_of
 from perturn.report import summarize
 from perturn.run.loop import check, open_run, run_stages
 from perturn.run.maker import Maker
 from perturn.run.panels import read_panels
 from perturn.run.plan import make_plan
-from perturn.run.readings import open_reader, reference_of
 from perturn.run.score import scoring_recipe
 from perturn.settings.recipe import read_recipe
 from perturn.settings.stages import explored_before

@@ -102,8 +102,7 @@ def test_a_world_that_cannot_say_it_is_refused_before_work(own_environment):
     recipe = make_recipe(environment={"name": "own_environment:GuessNumber"})
 
     with pytest.raises(
-        ConfigError,
-        match=r"pair\.remaining needs to know how far .*: environment \S+ has no method remaining\(\) .*take alfworld",
+        ConfigError, match=r"how far .*: environment \S+ has no method remaining\(\) .*take alfworld"
     ):
         check_pathfinder(recipe, own_environment.GuessNumber())
     with pytest.raises(ConfigError, match=r"environment is missing, which pair\.remaining plays in"):

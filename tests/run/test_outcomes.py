@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from perturn.run.outcomes import check_outcomes
 from safetensors.torch import load_file
 from tests.small import refusal, small
 from torch.testing import assert_close
@@ -13,7 +14,6 @@ from perturn.errors import ConfigError, RunError
 from perturn.rows.endings import divide
 from perturn.run import outcomes
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.outcomes import check_outcomes
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import HeldOutTasks

@@ -18,11 +18,12 @@ from perturn.credit import CREDITS
 from perturn.data.groups import counted, groups_of, read_credits
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import ConfigError
+from perturn.quantities.readers import open_reader
+from perturn.quantities.reference_logprobs import reference_of
 from perturn.report import summarize, write_report
 from perturn.run.credit import credit_run
 from perturn.run.export import export_policy
 from perturn.run.loop import check, open_run
-from perturn.run.readings import open_reader, reference_of
 from perturn.run.verify import verify
 from perturn.settings.stages import stages
 from perturn.study.sharing import unsure_inputs

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from perturn.run.signals import left_out
 
 from perturn.data.iterations import ledger_of
 from perturn.data.store import read_pairs
@@ -12,7 +13,6 @@ from perturn.run.groups import credit
 from perturn.run.loop import check, open_run, run_stages
 from perturn.run.plan import make_plan
 from perturn.run.session import Session
-from perturn.run.signals import left_out
 from perturn.settings.signals import Signals
 from perturn.settings.stages import stages
 from perturn.types import Status

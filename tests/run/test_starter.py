@@ -6,12 +6,12 @@ import typing
 
 import pytest
 import yaml
+from perturn.settings.outcomes import Outcomes
 
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.run.loop import check
 from perturn.run.starter import copy_recipe, write_recipe
-from perturn.settings.outcomes import Outcomes
 from perturn.settings.parsing import build, parse
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.settings.sections import Base, Groups, Reward, Sft

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from perturn.data.iterations import ledger_of
-from perturn.rows.pairing import actions_of
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import RunError
 from perturn.explore.wrong_branches import WrongBranches
 from perturn.report import write_report
+from perturn.rows.pairing import actions_of
 from perturn.run.loop import open_run, run_stages
 from perturn.run.measure import measured
 from perturn.run.plan import make_plan

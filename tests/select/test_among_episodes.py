@@ -11,9 +11,10 @@ from perturn.cli import app
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, EngineFailure
+from perturn.quantities.readers import open_reader
+from perturn.quantities.reference_logprobs import reference_of
 from perturn.report import summarize, write_report
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.readings import open_reader, reference_of
 from perturn.run.selection import Selection
 from perturn.settings.recipe import read_recipe
 from perturn.settings.stages import learned_from, policy_of

@@ -11,10 +11,10 @@ from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.play import Job
 from perturn.errors import ConfigError
 from perturn.policy.action_values import ActionValues
+from perturn.quantities.readers import open_reader
 from perturn.report import summarize
 from perturn.report.text import cost_lines
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.readings import open_reader
 from perturn.run.selection import Selection
 from perturn.settings.recipe import read_recipe
 from perturn.settings.stages import explored_before, stages

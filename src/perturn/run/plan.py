@@ -221,28 +221,29 @@ def _cost(
 
 
 def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tuple[str, float, float]:
-    """One pass over the explored episodes for each quantity that the credit reads of a policy."""
+    """Passes over the explored episodes for the quantities that the credit reads of policies."""
     assert recipe.credit is not None
     needs = locate("perturn.policy.credits:make_credit")(recipe.credit).needs
-    of_policies = locate("perturn.run.readings:OF_ACTED") | {"reference", "progress", "critics"}
-    read = sorted(needs & of_policies - {"clusters"})
+    wanted = locate("perturn.quantities:wanted")(needs)
+    passes = {
+        name: quantity.traits.passes for name, (quantity, _) in wanted.items() if quantity.traits.passes
+    }
     members = _members(recipe, found)
     with_branches = f" and {members - found.explore} branches" if members > found.explore else ""
     work = f"groups of {found.explore} explored episodes{with_branches}" + (
-        f", read for {', '.join(read)}" if read else ""
+        f", read for {', '.join(passes)}" if passes else ""
     )
-    if machine is None or not read:
+    if machine is None or not passes:
         return work, 1.0, found.memory_gb
     tokens = trained_tokens(found, members, on_pairs=False, own=True)
-    passes = len(read) + ("critics" in read)  # Q and V each have one
-    seconds = 1.0 + passing_seconds(machine, 2 * passes * tokens)
+    seconds = 1.0 + passing_seconds(machine, 2 * sum(passes.values()) * tokens)
     return work, seconds, (machine.base_gb + machine.parameters * machine.bytes / 1e9) * KEPT_BY_ALLOCATOR
 
 
 def _members(recipe: Recipe, found: Episodes) -> int:
     """Episodes that a credit of groups weighs: explored ones, and branches where it trains on them too."""
     credit = locate("perturn.policy.credits:make_credit")(recipe.credit) if recipe.credit else None
-    if not makes(recipe, "groups") or not getattr(credit, "trains_branches", False):
+    if not makes(recipe, "groups") or credit is None or not credit.traits.trains_branches:
         return found.explore
     return found.explore + _branches(recipe, found, found.policy_turns(True)).played
 

@@ -78,7 +78,9 @@ class Selection:
         """A `perturn.select.protocol.OpenPolicy`."""
         recipe = self._run.recipe
         budget = recipe.align.token_budget if recipe.align else TOKEN_BUDGET
-        return locate("perturn.run.readings:open_reader")(path, None, chat_template(recipe.model), budget)
+        return locate("perturn.quantities.readers:open_reader")(
+            path, None, chat_template(recipe.model), budget
+        )
 
     @property
     def _maker(self) -> Maker:

@@ -13,6 +13,7 @@ from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.losses.protocol import default_traits
+from perturn.needs import Distance, request_of
 from perturn.policy.config import TurnConfig
 from perturn.policy.credits import choose_credit, make_loss
 from perturn.policy.models import compute_dtype, context_length, device
@@ -86,12 +87,16 @@ def _rows_for(recipe: Recipe, name: str) -> str:
     return "pairs" if name == "reward" else "single"
 
 
-def distance_read(recipe: Recipe) -> str | None:
-    """The sense in which the credit of the alignment reads the distance to a success; None: it does not."""
-    assert recipe.align is not None
-    loss = make_loss(recipe.align.loss, "align.loss")
-    credit = choose_credit(loss, recipe.align.loss, recipe.credit)
-    return getattr(credit, "distance", "shortest") if getattr(credit, "needs_remaining", False) else None
+def distances_read(recipe: Recipe) -> set[str]:
+    """Return the senses in which credits of a recipe read the remaining path of each turn."""
+    found = []
+    for name in ("reward", "align"):
+        settings = getattr(recipe, name)
+        if settings is not None:
+            loss = make_loss(settings.loss, f"{name}.loss")
+            credit = choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
+            found.append(request_of(credit.needs, Distance))
+    return {each.sense for each in found if each is not None}
 
 
 def _makers_of(kind: str) -> list[str]:

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perturn.credit.processes import PROCESSES, Episodes, Process
-from perturn.credit.protocol import Credit
-from perturn.credit.trees import list_groups, list_trees, orders
+from perturn.credit import Credit
+from perturn.credit_check.processes import PROCESSES, Episodes, Process
+from perturn.credit_check.trees import list_groups, list_trees, orders
+from perturn.needs import keyword, names_of
+from perturn.quantities import Ground, wanted
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
 """Largest relative bias that is called none, by the dtype of a credit's numbers; far above rounding here."""
@@ -56,15 +58,10 @@ def check_credit(credit: Credit, gamma: float | None = None) -> list[Measurement
     """Measure a credit on every process, with groups of every size.
 
     Args:
-        credit: A credit; it may need `values`, `critics`, `branches`, `answer`, `answers` with `clusters`, and
-            `feedback`, for which it is given the exact ones, `contributions`, of which it is given half-learned ones,
-            and `matches`, of which it is given none: no turn calls a tool, so that its way with the rewards of the
-            processes is measured.
-            `progress` is that of the policy which has learned all there is to learn near the one that acts, which is
-            its `reference`.
-            To one with `takes_prover`, `branches` are of a prover that takes all actions of a state alike. A group of
-            one that trains on branches is of so many trees: episodes, each played on once from its third turn.
-        gamma: Discount of the return whose gradient is the true one; None: the credit's own, else 1.
+        credit: A credit. It is given the exact value of each quantity that it needs, by `Quantity.exact`; with the
+            trait `takes_prover`, branches are of a prover that takes all actions of a state alike. A group of one with
+            `trains_branches` is of so many trees: episodes, each played on once from its third turn.
+        gamma: Discount of the return whose gradient is the true one; None: the credit's own.
 
     Returns:
         A measurement for each process and size.
@@ -79,8 +76,8 @@ def measure(credit: Credit, process: Process, size: int, gamma: float | None = N
         ValueError: If the credit needs what is not known here, or does not give one number a turn.
     """
     episodes = process.episodes
-    discount = objective_discount(credit) if gamma is None else gamma
-    if getattr(credit, "trains_branches", False):
+    discount = credit.traits.discount if gamma is None else gamma
+    if credit.traits.trains_branches:
         estimates, chances, tolerance = tree_estimates(credit, episodes, size)
     else:
         estimates, chances, tolerance = _estimates(credit, episodes, size, discount)
@@ -105,7 +102,7 @@ def tree_estimates(
     """
     if credit.needs:
         raise ValueError(
-            f"{type(credit).__name__} trains on branches and needs {', '.join(sorted(credit.needs))}."
+            f"{type(credit).__name__} trains on branches and needs {', '.join(sorted(names_of(credit.needs)))}."
         )
     estimates, chances, dtypes = [], [], set()
     for group, members, chance in list_groups(episodes, list_trees(episodes, every, samples), size):
@@ -146,29 +143,20 @@ def _padded(credit: Credit, found: Sequence[Tensor], lengths: Sequence[int], hor
     return padded
 
 
-def objective_discount(credit: Credit) -> float:
-    """Return the discount of the return that a credit is about: its own `gamma`, else 1."""
-    return float(getattr(credit, "gamma", 1.0))
-
-
-def claims(credit: Credit) -> bool:
-    """Whether a credit says that it is unbiased."""
-    return bool(getattr(credit, "unbiased", False))
-
-
 def summary(name: str, credit: Credit, gamma: float | None = None) -> dict[str, Any]:
     """Return all measurements of a credit as plain data.
 
     Returns:
-        `credit`, `needs`, `gamma` (of the objective), `claims_unbiased`, `unbiased` (measured), `measurements` (each
-        with the fields of Measurement; None for what is infinite).
+        `credit`, `needs`, `notes` (on the exact values of these), `gamma` (of the objective), `claims_unbiased`,
+        `unbiased` (measured), `measurements` (each with the fields of Measurement; None for what is infinite).
     """
     found = check_credit(credit, gamma)
     return {
         "credit": name,
-        "needs": sorted(credit.needs),
-        "gamma": objective_discount(credit) if gamma is None else gamma,
-        "claims_unbiased": claims(credit),
+        "needs": sorted(names_of(credit.needs)),
+        "notes": [each.traits.note for each, _ in wanted(credit.needs).values() if each.traits.note],
+        "gamma": credit.traits.discount if gamma is None else gamma,
+        "claims_unbiased": credit.traits.unbiased,
         "unbiased": all(one.is_unbiased for one in found),
         "measurements": [
             {
@@ -184,31 +172,19 @@ def _advantages(
     credit: Credit, episodes: Episodes, groups: Sequence[tuple[int, ...]], gamma: float
 ) -> Iterator[tuple[Tensor, torch.dtype]]:
     """Numbers of the credit for each group, 0 after the end of an episode [trajectories, turns], and their dtype."""
-    takes = bool(getattr(credit, "takes_prover", False))
-    exact: dict[str, Sequence[Any]] = {
-        "values": episodes.values(gamma),
-        "branches": episodes.values(gamma, episodes.process.prover if takes else None),
-        "answer": episodes.answers(),
-        "answers": episodes.own_answers(),
-        "clusters": [int(end.success) for end in episodes.ends],
-        "feedback": episodes.feedback(),
-        "contributions": episodes.contributions(),
-        "critics": episodes.critics(gamma),
-        "matches": [[()] * len(steps) for steps in episodes.steps],  # no turn calls a tool
-        **dict(zip(("reference", "progress"), episodes.logprobs(), strict=True)),
+    prover = episodes.process.prover.episodes if credit.traits.takes_prover else episodes
+    ground = Ground(episodes, gamma, prover)
+    exact = {
+        keyword(name): quantity.exact(request, ground)
+        for name, (quantity, request) in wanted(credit.needs, type(credit).__name__).items()
     }
-    unknown = sorted(credit.needs - exact.keys())
-    if unknown:
-        raise ValueError(
-            f"{type(credit).__name__} needs {', '.join(unknown)}, which a small process does not have."
-        )
     size = len(groups[0])
     recorded = [
         [episodes.trajectory(episode, sample) for sample in range(size)]
         for episode in range(len(episodes.steps))
     ]
     for group in groups:
-        needed = {name: [exact[name][episode] for episode in group] for name in credit.needs}
+        needed = {name: [values[episode] for episode in group] for name, values in exact.items()}
         found = credit([recorded[episode][sample] for sample, episode in enumerate(group)], **needed)
         lengths = [len(episodes.steps[episode]) for episode in group]
         yield _padded(credit, found, lengths, episodes.process.horizon), found[0].dtype

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import exp, fsum, log, nan
+from math import exp, fsum
 
 import torch
 from torch import Tensor
 
-from perturn.credit.archer import Critique
 from perturn.types import Action, Task, Trajectory, Turn
 
 
@@ -61,7 +60,7 @@ class Step:
 
 
 class Episodes:
-    """All episodes of a process: their probabilities, the score of each turn, and what a policy would be given."""
+    """All episodes of a process: their probabilities, the score of each turn, and the value of each state."""
 
     def __init__(self, process: Process) -> None:
         """List them."""
@@ -126,24 +125,14 @@ class Episodes:
             for outcome in outcomes
         )
 
-    def critics(self, gamma: float) -> list[Critique]:
-        """Return exact Q and V at each turn of each episode, by a critic that knows them."""
-        return [
-            Critique(
-                [[self.action_value(step, t, gamma) for t, step in enumerate(steps)]],
-                [[self.value(step.state, t, gamma) for t, step in enumerate(steps)]],
-            )
-            for steps in self.steps
-        ]
-
-    def values(self, gamma: float, prover: "Process | None" = None) -> list[Tensor]:
-        """Return the exact value at each turn of each episode [turns].
+    def values(self, gamma: float, player: "Episodes | None" = None) -> list[Tensor]:
+        """Return the exact value of the state of each turn of each episode [turns].
 
         Args:
             gamma: Discount from one turn to the next.
-            prover: The process under another policy, whose values they are then; None: this one.
+            player: Episodes under another policy, whose values they are then; None: this one.
         """
-        value = (prover.episodes if prover else self).value
+        value = (player or self).value
         return [
             torch.tensor([value(step.state, t, gamma) for t, step in enumerate(steps)], dtype=torch.float64)
             for steps in self.steps
@@ -163,103 +152,6 @@ class Episodes:
         if outcome.to is None or turn + 1 == self.process.horizon:
             return 0.0
         return self.chance(outcome.to, turn + 1)
-
-    def answers(self) -> list[Tensor]:
-        """Return log p before each turn of each episode and after its last, in nats [turns + 1].
-
-        p is the chance of a success: a policy that is calibrated knows the answer as often as it will give it. After
-        the last turn it is 1 or 0.
-        """
-        return [
-            torch.tensor(
-                [*(self.chance(step.state, t) for t, step in enumerate(steps)), float(end.success)],
-                dtype=torch.float64,
-            ).log()
-            for steps, end in zip(self.steps, self.ends, strict=True)
-        ]
-
-    def own_answers(self) -> list[list[list[float]]]:
-        """Return log p of what each episode ends with, as `answers`, in nats `[episodes][turns + 1][1]`.
-
-        There are two final answers: that of episodes that end with a success, and that of all others.
-        """
-
-        def chance(step: Step, turn: int, end: Outcome) -> float:
-            found = self.chance(step.state, turn)
-            return found if end.success else 1 - found
-
-        return [
-            [*([log(chance(step, t, end))] for t, step in enumerate(steps)), [0.0]]
-            for steps, end in zip(self.steps, self.ends, strict=True)
-        ]
-
-    def feedback(self) -> list[list[float]]:
-        """Return how much likelier each turn's reply made the next action, in nats `[episodes][turns]`; NaN at the end.
-
-        A policy that is told nothing does not know in which state it is: it acts as it does in one drawn at random.
-        """
-        blind: dict[str, float] = {}
-        for state, actions in self.process.actions.items():
-            for name, chance in zip(actions, self.process.policy(state), strict=True):
-                blind[name] = blind.get(name, 0.0) + chance / len(self.process.actions)
-
-        def gain(step: Step) -> float:
-            name = list(self.process.actions[step.state])[step.action]
-            return log(self.process.policy(step.state)[step.action] / blind[name])
-
-        return [[*(gain(step) for step in steps[1:]), nan] for steps in self.steps]
-
-    def contributions(self) -> list[list[float]]:
-        """Return what each turn contributed to the score, in units of reward `[episodes][turns]`.
-
-        It is that of a head which has learned half: half of what the action earns in the mean, and half of an even
-        share of the mean score. Over an episode they add up to its score in the mean alone.
-        """
-        lengths = torch.tensor([len(steps) for steps in self.steps], dtype=torch.float64)
-        share = self.value(0, 0, 1.0) / float(self.probability @ lengths)
-
-        def earned(step: Step) -> float:
-            outcomes = list(self.process.actions[step.state].values())[step.action]
-            return fsum(outcome.probability * outcome.reward for outcome in outcomes)
-
-        return [[(earned(step) + share) / 2 for step in steps] for steps in self.steps]
-
-    def logprobs(self) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-        """Return log pi of each turn under the policy and under the best one near it, in nats `[episodes][turns]`, [1].
-
-        The best one has the highest expected return less its divergence from the policy, in nats:
-        pi*(a | s) = pi(a | s) exp(Q(s, a) - V(s)), with V(s) = log sum_a pi(a | s) exp Q(s, a) and Q the mean of r +
-        V(next). So log pi* - log pi is the advantage of the best one.
-        """
-        own = [
-            [_one(log(self.process.policy(step.state)[step.action])) for step in steps]
-            for steps in self.steps
-        ]
-        best = [[_one(self._near_best(step, t)) for t, step in enumerate(steps)] for steps in self.steps]
-        return own, best
-
-    def _near_best(self, step: Step, turn: int) -> float:
-        """Log pi* of the action of a turn, in nats."""
-        worth = self._soft_worth(step.state, turn)
-        chance = self.process.policy(step.state)[step.action]
-        return log(chance) + worth[step.action] - self._soft_value(step.state, turn)
-
-    def _soft_worth(self, state: int, turn: int) -> list[float]:
-        """Q of each action of a state."""
-        return [
-            fsum(
-                one.probability
-                * (one.reward + (0.0 if one.to is None else self._soft_value(one.to, turn + 1)))
-                for one in outcomes
-            )
-            for outcomes in self.process.actions[state].values()
-        ]
-
-    def _soft_value(self, state: int, turn: int) -> float:
-        if turn == self.process.horizon:
-            return 0.0
-        chances, worth = self.process.policy(state), self._soft_worth(state, turn)
-        return log(fsum(chance * exp(each) for chance, each in zip(chances, worth, strict=True)))
 
     def gradient(self, gamma: float) -> Tensor:
         """Return the exact gradient of the expected sum of gamma^t r_t [parameters]."""
@@ -335,8 +227,3 @@ PROCESSES: tuple[Process, ...] = (
 """A state that is revisited, with a reward for the outcome; the same with a bonus that makes a turn more worth about as
 much as finishing, so that little turns the sign; branches of unequal length and difficulty; a late state that two paths
 share."""
-
-
-def _one(number: float) -> Tensor:
-    """The tensor of one number, float64 [1]."""
-    return torch.tensor([number], dtype=torch.float64)

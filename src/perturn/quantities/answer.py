@@ -1,4 +1,4 @@
-"""How likely a policy finds answers around each turn of an episode, asked in passes that share the episode."""
+"""Quantity `answer`: how likely a policy finds answers around each turn, asked in passes that share the episode."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from math import nan
-from typing import Any
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from perturn.errors import DataError, ModelError
-from perturn.policy.branches import Branch, as_sequences, branches_of, gold_answer
+from perturn.needs import Answer, Need
 from perturn.policy.logprobs import exact_length
 from perturn.policy.reference import compute_logprobs, frozen
 from perturn.policy.tokens import Renderer
+from perturn.quantities.answer_turns import Branch, as_sequences, branches_of, gold_answer
+from perturn.quantities.protocol import ACTED, Computed, Ground, Planned, Quantity, QuantityTraits, Source
+from perturn.quantities.readers import Reader
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory, failed
 
@@ -158,3 +164,73 @@ def _by_task(trajectories: Sequence[Trajectory]) -> list[list[int]]:
         if one.turns and not failed(one):
             members[one.task.id].append(i)
     return list(members.values())
+
+
+def answers_of(
+    trajectories: Sequence[Trajectory], form: str, reader: Reader, after_last: bool = True
+) -> list[list[float]]:
+    """Return `answer_logprobs` by an open policy, in nats `[trajectories][turns + 1]`."""
+    return answer_logprobs(reader.model, reader.renderer, trajectories, form, reader.token_budget, after_last)
+
+
+class GoldAnswer(Quantity):
+    """Mean log-probability of the gold answer's tokens before each turn and after the last one: `answer_logprobs`.
+
+    Given as `answer`, in nats `[trajectories][turns + 1]`, with NaN where it is not known, as for all of an episode
+    that FAILED. Tasks hold their gold answer as a text in `data["answer"]`.
+    """
+
+    traits: ClassVar[QuantityTraits] = QuantityTraits(
+        "passes of the policy that acted over the episodes, and over an answer at each turn",
+        passes=1,
+        policies=frozenset({ACTED}),
+        reads_answers=True,
+    )
+    request: ClassVar[type[Need]] = Answer
+
+    def check(self, request: Answer, planned: Planned) -> None:
+        """Refuse tasks without a gold answer, and a world that does not say how one is given.
+
+        Raises:
+            PerturnError: Saying what is missing.
+        """
+        if not planned.stored:
+            check_gold(planned)
+
+    def compute(self, request: Answer, episodes: Sequence[Trajectory], source: Source) -> Computed:
+        """Compute the log-probabilities under the policy that acted.
+
+        Raises:
+            DataError: If a task has no gold answer.
+        """
+        form = source.answer_form()
+        for one in episodes:
+            if one.turns and not failed(one):
+                gold_answer(one.task)
+        return Computed(answers_of(episodes, form, source.policy(ACTED), request.last_gain))
+
+    def exact(self, request: Answer, ground: Ground) -> list[Tensor]:
+        """Return log p before each turn of each episode and after its last, in nats [turns + 1].
+
+        p is the chance of a success: a policy that is calibrated knows the answer as often as it will give it. After
+        the last turn it is 1 or 0.
+        """
+        every = ground.episodes
+        return [
+            torch.tensor(
+                [*(every.chance(step.state, t) for t, step in enumerate(steps)), float(end.success)],
+                dtype=torch.float64,
+            ).log()
+            for steps, end in zip(every.steps, every.ends, strict=True)
+        ]
+
+
+def check_gold(planned: Planned) -> None:
+    """Refuse to ask for the gold answer where tasks have none, or nothing says how one is given.
+
+    Raises:
+        PerturnError: Saying what is missing.
+    """
+    planned.answer_form()
+    for task in planned.tasks:
+        gold_answer(task)

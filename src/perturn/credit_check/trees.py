@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement, groupby, product
 from math import factorial, prod
 
-from perturn.credit.processes import Episodes
+from perturn.credit_check.processes import Episodes
 from perturn.types import Trajectory
 
 

@@ -1,18 +1,17 @@
-"""Tool calls of recorded episodes, matched with the gold calls of their tasks: those of the environment's expert."""
+"""Quantity `tool-matches`: tool calls of episodes, matched with the calls of the environment's expert."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from perturn.envs.abilities import lacks
 from perturn.episodes.tool_calls import NO_CALL, ToolCall, call_similarity, expert_action, understand
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, PerturnError
-from perturn.faults import closing_world
 from perturn.io.plain import told
-from perturn.run.session import world_maker
-from perturn.settings.recipe import Recipe
+from perturn.needs import Need, ToolMatches
+from perturn.quantities.protocol import Computed, Ground, Planned, Quantity, QuantityTraits, Source
 from perturn.stats.matching import greedy_matches, hard_matches, soft_matches
 from perturn.types import Task, Trajectory, Turn, failed
 
@@ -23,7 +22,7 @@ def check_gold_calls(env: Any, tasks: Sequence[Task], name: str) -> None:
     Args:
         env: The world.
         tasks: Of which the first is looked at.
-        name: Of the credit that compares.
+        name: Who compares, such as `credit matchtir`.
 
     Raises:
         ConfigError: If there is no expert.
@@ -31,27 +30,28 @@ def check_gold_calls(env: Any, tasks: Sequence[Task], name: str) -> None:
     """
     if problem := lacks(env, "expert"):
         raise ConfigError(
-            f"credit {name} compares tool calls with those of the environment's expert: {problem}, or a credit without "
-            "an expert."
+            f"{name} compares tool calls with those of the environment's expert: {problem}, or a credit "
+            "without an expert."
         )
     for task in tasks[:1]:
         gold_calls(env, task)
 
 
-def matches_of(episodes: Sequence[Trajectory], credit: Any, recipe: Recipe) -> list[list[list[float]]]:
+def matches_of(
+    episodes: Sequence[Trajectory], request: ToolMatches, env: Any, name: str = "the credit"
+) -> list[list[list[float]]]:
     """Match the tool calls of each episode with the gold calls of its task; those of one that FAILED with none.
 
     Raises:
-        ConfigError: If the recipe's world has no expert.
+        ConfigError: If the world has no expert.
         DataError: If a task has no gold calls.
         EnvironmentFailure: If the expert of the world fails.
     """
     played = {one.task.id: one.task for one in episodes if not failed(one)}
-    with closing_world(world_maker(recipe)()) as env:
-        check_gold_calls(env, list(played.values()), type(credit).__name__)
-        gold = {name: gold_calls(env, task) for name, task in played.items()}
+    check_gold_calls(env, list(played.values()), name)
+    gold = {each: gold_calls(env, task) for each, task in played.items()}
     return [
-        [[] for _ in one.turns] if failed(one) else match(one, gold[one.task.id], credit) for one in episodes
+        [[] for _ in one.turns] if failed(one) else match(one, gold[one.task.id], request) for one in episodes
     ]
 
 
@@ -79,13 +79,13 @@ def gold_calls(env: Any, task: Task) -> list[ToolCall]:
     return found
 
 
-def match(episode: Trajectory, gold: Sequence[ToolCall], credit: Any) -> list[list[float]]:
+def match(episode: Trajectory, gold: Sequence[ToolCall], request: ToolMatches) -> list[list[float]]:
     """Match the calls of one episode with gold calls, all with all, whatever was asked for at the time.
 
     Args:
         episode: As recorded.
         gold: Gold calls of its task.
-        credit: Its `assignment` and `regularization` say how.
+        request: How they are matched.
 
     Returns:
         Similarity of each call to the gold call that it is matched with, or its share of similarity where the
@@ -93,10 +93,10 @@ def match(episode: Trajectory, gold: Sequence[ToolCall], credit: Any) -> list[li
     """
     turns = [calls_of(turn) for turn in episode.turns]
     similarity = [[call_similarity(call, wanted) for wanted in gold] for calls in turns for call in calls]
-    if credit.assignment == "soft":
-        found = soft_matches(similarity, getattr(credit, "regularization", 0.1))
+    if request.assignment == "soft":
+        found = soft_matches(similarity, request.regularization)
     else:
-        found = {"hard": hard_matches, "greedy": greedy_matches}[credit.assignment](similarity)
+        found = {"hard": hard_matches, "greedy": greedy_matches}[request.assignment](similarity)
     rest = iter(found)
     return [list(islice(rest, len(calls))) for calls in turns]
 
@@ -107,3 +107,35 @@ def calls_of(turn: Turn) -> list[ToolCall]:
     if said is not None and said.calls:
         return list(said.calls)
     return [] if said is not None and turn.valid else [NO_CALL]
+
+
+class GoldCallMatches(Quantity):
+    """Similarity of each tool call to the gold call that it is matched with; 0: to none.
+
+    Gold calls are those of the environment's expert. Given as `tool_matches`, `[trajectories][turns][calls]`.
+    """
+
+    traits: ClassVar[QuantityTraits] = QuantityTraits(
+        "the expert's calls, and an assignment an episode",
+        reads_world=True,
+        note="No turn of these processes calls a tool: this is how the credit weighs their own rewards.",
+    )
+    request: ClassVar[type[Need]] = ToolMatches
+
+    def check(self, request: ToolMatches, planned: Planned) -> None:
+        """Refuse a world without an expert, or whose expert calls no tool.
+
+        Raises:
+            PerturnError: Saying what to take.
+        """
+        if planned.env is not None:
+            check_gold_calls(planned.env, planned.tasks, planned.reader)
+
+    def compute(self, request: ToolMatches, episodes: Sequence[Trajectory], source: Source) -> Computed:
+        """Compute the similarities, by the expert of the world that the episodes were played in."""
+        with source.world() as env:
+            return Computed(matches_of(episodes, request, env))
+
+    def exact(self, request: ToolMatches, ground: Ground) -> list[list[tuple[()]]]:
+        """Return no calls, since no turn of a small process calls a tool."""
+        return [[()] * len(steps) for steps in ground.episodes.steps]

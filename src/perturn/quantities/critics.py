@@ -1,4 +1,4 @@
-"""Critics of turns: linear heads Q and V on hidden states, learned from one turn to the next, kept between iterations.
+"""Quantity `critics`: heads Q and V on hidden states, learned from one turn to the next, kept between iterations.
 
 Q of a turn is read at the last token of its action, so it has seen the action and not yet the reply; V at the last
 token of its prompt. The hidden states are those of a policy that does not move, so that a head means in one iteration
@@ -9,44 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import ClassVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from perturn.credit.archer import Critique
+from perturn.credit.group import returns_to_go
+from perturn.credit.returns import Return
 from perturn.errors import RunError
-from perturn.io.writing import replacing
-from perturn.policy.values import explained_variance
+from perturn.needs import Critics as Request
+from perturn.needs import Need
+from perturn.policy.reference import frozen
+from perturn.policy.values import action_features, explained_variance, turn_features
+from perturn.quantities.protocol import START, Computed, Ground, Quantity, QuantityTraits, Source, State
+from perturn.quantities.readers import Reader, encoded, in_order
+from perturn.types import Trajectory
 
 CRITICS = 2
 """Critics, each of which learns from a bootstrap sample of the episodes of an iteration."""
 
 _CONSTANT = 1e-6
 """Deviation of a feature, relative to that of all of them together, below which it is put down to rounding."""
-
-
-class Learning(Protocol):
-    """How critics learn: settings of a credit."""
-
-    @property
-    def gamma(self) -> float:
-        """Discount from one turn to the next."""
-
-    @property
-    def tau(self) -> float:
-        """How far the copies follow in a round."""
-
-    @property
-    def rounds(self) -> int:
-        """Regressions of each head in an iteration."""
-
-    @property
-    def penalty(self) -> float:
-        """Pull of each head to what it was, relative to the variance of all features together."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +70,11 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Learned(Sequence[Critique]):
-    """Words of critics on the episodes that they have learned from; a sequence of critiques, one an episode."""
+class Learned:
+    """Critics after an iteration, and what they say of the episodes that they have learned from."""
 
     critiques: Sequence[Critique]
+    """One an episode."""
     critics: Critics | None
     """As they are now; None if there was nothing to learn from."""
     explained_variance: float | None
@@ -97,16 +82,6 @@ class Learned(Sequence[Critique]):
     learned from."""
     td_error: float | None
     """Root of the mean square of r + gamma V' - Q over the same turns, in units of reward."""
-
-    @overload
-    def __getitem__(self, index: int) -> Critique: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Critique]: ...
-    def __getitem__(self, index: int | slice) -> Critique | Sequence[Critique]:
-        return self.critiques[index]
-
-    def __len__(self) -> int:
-        return len(self.critiques)
 
 
 def bootstrap(episodes: int, seed: int) -> Tensor:
@@ -136,7 +111,7 @@ def _standard(features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return rows.mean(0), torch.where(filled > 0, filled, 1.0).reciprocal()
 
 
-def learn(critics: Critics, rows: Rows, counts: Tensor, learning: Learning) -> Critics:
+def learn(critics: Critics, rows: Rows, counts: Tensor, learning: Request) -> Critics:
     """Critics after an iteration.
 
     In each round every head is fitted to what the copies said, and then the copies follow:
@@ -160,7 +135,7 @@ def learn(critics: Critics, rows: Rows, counts: Tensor, learning: Learning) -> C
 
 
 def _learn_one(
-    critics: Critics, k: int, rows: Rows, counts: Tensor, learning: Learning
+    critics: Critics, k: int, rows: Rows, counts: Tensor, learning: Request
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One critic's heads and their copies after an iteration."""
     lengths = torch.tensor([len(own) for own in rows.rewards])
@@ -226,7 +201,7 @@ def judge(critics: Critics, rows: Rows) -> list[Critique]:
 
 
 def learn_and_judge(
-    critics: Critics | None, rows: Rows, returns: Sequence[Sequence[float]], learning: Learning, seed: int
+    critics: Critics | None, rows: Rows, returns: Sequence[Sequence[float]], learning: Request, seed: int
 ) -> Learned:
     """Let critics learn from an iteration's episodes, and ask them about these.
 
@@ -261,26 +236,84 @@ def _td_errors(critics: Critics, rows: Rows, k: int, i: int, gamma: float) -> li
     return errors
 
 
-def write_critics(file: Path, critics: Critics) -> None:
-    """Write critics, whole or not at all."""
-    with replacing(file, foreign=(SafetensorError,)) as fresh:
-        save_file({each.name: getattr(critics, each.name).contiguous() for each in fields(critics)}, fresh)
+def critics_of(
+    trajectories: Sequence[Trajectory],
+    request: Request,
+    reader: Reader,
+    before: Critics | None = None,
+    seed: int = 0,
+) -> Learned:
+    """Q and V of each turn, by critics on a policy's hidden states that learn from these episodes first.
+
+    Args:
+        trajectories: Those of an iteration, in any order, which changes nothing; one without turns has none.
+        request: How critics learn, and which rewards count.
+        reader: The policy, the same in all iterations.
+        before: The critics as the iteration before left them; None: they begin.
+        seed: Of the episodes that each critic learns from.
+    """
+    encoded_rows = encoded(trajectories, reader.renderer)
+    order = in_order(encoded_rows, trajectories)
+    sequences = [encoded_rows[i].chosen for i in order]
+    if not order:
+        return Learned([Critique([[]], [[]]) for _ in trajectories], before, None, None)
+    rewards = (request.returns or Return())([trajectories[i] for i in order])
+    with frozen(reader.model):
+        first = turn_features(
+            reader.model, sequences, [[1] * len(own) for own in rewards], reader.token_budget
+        )
+        rows = Rows(action_features(reader.model, sequences, reader.token_budget), first, rewards)
+    returns = [returns_to_go(own, request.gamma) for own in rewards]
+    learned = learn_and_judge(before, rows, returns, request, seed)
+    found = dict(zip(order, learned.critiques, strict=True))
+    return replace(learned, critiques=[found.get(i, Critique([[]], [[]])) for i in range(len(trajectories))])
 
 
-def read_critics(file: Path) -> Critics:
-    """Read critics.
+def _critics(state: State) -> Critics:
+    """Critics from what was kept of them.
 
     Raises:
-        RunError: If they are not there, or are none.
+        RunError: If it is of something else.
     """
-    if not file.is_file():
-        raise RunError(
-            f"{file}, the critics that the iteration before left, is not there; restore it from a copy, or remove the "
-            "run folder to begin anew."
-        )
     try:
-        found: dict[str, Any] = load_file(file)
-        # In memory as it was before, or sums are rounded otherwise.
-        return Critics(**{name: one.clone() for name, one in found.items()})
-    except (SafetensorError, TypeError) as error:
-        raise RunError(f"{file} holds no critics: {error}; restore it from a copy.") from error
+        return Critics(**state)
+    except TypeError as error:
+        raise RunError(f"the kept critics are none: {error}; restore their file from a copy.") from error
+
+
+class TurnCritics(Quantity):
+    """Q and V of each turn by critics that learn in every iteration, and begin as the one before left them.
+
+    Given as `critics`, in units of reward, a `perturn.credit.archer.Critique` a trajectory.
+    """
+
+    traits: ClassVar[QuantityTraits] = QuantityTraits(
+        "a pass over the episodes of the policy that the loop begins with, and many regressions",
+        passes=2,  # Q and V each have one
+        policies=frozenset({START}),
+        carries=True,
+    )
+    request: ClassVar[type[Need]] = Request
+
+    def compute(self, request: Request, episodes: Sequence[Trajectory], source: Source) -> Computed:
+        """Let the critics learn from the episodes, on the policy that the loop began with, and ask them."""
+        state = source.states.get(request.name)
+        before = None if state is None else _critics(state)
+        found = critics_of(episodes, request, source.policy(START), before, source.seed(request.name))
+        now = found.critics
+        return Computed(
+            found.critiques,
+            None if now is None else {each.name: getattr(now, each.name) for each in fields(now)},
+            {"explained_variance": found.explained_variance, "td_error": found.td_error},
+        )
+
+    def exact(self, request: Request, ground: Ground) -> list[Critique]:
+        """Return exact Q and V at each turn of each episode, by a critic that knows them."""
+        every, gamma = ground.episodes, ground.gamma
+        return [
+            Critique(
+                [[every.action_value(step, t, gamma) for t, step in enumerate(steps)]],
+                [[every.value(step.state, t, gamma) for t, step in enumerate(steps)]],
+            )
+            for steps in every.steps
+        ]

@@ -1,4 +1,4 @@
-"""How much likelier the world's reply to a turn made the turn after it, asked in passes that share the episode."""
+"""Quantity `feedback`: log-likelihood gain of a turn from seeing the environment's reply to the turn before."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from collections import defaultdict
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
-from math import nan
-from typing import Any
+from math import log, nan
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from perturn.episodes.prompts import as_seen
 from perturn.errors import ConfigError, DataError, ModelError
+from perturn.needs import Feedback, Need
 from perturn.policy.logprobs import exact_length
 from perturn.policy.reference import compute_logprobs, frozen
 from perturn.policy.tokens import NO_TURN, Encoded, Renderer
+from perturn.quantities.protocol import ACTED, Computed, Ground, Quantity, QuantityTraits, Source
+from perturn.quantities.readers import Reader
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory, Turn, failed
+
+if TYPE_CHECKING:
+    from perturn.credit_check.processes import Step
 
 _logger = logging.getLogger(__name__)
 
@@ -189,3 +195,44 @@ def _by_task(trajectories: Sequence[Trajectory]) -> list[list[int]]:
         if len(one.turns) > 1 and not failed(one):
             members[one.task.id].append(i)
     return list(members.values())
+
+
+def feedback_of(trajectories: Sequence[Trajectory], placeholder: str, reader: Reader) -> list[list[float]]:
+    """Return `feedback_gains` by an open policy, in nats `[trajectories][turns]`; NaN where it is not known."""
+    return feedback_gains(reader.model, reader.renderer, trajectories, placeholder, reader.token_budget)
+
+
+class FeedbackGain(Quantity):
+    """How much likelier the reply to each turn made the turn after it than a placeholder in its stead.
+
+    Given as `feedback`, the mean over the tokens of the next turn, in nats `[trajectories][turns]`, with NaN where no
+    turn follows or nothing was said.
+    """
+
+    traits: ClassVar[QuantityTraits] = QuantityTraits(
+        "passes of the policy that acted over the episodes, and over each turn once more",
+        passes=1,
+        policies=frozenset({ACTED}),
+    )
+    request: ClassVar[type[Need]] = Feedback
+
+    def compute(self, request: Feedback, episodes: Sequence[Trajectory], source: Source) -> Computed:
+        """Compute the gains under the policy that acted."""
+        return Computed(feedback_of(episodes, request.placeholder, source.policy(ACTED)))
+
+    def exact(self, request: Feedback, ground: Ground) -> list[list[float]]:
+        """Return how much likelier each turn's reply made the next action, in nats `[episodes][turns]`; NaN at the end.
+
+        A policy that is told nothing does not know in which state it is: it acts as it does in one drawn at random.
+        """
+        process = ground.episodes.process
+        blind: dict[str, float] = {}
+        for state, actions in process.actions.items():
+            for name, chance in zip(actions, process.policy(state), strict=True):
+                blind[name] = blind.get(name, 0.0) + chance / len(process.actions)
+
+        def gain(step: Step) -> float:
+            name = list(process.actions[step.state])[step.action]
+            return log(process.policy(step.state)[step.action] / blind[name])
+
+        return [[*(gain(step) for step in steps[1:]), nan] for steps in ground.episodes.steps]
