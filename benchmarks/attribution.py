@@ -24,8 +24,8 @@ from mechanism_statistics import Statistic, Turns, auc, difference, interval
 from perturn.data.paths import begun
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.store import read_trajectories
+from perturn.quantities.readers import open_reader, reference_of
 from perturn.run.measure import measured
-from perturn.run.readings import open_reader, reference_of
 from perturn.settings.stages import makes, policy_of
 from perturn.types import failed, succeeded
 

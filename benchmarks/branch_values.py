@@ -23,7 +23,7 @@ from perturn.credit.returns import Return
 from perturn.envs.alfworld.like import ALFWorldLike
 from perturn.episodes.play import Job, play
 from perturn.explore.branching import branch_jobs
-from perturn.run.branch import branch_values
+from perturn.quantities.branch_returns import branch_values
 from perturn.stats import rate_interval
 from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Task, Trajectory
 

@@ -23,19 +23,24 @@ from perturn.data.groups import counted, groups_of
 from perturn.data.paths import begun
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.store import read_trajectories
+from perturn.needs import Distance, Progress, names_of, reads
+from perturn.quantities import compute, given, policies_of
+from perturn.quantities.protocol import REWARD
 from perturn.remaining import wrong_turns
 from perturn.run.credit import credit_groups
 from perturn.run.measure import measured
 from perturn.run.members import members_of
-from perturn.run.quantities import compute_needed
+from perturn.run.quantity_source import RunSource
 from perturn.settings.stages import makes, policy_of
 from perturn.types import Trajectory, succeeded
 
-LEFT_OUT = {"answer", "answers", "matches"}
+LEFT_OUT = {"answer", "answer-clusters", "tool-matches"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "infopo": {"placeholder": "Nothing happens."},
     "progress-advantage": {"outcome": False},
-    "slate": {"by": "progress"},
+    "slate": {"by": "progress", "distance": "searching"},
+    "first-error": {"distance": "searching"},
+    "process-score": {"distance": "searching"},
 }
 MARK = "-001"
 
@@ -52,15 +57,16 @@ def weights_of(folder: Path, episodes: Sequence[Trajectory], chosen: Trajectory)
     found = {}
     last = {"checkpoint": policy_of(recipe, recipe.iterations)}
     for name, kind in CREDITS.items():
-        if kind.needs & LEFT_OUT or getattr(kind, "reads_reward_model", False):
+        credit = kind(**SETTINGS.get(name, {}))
+        if names_of(credit.needs) & LEFT_OUT or REWARD in policies_of(credit.needs):
             continue
-        credit = kind(**SETTINGS.get(name, {}), **(last if "progress" in kind.needs else {}))
+        if reads(credit.needs, Progress):
+            credit = kind(**SETTINGS.get(name, {}), **last)
         members = members_of(credit, episodes, paths, recipe, MARK)
-        reads = getattr(credit, "needs_remaining", False)
-        members = counted(measured(recipe, members, "searching") if reads else members)
-        needed = compute_needed(
-            credit, members, paths, recipe, reference="sft", acted="sft", judged="sft", iteration=1
-        )
+        measures = reads(credit.needs, Distance)
+        members = counted(measured(recipe, members, "searching") if measures else members)
+        source = RunSource(paths, recipe, reference="sft", acted="sft", start="sft")
+        needed = given(compute(credit.needs, members, source))
         rows = {row.key: row.weight for row in credit_groups(members, credit, needed)}
         found[name] = list(rows[chosen.key])
     return found

@@ -12,19 +12,25 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from perturn import TurnConfig, TurnTrainer
 from perturn.data.store import read_pairs
 from perturn.policy.names import load_tokenizer
 from perturn.policy.tokens import Renderer
+from support import budget
+from support.models import make_tiny_model
+from support.recorded import Recordings
 
 torch.set_num_threads(1)
+pytest_addoption = budget.pytest_addoption
+pytest_configure = budget.pytest_configure
 
 # A run of CI repeats; runs elsewhere look for new cases. Examples have no deadline: a busy machine would not keep it.
-hypothesis.settings.register_profile("new", deadline=None)
-hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
-hypothesis.settings.load_profile("repeatable" if os.environ.get("CI") else "new")
+# `make test-all` takes the profile `thorough`.
+_REPEATS = {"deadline": None, "derandomize": bool(os.environ.get("CI"))}
+hypothesis.settings.register_profile("fast", max_examples=25, **_REPEATS)
+hypothesis.settings.register_profile("thorough", max_examples=100, **_REPEATS)
+hypothesis.settings.load_profile("fast")
 
 _RECIPE = """
 name: one
@@ -75,25 +81,6 @@ def renderer(tokenizer):
     return Renderer(tokenizer)
 
 
-def make_tiny_model(seed: int = 0) -> LlamaForCausalLM:
-    """A Llama of two layers with random weights and SmolLM2's vocabulary."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        eos_token_id=2,
-        pad_token_id=2,
-        bos_token_id=1,
-        initializer_range=0.2,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
 @pytest.fixture
 def tiny_model():
     """A fresh tiny policy."""
@@ -107,6 +94,12 @@ def tiny_folder(tmp_path_factory, tokenizer):
     make_tiny_model().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory):
+    """Folders that are expensive to make, made once for all workers; see `support.recorded`."""
+    return Recordings(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session")

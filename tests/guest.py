@@ -1,4 +1,4 @@
-"""A package of someone else's, as a wheel: one loss, one credit, one environment and one engine."""
+"""A package of someone else's, as a wheel: one loss with an input of its own, one credit, environment and engine."""
 
 import zipfile
 from pathlib import Path
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from perturn.bounds import EFFORT, Bound
+from perturn.traits import EngineTraits, EnvironmentTraits
 from perturn.types import Action, EpisodeProtocol, Observation, Task
 
 
@@ -16,7 +17,7 @@ from perturn.types import Action, EpisodeProtocol, Observation, Task
 class Settings:
     """Says the expert's action to the base policy's prompts; serves what was trained by the local engine."""
 
-    serves_checkpoints: ClassVar[bool] = True
+    traits: ClassVar[EngineTraits] = EngineTraits(serves_checkpoints=True)
 
     word: str = "right"
     """What the base policy says."""
@@ -54,9 +55,9 @@ class Parrot:
 class Corridor:
     """A door some steps to the left or to the right."""
 
-    in_process: ClassVar[bool] = True
-    protocol: ClassVar[str] = "guest-rules"
-    distributions: ClassVar[tuple[str, ...]] = ("pyyaml",)
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
+        in_process=True, protocol="guest-rules", distributions=("pyyaml",)
+    )
     name = "guest-corridor-1.0"
 
     def tasks(self, split):
@@ -88,15 +89,19 @@ from typing import ClassVar
 
 import torch
 
+from perturn.credit import CreditTraits
 from perturn.credit.turns import Uniform, weigh_group
-from perturn.losses import LOSSES
+from perturn.losses import LOSSES, LossTraits
+from perturn.losses.token_inputs import TokenInputTraits
+from perturn.needs import Needs
 
 
 @dataclass(frozen=True)
 class Half:
     """The same weight for every turn."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[Needs] = ()
+    traits: ClassVar[CreditTraits] = CreditTraits()
     value: float = 0.5
 
     def __call__(self, group, **_):
@@ -107,21 +112,40 @@ class Half:
 
 
 @dataclass(frozen=True)
-class Twice:
-    """DIL's loss, doubled."""
+class Certainty:
+    """Largest log-probability of the words that may come."""
 
-    needs_reference: ClassVar[bool] = True
-    needs_rejected: ClassVar[bool] = True
+    name: ClassVar[str] = "guest-certainty"
+    traits: ClassVar = TokenInputTraits()
+
+    def __call__(self, chunk):
+        return chunk.logprobs.amax(-1)
+
+
+@dataclass(frozen=True)
+class Twice:
+    """DIL's loss, doubled, and a price of certainty."""
+
+    traits: ClassVar = LossTraits(
+        needs_rejected=True, needs_reference=True, diagnostics=True, reads=frozenset({"guest-certainty"})
+    )
     credit: ClassVar = Uniform()
 
+    price: float = 0.01
+
     def __call__(self, chosen, rejected):
-        return 2 * LOSSES["dil"]()(chosen, rejected)
+        certainty = chosen.mean_by_trajectory(chosen.input("guest-certainty"))
+        return 2 * LOSSES["dil"]()(chosen, rejected) + self.price * certainty
+
+    def diagnostics(self, chosen, rejected):
+        return {"certainty": chosen.input("guest-certainty").detach()}
 
     def rewards(self, side):
         return LOSSES["dil"]().rewards(side)
 '''
 ENTRIES = {
     "perturn.losses": {"guest-twice": "guest_tensors:Twice"},
+    "perturn.token_inputs": {"guest-certainty": "guest_tensors:Certainty"},
     "perturn.credits": {"guest-half": "guest_tensors:Half"},
     "perturn.environments": {"guest-corridor": "guest_code:Corridor"},
     "perturn.engines": {"guest-parrot": "guest_code:Settings"},

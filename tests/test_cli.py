@@ -10,31 +10,12 @@ from pathlib import Path
 import pytest
 
 from perturn import __version__ as perturn_version
-from perturn.cli import main
+from perturn.cli import ORDER, main
 from perturn.cli._scores import print_summary
 from perturn.data.store import read_trajectories
 from perturn.tables import TABLES
 
 PERTURN = Path(sys.executable).with_name("perturn")
-COMMANDS = [
-    "run",
-    "collect",
-    "pair",
-    "train",
-    "evaluate",
-    "report",
-    "inspect",
-    "import-expert",
-    "verify",
-    "watch",
-    "list",
-    "init",
-    "check-env",
-    "check-credit",
-    "convert",
-    "compare",
-    "play",
-]
 STAGES = ["run", "collect", "pair", "train", "evaluate"]
 
 
@@ -212,7 +193,7 @@ def test_the_installed_command_refuses_with_one_line_and_ends_soon(recipe, tmp_p
 
 
 @pytest.mark.parametrize(
-    "words", [[], *([command] for command in COMMANDS)], ids=lambda words: " ".join(words) or "all"
+    "words", [[], *([command] for command in ORDER)], ids=lambda words: " ".join(words) or "all"
 )
 def test_help_shows_an_example(perturn, words):
     """Each command's own, which names the command; the whole one says the exit codes."""
@@ -221,6 +202,23 @@ def test_help_shows_an_example(perturn, words):
     assert code == 0
     assert f"Example: perturn {words[0] if words else 'run'} " in output
     assert words or "Exit codes: 0 done; 1 a check found a problem; 2 a mistake" in output
+
+
+def test_help_lists_the_loop_first(perturn):
+    """The first command is `run`, and the stages follow in their order."""
+    _, output, _ = perturn("--help")
+
+    found = [output.index(f"│ {name} ") for name in ORDER]
+    assert found == sorted(found)
+
+
+@pytest.mark.parametrize("command", ORDER)
+def test_help_of_a_command_fits_on_one_screen(perturn, monkeypatch, command):
+    """At most 40 lines of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    _, output, _ = perturn(command, "--help")
+
+    assert len(output.splitlines()) <= 40
 
 
 @pytest.mark.parametrize(
@@ -341,8 +339,8 @@ def test_what_a_credit_reads_is_listed_with_it(perturn):
 
     assert code == 0
     assert "Costs: episodes that are played on." in output
-    assert listed["spo"]["reads"] == ["branches", "groups"]
-    assert listed["first-error"]["reads"] == ["remaining"]
+    assert listed["spo"]["reads"] == ["branch-returns", "groups"]
+    assert listed["first-error"]["reads"] == ["distance"]
     assert "arXiv:2505.23564" in listed["spo"]["source"]
 
 
@@ -566,13 +564,13 @@ def test_a_measured_credit_is_json_for_machines(perturn):
 def test_a_credit_of_ones_own_with_the_sign_turned_is_caught(perturn, tmp_path, monkeypatch):
     """Code 1; and one that raises is a mistake, explained in one line."""
     (tmp_path / "perturn_own_credit.py").write_text(
-        "from perturn.credit import CREDITS\n"
+        "from perturn.credit import CREDITS, CreditTraits\n"
         "class Turned:\n"
-        "    needs, unbiased = frozenset(), True\n"
+        "    needs, traits = (), CreditTraits(unbiased=True)\n"
         "    def __call__(self, group, **_):\n"
         "        return [-one for one in CREDITS['rloo']()(group)]\n"
         "class Broken:\n"
-        "    needs = frozenset()\n"
+        "    needs, traits = (), CreditTraits()\n"
         "    def __call__(self, group, **_):\n"
         "        return group[0].scores\n"
     )

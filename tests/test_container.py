@@ -1,9 +1,8 @@
-"""The Dockerfile: built where a builder is, else read by a linter."""
+"""The Dockerfile is built where a builder is; `tests/lints/test_dockerfile.py` reads it."""
 
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,28 +12,6 @@ ROOT = Path(__file__).parents[1]
 
 def call(*words, **settings):
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, **settings)
-
-
-def test_the_linter_finds_nothing():
-    """Hadolint, which asks for pinned users, quoted variables and shells that stop at an error."""
-    found = call(str(Path(sys.executable).with_name("hadolint")), "Dockerfile")
-
-    assert (found.returncode, found.stdout) == (0, "")
-
-
-def test_every_file_that_is_copied_is_there_and_sent():
-    """What COPY names exists, and no line of .dockerignore leaves it out."""
-    copied = [
-        word
-        for line in (ROOT / "Dockerfile").read_text().splitlines()
-        if line.startswith("COPY ")
-        for word in line.split()[1:-1]
-    ]
-    ignored = (ROOT / ".dockerignore").read_text().split()
-
-    assert {"pyproject.toml", "src", "recipes"} <= set(copied)
-    assert all((ROOT / word).exists() for word in copied)
-    assert not set(copied) & set(ignored)
 
 
 @pytest.mark.slow

@@ -2,17 +2,23 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
 import guest
 from perturn.cli import main
 from perturn.data.store import read_trajectories
+from perturn.envs.abilities import ABILITIES, abilities_of, ability
+from perturn.envs.process import ProcessWorlds
 from perturn.errors import ConfigError
-from perturn.table import Table, locate, package_of
+from perturn.settings.sections import Worlds
+from perturn.table import Table, check_names, locate, package_of
 
 RECIPE = """
 name: guests
@@ -89,7 +95,10 @@ def test_a_recipe_runs_with_entries_of_a_foreign_package(run):
     assert all(stage["done"] for stage in manifest["stages"].values())
     assert policies[0] == "parrot-left"
     assert policies[1].startswith("sft@")
+    logged = [json.loads(line) for line in (run / "metrics" / "guest-twice.jsonl").read_text().splitlines()]
+
     assert weights == {0.25}
+    assert all(entry["certainty"] < 0 for entry in logged if "loss" in entry)
     assert (run / "checkpoints" / "guest-twice" / "config.json").is_file()
 
 
@@ -128,12 +137,12 @@ def test_foreign_entries_are_listed(perturn, kind, name):
     assert name in json.loads(listed)
 
 
-def install(folder, monkeypatch, entries):
-    """Metadata of an installed package that adds entries."""
+def install(folder, monkeypatch, entries, group="perturn.things"):
+    """Metadata of an installed package that adds entries to a group."""
     info = folder / "perturn_other-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: perturn-other\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(guest.entry_points({"perturn.things": entries}))
+    (info / "entry_points.txt").write_text(guest.entry_points({group: entries}))
     monkeypatch.syspath_prepend(folder)
 
 
@@ -169,6 +178,33 @@ def test_an_entry_that_cannot_be_imported_says_whose_it_is(tmp_path, monkeypatch
     )
 
 
+def test_an_ability_of_a_package_is_called_in_a_process(tmp_path, monkeypatch):
+    """The package adds its signature; any environment with the method then has the ability."""
+    install(tmp_path, monkeypatch, {"whisper": "whisper:WHISPER"}, "perturn.abilities")
+    monkeypatch.setattr(ABILITIES, "_foreign", Table("perturn.abilities", {})._foreign)
+    (tmp_path / "whisper.py").write_text(WHISPER)
+
+    world = ProcessWorlds({"name": "whisper:Game"}, Worlds())()
+
+    assert "whisper" in abilities_of(world)
+    assert ability(world, "whisper")(["a", "b"]) == {"heard": 2}
+    world.close()
+
+
+WHISPER = """
+from perturn.traits import Ability
+
+WHISPER = Ability(("actions",), "plain")
+
+
+class Game:
+    def tasks(self, split): return [1]
+    def reset(self, task): return "Go."
+    def step(self, action): return "Over.", 1, True
+    def whisper(self, actions): return {"heard": len(actions)}
+"""
+
+
 def test_templates_are_listed_with_what_was_changed(monkeypatch, capsys):
     """`perturn list templates` says whose each is."""
     monkeypatch.setattr("sys.argv", ["perturn", "list", "templates", "--json"])
@@ -197,3 +233,56 @@ def test_the_recipes_of_the_package_are_listed_with_their_first_comment(monkeypa
 
 def test_an_object_is_located_by_module_and_name():
     assert locate("perturn.table:Table") is Table
+
+
+@dataclass(frozen=True)
+class _Traits:
+    needs_group: bool = False
+    unbiased: bool = False
+
+
+class _Protocol:
+    step = steps = None
+
+
+class _Misspelt(_Protocol):
+    need_group = True
+
+
+class _Beside(_Protocol):
+    needs_group = True
+
+
+class _OfMember:
+    def forgett(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Settings:
+    needs_groups: bool = True
+    export: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        (
+            _Misspelt,
+            "credit _Misspelt has 'need_group', which is never read. Did you mean `_Traits(needs_group=...)`?",
+        ),
+        (
+            _Beside,
+            "credit _Beside has 'needs_group', which is never read. Did you mean `_Traits(needs_group=...)`?",
+        ),
+        (_OfMember, "credit _OfMember has 'forgett', which is never read. Did you mean `forget`?"),
+    ],
+)
+def test_an_attribute_that_nobody_reads_is_rejected(entry: type, says: str):
+    with pytest.raises(ConfigError, match=f"^{re.escape(says)}$"):
+        check_names(entry, kind="credit", known=("step", "forget", "expert"), traits=_Traits)
+
+
+@pytest.mark.parametrize("entry", [_Protocol, _Settings])
+def test_settings_and_names_beside_the_right_one_are_allowed(entry: type):
+    """`steps` is beside `step`; `needs_groups` is a setting; `export` is not like enough to `expert`."""
+    check_names(entry, kind="credit", known=("step", "forget", "expert"), traits=_Traits)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, closest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
 T = TypeVar("T")
+
+_ALIKE = 0.85
+"""Least likeness of a misspelt name, from 0 to 1: `expert` and `experts` have 0.92, `expert` and `export` 0.83."""
 
 
 class Table(Mapping[str, T], Generic[T]):
@@ -93,6 +97,33 @@ def locate(where: str) -> Any:
     """
     module, _, name = where.partition(":")
     return getattr(import_module(module), name)
+
+
+def check_names(entry: type, *, kind: str, known: Collection[str], traits: type | None = None) -> None:
+    """Reject a class with a public attribute that nobody reads, since its name is misspelt or belongs in `traits`.
+
+    Settings, the class's own dataclass fields, may have any name. A name counts as misspelt only if the class lacks
+    the name that was meant, so that `steps` beside `step` is allowed.
+
+    Args:
+        entry: The class of the entry.
+        kind: What the entry is, for the message, such as `credit`.
+        known: Names that an attribute may have: the members of the table's protocol.
+        traits: Dataclass of the traits, which are set in `traits` and not as attributes.
+
+    Raises:
+        ConfigError: If there is such an attribute.
+    """
+    settings = {each.name for each in fields(entry)} if is_dataclass(entry) else set[str]()
+    public = {name for each in entry.__mro__[:-1] for name in vars(each) if not name.startswith("_")}
+    told = {each.name: f"{traits.__name__}({each.name}=...)" for each in fields(traits)} if traits else {}
+    meant = told | {name: name for name in known}
+    for name in sorted(public - settings - set(known)):
+        found = closest(name, meant.keys() - (public - told.keys()), _ALIKE)
+        if found is not None:
+            raise ConfigError(
+                f"{kind} {entry.__name__} has {name!r}, which is never read. Did you mean `{meant[found]}`?"
+            )
 
 
 def require(package: str, who: str, extra: str, otherwise: str = "") -> None:

@@ -315,6 +315,7 @@ class Environment(Protocol):
         ...
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Something that answers prompts."""
 

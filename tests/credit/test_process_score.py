@@ -62,7 +62,7 @@ def test_who_comes_to_the_end_has_as_many_right_turns_as_it_took_at_least(way):
 
 
 def test_the_remaining_path_must_be_measured_where_it_is_read():
-    """A run measures it for the credit; turns by themselves are refused; other measures need none."""
+    """A recipe has it measured for this credit; turns by themselves are refused; other measures need none."""
     bare = Trajectory(Task("t"), (Turn((), Action("go")),))
     credit = CREDITS["process-score"]
 
@@ -74,9 +74,12 @@ def test_the_remaining_path_must_be_measured_where_it_is_read():
     assert scores(bare, by="valid") == [1]
 
 
-def test_w_dpo_asks_for_it_unless_it_is_told_otherwise():
+def test_w_dpo_has_it_measured_unless_it_is_told_otherwise():
     """The loss's own credit reads the remaining path; one that is set takes its part."""
+    other = {"credit": {"name": "process-score", "distance": "searching"}}
+
     assert sense_of(parse(Recipe, RECIPE)) == "shortest"
+    assert sense_of(parse(Recipe, RECIPE | other)) == "searching"
     check_training(parse(Recipe, RECIPE | {"credit": {"name": "process-score", "by": "valid"}}))
 
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.meter import claims
-from perturn.credit.processes import PROCESSES
+from perturn.credit_check.processes import PROCESSES
 
 LOOP = PROCESSES[0]
 GAE = CREDITS["turn-gae"]
@@ -38,7 +37,7 @@ def test_hand_worked(episode):
 @given(rows=st.lists(st.tuples(NUMBER, NUMBER), min_size=1, max_size=6), gamma=st.sampled_from([0.5, 1.0]))
 def test_it_is_an_episode_with_a_last_reward_of_what_is_to_come(rows, gamma):
     """An independent way, whatever lambda: gamma V of the last turn, paid with its reward, and then the end."""
-    from .conftest import _episode
+    from support.states import episode as _episode
 
     rewards, values = ([*each] for each in zip(*rows, strict=True))
     paid = [*rewards[:-1], rewards[-1] + gamma * values[-1]]
@@ -91,7 +90,7 @@ def test_v_is_not_learned_from_what_was_cut(episode):
 
 def test_it_claims_nothing_and_takes_no_third_way(episode):
     """An episode without turns that was cut has no weights."""
-    assert not claims(GAE(truncated="bootstrap"))
+    assert not GAE(truncated="bootstrap").traits.unbiased
     assert GAE(truncated="bootstrap")([cut(episode([], []))], values=[[]])[0].shape == (0,)
     with pytest.raises(ValueError, match="truncated must be one of end, bootstrap"):
         GAE(truncated="drop")

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perturn.credit import CREDITS
-
-from .conftest import _episode
+from support.states import episode as _episode
 
 V0 = CREDITS["v0"]
 NUMBER = st.integers(-8, 8).map(lambda n: n / 4)

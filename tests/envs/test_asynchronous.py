@@ -127,8 +127,8 @@ def test_what_crosses_to_another_machine_awaits_it():
     """The side of a node, whose server asks it in a thread."""
     world = PlainWorld(make_environment({"name": f"{FILE}:Async"}))
 
-    assert world.facts()["expert"]
-    assert world.expert(world.tasks("train")[0]) == ["one", "two", "three"]
+    assert "expert" in world.facts()["abilities"]
+    assert world.ability("expert", [world.tasks("train")[0]]) == ["one", "two", "three"]
     assert world.reset(world.tasks("train")[0], 0)["text"] == "begin"
     assert world.step("go")["text"] == "go"
     world.close()

@@ -6,7 +6,6 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from conftest import make_tiny_model
 from engines.api.chat import KEY, Server, completion, heard, refusal
 from engines.serving import serve
 from perturn.cli import app
@@ -21,6 +20,7 @@ from perturn.episodes.episode import Job, episode
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, RunError
 from perturn.report.versus import compare_runs
 from perturn.types import Action, Status
+from support.models import make_tiny_model
 
 QUESTIONS = [
     {"question_id": 1, "category": "writing", "turns": ["Write on tin.", "Now shorter."]},

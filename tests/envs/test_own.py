@@ -14,34 +14,7 @@ from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.run.own_rules import first_split
 from perturn.types import Observation, Task
-
-
-class Guess:
-    """Guess a number.
-
-    It is whole.
-
-    Args:
-        none: There is none.
-    """
-
-    def tasks(self, split):
-        """Two for training."""
-        return [7, 8] if split == "train" else []
-
-    def reset(self, task):
-        """Pose it."""
-        self.secret = task
-        return "Guess."
-
-    def step(self, action):
-        """Compare."""
-        return ("Right!", 1.0, True) if action == str(self.secret) else "Wrong."
-
-
-def game(**methods):
-    """The game with some attributes replaced, at the border."""
-    return at_border(type("Game", (Guess,), methods)(), "Game")
+from support.guess import Guess, game
 
 
 def test_three_methods_are_an_environment():

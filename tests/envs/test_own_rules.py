@@ -10,8 +10,7 @@ from perturn.errors import ConfigError
 from perturn.run.own_rules import rules_for
 from perturn.settings.sections import Worlds
 from perturn.types import EpisodeProtocol, Task
-
-from .test_own import Guess, game
+from support.guess import Guess, game
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from perturn.errors import PerturnError
 
-CASES = int(os.environ.get("PERTURN_FUZZ", "40"))
+CASES = int(os.environ.get("PERTURN_FUZZ", "20"))
 SECONDS = 5
 """Of the processor, for one case; most take milliseconds."""
 _SPLICE = "@splice@"

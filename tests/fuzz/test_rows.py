@@ -8,7 +8,6 @@ from hypothesis import given
 
 from fuzz.mutations import answers, fuzzed, mutated, mutated_lines
 from perturn.data.messages import read_answer
-from perturn.data.records import trajectory_to_dict
 from perturn.data.rows import open_rows, read_each, read_rows
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.engines.api.completion import read_completion, read_usage
@@ -16,22 +15,8 @@ from perturn.engines.api.ledger import Ledger
 from perturn.errors import DataError, PerturnError
 from perturn.policy.examples import encode_example
 from perturn.types import Action, Task, Trajectory, Turn
+from support.fuzzed_rows import CALL, OTHER, PAIR, TRAJECTORY
 
-CALL = {"id": "1", "type": "function", "function": {"name": "find", "arguments": {"room": "hall"}}}
-TRAJECTORY = trajectory_to_dict(
-    Trajectory(
-        Task("t", "kind", "train", {"level": 1}),
-        (
-            Turn(({"role": "user", "content": "go"},), Action("Action: look", (5, 6), (-0.5, -1.5)), 0.5),
-            Turn(({"role": "tool", "content": "seen"},), Action("", tool_calls=(CALL,))),
-        ),
-        prompt=({"role": "system", "content": "Play."},),
-        tools=({"type": "function", "function": {"name": "find", "parameters": {}}},),
-        total_reward=0.5,
-    )
-)
-OTHER = TRAJECTORY | {"sample": 1, "total_reward": 0.0}
-PAIR = {"chosen": TRAJECTORY, "rejected": OTHER}
 ASKED = [
     {"role": "system", "content": "Play."},
     {"role": "user", "content": [{"type": "text", "text": "go"}]},

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fuzz.mutations import answers, fuzzed, mutated, mutated_lines
-from fuzz.test_rows import OTHER, PAIR, TRAJECTORY
 from perturn.data.records import LARGEST
 from perturn.errors import RunError
 from perturn.report import write_report
 from perturn.watch import Watcher, render
+from support.fuzzed_rows import OTHER, PAIR, TRAJECTORY
 
 NUMBERS = {"confidence": [0.5, 0.9], "weight": [1.0, 0.2], "turn": [0, 1]}
 TOKENS = {"ids": [5, 6], "turn": [0, 1], "logprobs": [-0.5, -0.1]}

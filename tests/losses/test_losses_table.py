@@ -60,11 +60,11 @@ def test_facts_tell_which_inputs_are_read(name):
     bare = TurnLogprobs.from_nested([[[-1.0]]], weight=[[-1.0]], behavior=[[[-1.0]]])
     alone = name in ("sft", "kto", "ppo-clip")
 
-    assert loss.needs_reference == (name not in ("sft", "ppo-clip"))
-    assert loss.needs_rejected == (not alone)
-    assert getattr(loss, "needs_mismatched", False) == (name == "kto")
-    assert getattr(loss, "needs_behavior", False) == (name == "ppo-clip")
-    if loss.needs_reference:
+    assert loss.traits.needs_reference == (name not in ("sft", "ppo-clip"))
+    assert loss.traits.needs_rejected == (not alone)
+    assert loss.traits.needs_mismatched == (name == "kto")
+    assert loss.traits.needs_behavior == (name == "ppo-clip")
+    if loss.traits.needs_reference:
         with pytest.raises(ValueError, match="reference=None"):
             loss(bare, bare)
     else:

@@ -436,10 +436,10 @@ def test_what_is_missing_is_named():
         PPOClip(importance="token")(dataclasses.replace(bare, behavior=bare.policy))
     with pytest.raises(ValueError, match="reference=None"):
         PPOClip(kl=0.1)(dataclasses.replace(bare, behavior=bare.policy))
-    assert not PPOClip().needs_reference
-    assert PPOClip(kl=0.1).needs_reference
-    assert not PPOClip().needs_proximal
-    assert PPOClip(importance="turn").needs_proximal
+    assert not PPOClip().traits.needs_reference
+    assert PPOClip(kl=0.1).traits.needs_reference
+    assert not PPOClip().traits.needs_proximal
+    assert PPOClip(importance="turn").traits.needs_proximal
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,6 @@ def test_extreme_values_have_finite_gradients(assert_finite):
 
 
 def test_no_reference_is_needed():
-    assert SFT.needs_reference is False
-    assert SFT.needs_rejected is False
+    assert SFT.traits.needs_reference is False
+    assert SFT.traits.needs_rejected is False
     assert not SFT().rewards(TurnLogprobs.from_nested([[torch.zeros(1, requires_grad=True)]])).requires_grad

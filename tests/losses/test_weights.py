@@ -56,7 +56,7 @@ def test_a_weight_that_a_batch_holds_is_what_every_loss_reads(pair, name):
 
     for loss_name, make in LOSSES.items():
         loss = make()
-        if getattr(loss, "needs_behavior", False) or getattr(loss, "needs_mismatched", False):
+        if loss.traits.needs_behavior or loss.traits.needs_mismatched:
             continue  # losses on groups and on labels; their own tests have this claim
         if loss_name == "w-dpo":
             continue  # it reads gaps, which are none here

@@ -11,22 +11,16 @@ from tokenizers import normalizers
 
 from perturn.errors import DataError, ModelError
 from perturn.policy import answers
-from perturn.policy.answers import answer_logprobs, own_answer_logprobs
-from perturn.policy.branches import as_sequences, branches, branches_of, gold_answer
 from perturn.policy.packing import lay_out
 from perturn.policy.tokens import Renderer
+from perturn.quantities.answer import answer_logprobs, own_answer_logprobs
+from perturn.quantities.answer_turns import as_sequences, branches, branches_of, gold_answer
 from perturn.types import Action, Status, Task, Trajectory, Turn
+from support.chat_templates import ALTERNATING
 
 from .training import asked
 
 FORM = "Thought: I know the answer.\nAction: finish[{answer}]"
-ALTERNATING = (
-    "{% for m in messages %}{% if loop.index0 and messages[loop.index0 - 1].role == m.role %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}"
-    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}{% if messages[-1].role == 'assistant' %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 def episode(turns, answer="the Wend", task="q", sample=0, **changes):

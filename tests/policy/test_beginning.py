@@ -16,8 +16,8 @@ from perturn.policy.logprobs import action_logprobs, continuing, prepare
 from perturn.policy.packing import Collator, common_beginning, lay_out
 from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.types import Action, Task, Trajectory, Turn, WeightedTrajectory
+from support.forests import FORESTS, Layer, dense, sight, tensors
 
-from .test_attention import FORESTS, Layer, dense, sight, tensors
 from .training import CHECKPOINTING, switch_checkpointing_on
 
 

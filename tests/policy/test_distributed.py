@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from perturn.errors import ConfigError
+from support.ports import free_port
 
 SCRIPT = """
 import json, os, sys
@@ -143,13 +143,6 @@ CASES = {
 """What is trained, by the budgets of one process and of several; a batch is four pairs in each."""
 
 CLOCK = ("runtime", "per_second", "preparation_time")
-
-
-def free_port():
-    """A port that nothing listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

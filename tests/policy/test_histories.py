@@ -225,7 +225,7 @@ def recorded(side, name="t"):
 def weighed(sides, loss, reference):
     """An example as training has it before its first step."""
     example = Example(*sides, trajectories=tuple(map(recorded, sides)))
-    if loss.needs_reference or "reference" in loss.credit.needs:
+    if loss.traits.needs_reference or "reference" in loss.credit.needs:
         with torch.no_grad():
             example = replace(example, reference=tuple(compute_logprobs(reference, list(sides))))
     return example
@@ -258,7 +258,7 @@ quickly = settings(deadline=None, max_examples=15, suppress_health_check=[Health
 def test_one_sequence_and_a_sequence_a_turn_are_equal_to_train_on(model, reference, name, sides):
     """Losses, log-probabilities, weights and gradients, with the turns' sequences laid out as a tree or each alone."""
     loss = LOSSES[name]()
-    sides = sides[: 1 + loss.needs_rejected]
+    sides = sides[: 1 + loss.traits.needs_rejected]
     (one,) = weigh_all([weighed(sides, loss, reference)], loss, loss.credit)
     (many,) = weigh_all([weighed(list(map(as_samples, sides)), loss, reference)], loss, loss.credit)
     alone = collate([many]) | lay_out(many.sides, share=False)
@@ -326,7 +326,7 @@ def test_the_credit_of_a_trajectory_counts_its_turns_not_its_sequences():
     """DMPO's discount with T = 3, gamma 0.5: (1, 0.5·(1−0.25)/(1−0.125), 0.25·(1−0.5)/(1−0.125))."""
     side = as_samples(Encoded((1, 2, 3, 4, 5, 6), (-1, 0, -1, 1, -1, 2), ("user",) * 6))
     (example,) = weigh_all(
-        [Example(side, trajectories=(recorded(side),))], None, CREDITS["discount"](gamma=0.5)
+        [Example(side, trajectories=(recorded(side),))], LOSSES["sft"](), CREDITS["discount"](gamma=0.5)
     )
 
     assert len(side.starts) == 3

@@ -5,6 +5,7 @@ import pytest
 from perturn.errors import DataError, ModelError
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.types import Action, Prompt, Task, Trajectory, Turn
+from support.chat_templates import TOOLS
 
 LLAMA = (
     "{{ '<|bos|>' }}{% for m in messages %}"
@@ -42,18 +43,6 @@ SYSTEM_IN_LAST_USER = (
     "{% for m in messages %}{% if m['role'] == 'user' %}"
     "{{ '[INST] ' + (system + '\n\n' if loop.last else '') + m['content'] + ' [/INST]' }}"
     "{% elif m['role'] == 'assistant' %}{{ m['content'] + '<|eot|>' }}{% endif %}{% endfor %}"
-)
-TOOLS = (
-    "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
-    "{% for m in messages %}{% if m['role'] == 'tool' %}"
-    "{% if not loop.previtem or loop.previtem['role'] != 'tool' %}{{ '<|im_start|>user' }}{% endif %}"
-    "{{ '\n<tool_response>\n' + m['content'] + '\n</tool_response>' }}"
-    "{% if loop.last or loop.nextitem['role'] != 'tool' %}{{ '<|im_end|>\n' }}{% endif %}"
-    "{% else %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}"
-    "{% for call in m['tool_calls'] or [] %}"
-    "{{ '\n<tool_call>\n' + (call['function'] | tojson) + '\n</tool_call>' }}{% endfor %}"
-    "{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 FAMILIES = {"chatml": CHATML, "llama": LLAMA, "gemma": GEMMA, "mistral": MISTRAL}
 SYSTEM = ({"role": "system", "content": "Play well."},)

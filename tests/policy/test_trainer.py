@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from perturn.losses import LOSSES
-from perturn.policy.logprobs import action_logprobs, logprobs_and_entropy
+from perturn.policy.logprobs import action_logprobs, logprobs_and_inputs
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import turn_logprobs
 
@@ -44,11 +44,11 @@ def count_passes(monkeypatch):
     """A list that grows by the number of pairs of each pass through the model."""
     passes = []
 
-    def counting(model, batch):
+    def counting(model, batch, inputs):
         passes.append(int(batch["pairs"]))
-        return logprobs_and_entropy(model, batch)
+        return logprobs_and_inputs(model, batch, inputs)
 
-    monkeypatch.setattr("perturn.policy.trainer.logprobs_and_entropy", counting)
+    monkeypatch.setattr("perturn.policy.trainer.logprobs_and_inputs", counting)
     return passes
 
 

@@ -8,31 +8,15 @@ import torch
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.meter import measure
-from perturn.credit.processes import PROCESSES
+from perturn.credit.protocol import CreditTraits
+from perturn.credit_check.meter import measure
+from perturn.credit_check.processes import PROCESSES
+from perturn.needs import Needs
 from perturn.policy.tokens import NO_TURN
 from perturn.policy.values import PENALTIES, _fit, cross_fit, explained_variance, turn_features, turn_values
-from perturn.types import Action, Task, Trajectory, Turn
+from support.valued import EPISODES, drawn, episode
 
 from .training import asked
-
-
-def episode(*texts, history=None, task="t"):
-    """A trajectory whose actions are these texts."""
-    turns = tuple(
-        Turn(({"role": "user", "content": f"Door {number}."},), Action(text))
-        for number, text in enumerate(texts)
-    )
-    return Trajectory(Task(task), turns, history=history)
-
-
-EPISODES = [
-    episode("north", "open the door with the key", "wait"),
-    episode("south"),
-    episode("north", "wait", "look around", "north"),
-    episode("north", "open the door", history=0),
-    episode("wait", "wait a while", "north", history=1),
-]
 
 
 @pytest.mark.parametrize("budget", [1, 100_000])
@@ -77,18 +61,6 @@ def test_as_many_tokens_of_a_turn_as_are_wanted(renderer, tiny_model):
     (found,) = turn_features(tiny_model, [encoded], [[2, lengths[1], 1]])
 
     assert_close(found, states[[place - 1 for place in wanted]], atol=1e-5, rtol=1e-5)
-
-
-def drawn(episodes, features, seed=0):
-    """Random features of episodes of one to five turns, on very different scales and far from 0; one is constant."""
-    generator = torch.Generator().manual_seed(seed)
-    scale = 10.0 ** torch.linspace(-2, 2, features)
-    found = []
-    for number in range(episodes):
-        rows = torch.randn(1 + number % 5, features, generator=generator) * scale + 3
-        rows[:, 0] = 7.0
-        found.append(rows)
-    return found
 
 
 def test_a_linear_value_is_recovered():
@@ -182,7 +154,8 @@ def test_explained_variance_worked_by_hand():
 class Learned:
     """Turn-GAE with a head on features of what had happened before each turn."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[Needs] = ()
+    traits: ClassVar[CreditTraits] = CreditTraits()
 
     leaks: str = ""
     """`action`: the features have seen the action; `own`: the head has learned from the episode too."""

@@ -3,23 +3,15 @@
 import pytest
 
 from perturn.policy.tokens import Renderer
-from perturn.types import Action, Prompt, Task, Trajectory, Turn
+from perturn.types import Prompt
+from support.walks import REMEMBERS, SECOND, SYSTEM, played
 
-SYSTEM = ({"role": "system", "content": "Play well."},)
 NUMBERED = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + (loop.index | string if m['role'] == 'user' else '') + '\n'"
     " + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 """Append-only, but a message is written by its place in the whole."""
-REMEMBERS = (
-    "{% set ns = namespace(lamp=false) %}{% for m in messages %}"
-    "{{ '<|im_start|>' + m['role'] + ('!' if ns.lamp and m['role'] == 'user' else '') + '\n'"
-    " + m['content'] + '<|im_end|>\n' }}"
-    "{% if 'lamp' in m['content'] %}{% set ns.lamp = true %}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-"""Append-only, but once a lamp is seen the user's messages are written otherwise."""
 
 
 EXAMPLE = tuple(
@@ -27,24 +19,6 @@ EXAMPLE = tuple(
     for k in range(20)
     for role in ("user", "assistant")
 )
-
-
-SECOND = REMEMBERS.replace("m['role'] == 'user'", "'lamp' in m['content']")
-"""Append-only, but every lamp after the first is written otherwise, which shows in its own message alone."""
-
-
-def played(turns, lamp=(), prompt=SYSTEM, **action):
-    return Trajectory(
-        Task("t/1"),
-        tuple(
-            Turn(
-                ({"role": "user", "content": f"room {k}" + " with a lamp" * (k in lamp)},),
-                Action(f"go to door {k}", **action),
-            )
-            for k in range(turns)
-        ),
-        prompt=prompt,
-    )
 
 
 def prompts(trajectory):

@@ -1,80 +1,37 @@
-"""Kill a run at random moments, start it again until it ends, and compare it with one that nothing interrupted.
+"""Kill a run at random moments, start it again until it ends, and compare it with one that nothing interrupted."""
 
-Importing torch and transformers takes longer than a small run. So a process that has imported them forks a child for
-each start; the child is a whole `perturn run` that shares nothing with the others but what was imported.
-"""
-
-import importlib
-import json
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-IMPORTED = (
-    "perturn.cli",
-    "perturn.run.loop",
-    "perturn.run.train",
-    "perturn.engines.local.engine",
-    "accelerate",
-)
+from support.processes import Started
 
 
 class Forks:
-    """`perturn` as children of a process that has imported all it needs; one at a time."""
+    """Runs of `perturn` in one folder, each with a cache of its own."""
 
     def __init__(self, place):
-        """Children work in the folder `place`."""
+        """Runs work in the folder `place`."""
         self.place = place
-        self._parent = subprocess.Popen(
-            [sys.executable, __file__],
-            cwd=place,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._hear() == "ready"
 
     def run(self, name, *words, kill_after=None, kill_at=None):
         """Do `perturn run` of the words under a name; its seconds, and whether it was killed before it ended.
 
         It is killed after so many seconds, or as soon as it has a file, by its path in the run.
         """
-        kills = kill_after is not None or kill_at is not None
-        asked = {
-            "argv": ["perturn", "run", *words, f"name={name}"],
-            "cache": str(self.place / "caches" / name),
-        }
-        asked |= {"output": str(self.place / f"{name}.txt"), "kills": kills}
-        self._parent.stdin.write(json.dumps(asked) + "\n")
-        self._parent.stdin.flush()
-        child, began = int(self._hear()), time.monotonic()
-        if kills:
+        environment = os.environ | {"PERTURN_CACHE": str(self.place / "caches" / name)}
+        began, process = time.monotonic(), Started(["run", *words, f"name={name}"], self.place, environment)
+        if kill_after is not None or kill_at is not None:
             while kill_at is not None and not (self.place / "runs" / name / kill_at).exists():
                 time.sleep(0.02)
             time.sleep(kill_after or 0)
-            os.kill(
-                child, signal.SIGKILL
-            )  # its parent reaps it after the next line, so the number is its own
-            self._parent.stdin.write("\n")
-            self._parent.stdin.flush()
-        status = int(self._hear())
-        assert status in (0, -signal.SIGKILL), Path(asked["output"]).read_text()
-        return time.monotonic() - began, status != 0
-
-    def _hear(self):
-        return self._parent.stdout.readline().strip()
-
-    def close(self):
-        """End the parent."""
-        self._parent.stdin.close()
-        self._parent.wait()
-        self._parent.stdout.close()
+            process.kill()
+        printed = "".join(process.communicate())
+        (self.place / f"{name}.txt").write_text(printed)
+        assert process.returncode in (0, -signal.SIGKILL), printed
+        return time.monotonic() - began, process.returncode != 0
 
 
 def kill_at_random(forks, whole, words, kills, seed=0):
@@ -105,40 +62,3 @@ def differing(one, other, patterns):
     assert found
     read = lambda file: file.read_bytes() if file.is_file() else None  # noqa: E731
     return sorted(str(file) for file in found if read(one / file) != read(other / file))
-
-
-def _serve():
-    """Fork a child for each line; say its number, and how it ended."""
-    for module in IMPORTED:
-        importlib.import_module(module)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            _become(asked)
-        print(child, flush=True)
-        if asked.get("kills"):
-            sys.stdin.readline()
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-
-
-def _become(asked):
-    """Be a `perturn` of its own, in this process."""
-    os.environ["PERTURN_CACHE"] = asked["cache"]
-    with open(asked["output"], "a") as output:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-    sys.argv, code = asked["argv"], 1
-    try:
-        importlib.import_module("perturn.cli").main()
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
-
-
-if __name__ == "__main__":
-    _serve()

@@ -1,8 +1,7 @@
 """A world that rewards a habit, and a small recipe of many iterations in it: pieces that several tests share."""
 
 from perturn.settings.recipe import read_recipe
-
-from .test_loop import start
+from support.loop import start
 
 LETTERS = '''
 from perturn.types import Observation, Task

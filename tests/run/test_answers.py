@@ -7,15 +7,21 @@ import pytest
 from perturn.credit import CREDITS
 from perturn.data.groups import counted, groups_of, read_credits
 from perturn.errors import DataError
+from perturn.quantities.answer import answers_of
+from perturn.quantities.readers import open_reader
 from perturn.run.credit import credit_run
-from perturn.run.readings import answers_of, open_reader
-
-from .test_credit import EPISODES, explored, explored_by  # noqa: F401  a fixture
+from perturn.traits import EnvironmentTraits
+from support.credited import EPISODES, explored_by
 
 
 def test_the_gold_answer_is_asked_of_the_policy(recipe, own_environment, tiny_folder, monkeypatch):
     """In the words of the environment and the format, and of stored episodes; what FAILED is left out and not asked."""
-    monkeypatch.setattr(own_environment.GuessNumber, "answer_action", "number {answer}", raising=False)
+    monkeypatch.setattr(
+        own_environment.GuessNumber,
+        "traits",
+        EnvironmentTraits(answer_action="number {answer}"),
+        raising=False,
+    )
     asked = [replace(one, task=replace(one.task, data={"answer": "seven"})) for one in EPISODES]
     answers = answers_of(asked, "Action: number {answer}", open_reader(str(tiny_folder)))
     folder = explored_by(recipe, asked)
@@ -33,8 +39,10 @@ def test_the_gold_answer_is_asked_of_the_policy(recipe, own_environment, tiny_fo
     assert len(set(rows["one", 1].weight)) == 3
 
 
-def test_episodes_of_tasks_without_a_gold_answer_are_refused(explored, own_environment, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(own_environment.GuessNumber, "answer_action", "{answer}", raising=False)
+def test_episodes_of_tasks_without_a_gold_answer_are_refused(explored, own_environment, monkeypatch):
+    monkeypatch.setattr(
+        own_environment.GuessNumber, "traits", EnvironmentTraits(answer_action="{answer}"), raising=False
+    )
 
     with pytest.raises(DataError, match="has no gold answer: expected a text in data"):
         credit_run(explored, ["credit.name=igpo"], reference="base")

@@ -186,5 +186,7 @@ def test_what_does_not_go_with_a_base_is_refused(tmp_path, changes, message):
 def test_an_environment_whose_expert_does_not_err_is_refused(tmp_path, own_environment):
     recipe = recipe_in(tmp_path, environment={"name": "own_environment:GuessNumber"}, evaluate=None)
 
-    with pytest.raises(ConfigError, match="has no expert who also errs"):
+    with pytest.raises(
+        ConfigError, match=r"base needs an expert who also errs: .* take alfworld or alfworld-like, or leave"
+    ):
         check(recipe)

@@ -17,29 +17,29 @@ from perturn.credit.returns import Return
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.paths import RunPaths
 from perturn.data.run_folder import Run, resolve_recipe
-from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories
+from perturn.data.store import TrajectoryStore, read_pairs
 from perturn.episodes.episode import Job, _check_back, episode
 from perturn.episodes.play import play
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EngineFailure, NotComeBack, RunError
 from perturn.explore.branches import Branches
-from perturn.explore.protocol import ExploreInputs
+from perturn.quantities.branch_returns import branch_values
 from perturn.report.credits import compare_credits
 from perturn.report.folder import read_run
 from perturn.report.groups import credited
 from perturn.report.stages import by_stem
 from perturn.rows.pairing import IN_GROUP
-from perturn.run.branch import branch_values
 from perturn.run.credit import credit_groups, credit_run
 from perturn.run.loop import check
 from perturn.run.members import members_of
 from perturn.run.needed import check_prover
 from perturn.settings.recipe import read_recipe
-from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task, Trajectory, Turn
+from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
+from support.branches import WANDERING, branched, explored, jobs_of, of
+from support.credited import EPISODES, explored_by
+from support.loop import finish
 
 from .online import GROUPS, begin, recipe_of
-from .test_credit import EPISODES, explored_by
-from .test_loop import finish, place  # noqa: F401  a fixture
 
 SPO = [
     *GROUPS,
@@ -51,18 +51,6 @@ SPO = [
     "evaluate=null",
 ]
 PAV = [*SPO, "credit.name=pav", "credit.alpha=0.5", "explore.policy=sft"]
-WANDERING = """
-import random
-
-from perturn.types import Observation
-from perturn_letters import Letters
-
-
-class Wandering(Letters):
-    def step(self, action):
-        seen = super().step(action)
-        return Observation(str(random.random()), seen.reward, seen.terminated, success=seen.success)
-"""
 PAV_CREDIT = CREDITS["pav"](alpha=0.5)
 STEPS = ["rows.name=step-pairs", "rows.per_group=1"]
 PAIRS = [
@@ -80,18 +68,6 @@ GREEDY = [
     "explore.every=1",
     "explore.sampling.temperature=0",
 ]
-
-
-def explored(turns, sample=0, success=False, **changes):
-    steps = tuple(Turn(({"role": "user", "content": f"{t}"},), Action("go")) for t in range(turns))
-    return Trajectory(Task("t"), steps, sample=sample, seed=5, success=success, **changes)
-
-
-def jobs_of(explorer, episodes, seed=0, iteration=1):
-    """The branches that an explorer asks for."""
-    begun = sorted(explorer.begun(episodes, ()), key=lambda one: one.key)
-    inputs = ExploreInputs(seed, iteration, begun=begun)
-    return explorer.jobs(replace(inputs, chosen=explorer.choose(inputs)), 1)
 
 
 def test_every_so_many_turns_are_played_on_from():
@@ -137,12 +113,6 @@ def test_no_two_branches_have_one_number_or_one_seed(lengths, every, samples):
     assert len(jobs) == sum(samples * ((turns - 1) // every) for turns in lengths if turns)
     assert jobs == jobs_of(explorer, episodes[::-1], 1)
     assert not {job.seed for job in jobs} & {job.seed for job in jobs_of(explorer, episodes, 1, 2)}
-
-
-def branched(origin, turn, rewards, sample, **changes):
-    whole = explored(len(rewards), sample, origin=origin, taken_over=turn, **changes)
-    turns = tuple(replace(one, reward=reward) for one, reward in zip(whole.turns, rewards, strict=True))
-    return replace(whole, turns=turns, total_reward=sum(rewards))
 
 
 def test_hand_worked_values():
@@ -309,14 +279,9 @@ def test_a_world_that_ends_before_it_is_back_fails_its_branch():
 
 
 @pytest.fixture(scope="module")
-def online(place):  # noqa: F811
+def online(run_once):
     """Two iterations of policy gradient on advantages of branches."""
-    finish(begin(place, "branched", *SPO))
-    return place / "runs" / "branched"
-
-
-def of(folder, name):
-    return list(read_trajectories(folder / f"trajectories/{name}.jsonl"))
+    return run_once("branched", *SPO)
 
 
 def test_the_loop_plays_on_and_weighs_by_it(online):
@@ -353,17 +318,15 @@ def test_stored_branches_are_weighed_again_alike(online, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def proved(place):  # noqa: F811
+def proved(run_once):
     """Two iterations whose branches SFT's policy plays."""
-    finish(begin(place, "proved", *PAV))
-    return place / "runs" / "proved"
+    return run_once("proved", *PAV)
 
 
 @pytest.fixture(scope="module")
-def forked(place):  # noqa: F811
+def forked(run_once):
     """Two iterations that train on branches too."""
-    finish(begin(place, "forked", *SPO, "credit.name=portool", "explore.branches=2"))
-    return place / "runs" / "forked"
+    return run_once("forked", *SPO, "credit.name=portool", "explore.branches=2")
 
 
 def test_branches_are_weighed_and_trained_beside_the_explored_episodes(forked):
@@ -509,7 +472,7 @@ def test_a_prover_plays_on_in_all_iterations(proved):
         rows = {row.key: row.weight for row in read_credits(proved / f"credits/pav{mark}.jsonl")}
         ways = {one.key: own for one, own in zip(episodes, values, strict=True)}
         for group in groups_of(episodes):
-            weights = PAV_CREDIT(group, branches=[ways[one.key] for one in group])
+            weights = PAV_CREDIT(group, branch_returns=[ways[one.key] for one in group])
             for one, weight in zip(group, weights, strict=True):
                 assert rows[one.key] == pytest.approx(weight.tolist())
     assert explorers == {"sft", "ppo-clip-001"}
@@ -533,7 +496,7 @@ def test_stored_branches_of_a_prover_are_weighed_again_by_who_reads_a_prover(pro
     assert not list(proved.glob("credits/again*"))
 
 
-def test_a_run_goes_on_with_its_prover_alone(proved, place):  # noqa: F811
+def test_a_run_goes_on_with_its_prover_alone(proved, place):
     """Done before is done; another prover is another run."""
     _, notices = finish(begin(place, "proved", *PAV))
     process = begin(place, "proved", *PAV, "explore.policy=base")
@@ -566,7 +529,7 @@ def test_branches_that_are_not_whole_are_not_weighed_by(online, tmp_path, harm):
         credit_run(folder, ["credit.name=spo"], name="again")
 
 
-def test_worlds_that_do_not_come_back_are_counted(place, monkeypatch):  # noqa: F811
+def test_worlds_that_do_not_come_back_are_counted(place, monkeypatch):
     """One that never says the same twice: hardly a branch begins, and the run goes on without."""
     (place / "wandering.py").write_text(WANDERING)
     words = [
@@ -593,8 +556,8 @@ def test_a_run_without_branches_has_nothing_to_weigh_by(recipe):
         credit_run(folder, ["credit.name=spo"])
 
 
-def test_pairs_share_the_turns_before_they_part(place):  # noqa: F811
-    finish(begin(place, "paired", *PAIRS))
+def test_pairs_share_the_turns_before_they_part(place, run_once):
+    run_once("paired", *PAIRS)
 
     folder = place / "runs" / "paired"
     counts = json.loads((folder / "manifest.json").read_text())["stages"]["pair-001"]["counts"]
@@ -611,9 +574,9 @@ def test_pairs_share_the_turns_before_they_part(place):  # noqa: F811
         assert {pair.chosen.origin, pair.rejected.origin} != {None}
 
 
-def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(place):  # noqa: F811
+def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(place, run_once):
     """SFT's policy plays on; the aligned one explored the second iteration. Either may be chosen."""
-    finish(begin(place, "paired-proved", *PAIRS, "explore.policy=sft"))
+    run_once("paired-proved", *PAIRS, "explore.policy=sft")
 
     folder = place / "runs" / "paired-proved"
     explored, branches = of(folder, "explore-002"), of(folder, "branch-002")
@@ -705,7 +668,7 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, words, said):  # noqa: F811
+def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, words, said):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
     with pytest.raises(ConfigError, match=said):
@@ -724,7 +687,7 @@ def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, wo
         ),
     ],
 )
-def test_branches_that_were_chosen_are_not_weighed_by(place, words, said, name):  # noqa: F811
+def test_branches_that_were_chosen_are_not_weighed_by(place, words, said, name):
     """A search plays on from branches too, so a branch is none of the episode that its tree began with."""
     recipe = recipe_of(place, "rows={name: expert-pairs, threshold: 0.0}", *words)
 
@@ -733,7 +696,7 @@ def test_branches_that_were_chosen_are_not_weighed_by(place, words, said, name):
 
 
 @pytest.mark.parametrize("words", [["explore.policy=base"], ["explore.policy=sft", "iterations=2"]])
-def test_another_policy_may_play_on_greedily_once(place, monkeypatch, words):  # noqa: F811
+def test_another_policy_may_play_on_greedily_once(place, monkeypatch, words):
     """SFT's policy explores, in the first iteration alone, so that what another one does then is another episode."""
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)

@@ -10,10 +10,7 @@ import pytest
 from perturn.data.paths import RunPaths
 from perturn.data.store import TrajectoryStore, read_pairs, read_records
 from perturn.envs.alfworld.like import ALFWorldLike
-from perturn.episodes.episode import episode
-from perturn.episodes.play import Job
-from perturn.episodes.replay import play_script
-from perturn.errors import ConfigError, DataError, EngineFailure, RunError
+from perturn.errors import ConfigError, DataError, RunError
 from perturn.remaining import wrong_turns
 from perturn.rows.correction_pairs import to_correct
 from perturn.rows.oec_rows import OecRows
@@ -21,51 +18,9 @@ from perturn.run.correct import check_corrector, correct, corrected
 from perturn.run.loop import open_run, run_stages
 from perturn.run.measure import measured
 from perturn.run.plan import make_plan
-from perturn.run.session import make_protocol
 from perturn.settings.making import RowInputs
-from perturn.settings.parsing import parse
-from perturn.settings.recipe import Recipe
-from perturn.types import Action, Status, WeightedTrajectory
-
-RECIPE = {
-    "name": "x",
-    "model": {"name": "base"},
-    "environment": {"name": "alfworld-like"},
-    "protocol": {"name": "alfworld-lab"},
-    "base": {"tasks": {"n": 8}},
-    "rows": {"name": "corrections", "distance": "searching"},
-}
-TASK = ALFWorldLike().tasks("train")[1]
-"""The pillow is on armchair 2 and is to go to sofa 1; the expert looks at the sofa first."""
-RIGHT = [
-    "go to sofa 1",
-    "go to armchair 2",
-    "take pillow 1 from armchair 2",
-    "go to sofa 1",
-    "move pillow 1 to sofa 1",
-]
-STRAYED = [*RIGHT[:3], "go to tvstand 1", "I wonder.", "move pillow 1 to tvstand 1"]
-"""The first wrong turn is the fourth."""
-
-
-def make_recipe(**sections):
-    return parse(Recipe, RECIPE | sections)
-
-
-PROTOCOL = make_protocol(make_recipe().protocol)
-
-
-def record(commands, task=TASK, sample=0):
-    """A policy's episode: its actions have token ids, and it runs to a limit of turns."""
-    texts = [command if command.startswith("I ") else f"Action: {command}" for command in commands]
-    script = [Action(text, token_ids=(index,)) for index, text in enumerate(texts)]
-    rules = replace(PROTOCOL, max_turns=len(script))
-    steps = episode(ALFWorldLike(), Job(task, 7, sample), protocol=rules, policy="sft@1")
-    return play_script(steps, script, EngineFailure("no more"))
-
-
-def commands(trajectory):
-    return [turn.action.text.removeprefix("Action: ") for turn in trajectory.turns]
+from perturn.types import Status, WeightedTrajectory
+from support.corrections import PROTOCOL, RIGHT, STRAYED, TASK, commands, explore, make_recipe, record
 
 
 def taken_over(recipe, failure, **settings):
@@ -256,14 +211,6 @@ def learning(folder, **sections):
         align={"loss": {"name": "sft"}},
         **sections,
     )
-
-
-def explore(run, stage, episodes):
-    """The stage has explored these episodes."""
-    file = run.paths.trajectories(stage)
-    with run.stage(stage, file), TrajectoryStore(file) as store:
-        for one in episodes:
-            store.append(one)
 
 
 def test_an_iteration_learns_from_all_corrections_before_it(tmp_path):

@@ -11,61 +11,16 @@ from perturn.cli import app
 from perturn.credit import CREDITS
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.run_folder import Run
-from perturn.data.store import TrajectoryStore
 from perturn.errors import ConfigError, DataError, PerturnError, RunError
+from perturn.needs import names_of
 from perturn.policy.credits import make_credit
+from perturn.quantities.readers import open_reader
+from perturn.quantities.reference_logprobs import reference_of
 from perturn.run.credit import credit_run
-from perturn.run.readings import open_reader, reference_of
 from perturn.settings.recipe import read_recipe
-from perturn.types import Action, Status, Task, Trajectory, Turn, failed
+from support.credited import EPISODES, KEPT
 
 from . import own_credits
-
-
-def episode(task, sample, rewards, keys="abcdef", **changes):
-    """An episode of a reward a turn, in states a, b, ..."""
-    observation = ({"role": "user", "content": "Guess."},)
-    turns = tuple(
-        Turn(observation, Action(f"go {key}"), reward, state_key=key)
-        for key, reward in zip(keys, rewards, strict=False)
-    )
-    return Trajectory(
-        Task(task), turns, total_reward=sum(rewards), success=sum(rewards) > 0, sample=sample, **changes
-    )
-
-
-EPISODES = [
-    episode("two", 1, [0.0, 0.0], "ab"),
-    episode("two", 0, [0.0, 1.0], "ac"),
-    episode("one", 0, [0.0, 1.0], "ab"),
-    episode("one", 1, [0.0, 0.0, 0.0], "aab"),
-    episode("one", 2, [1.0], "b", status=Status.FAILED, error="lost"),
-    episode("even", 0, [1.0]),
-    episode("even", 1, [1.0]),
-]
-KEPT = [one for one in EPISODES if not failed(one)]
-"""Those that count in the statistics of their groups."""
-
-
-@pytest.fixture
-def explored(recipe):
-    """A run of two iterations that has explored once and credited nothing."""
-    return explored_by(recipe, EPISODES)
-
-
-def explored_by(recipe, episodes):
-    """Folder of such a run, with these episodes."""
-    settings = read_recipe(recipe, ["iterations=2"])
-    with Run(settings) as run:
-        with run.stage("expert", run.paths.trajectories("expert")):
-            TrajectoryStore(run.paths.trajectories("expert")).append(
-                episode("one", 0, [5.0], policy="expert")
-            )
-        file = run.paths.trajectories("explore-001")
-        with run.stage("explore-001", file), TrajectoryStore(file) as store:
-            for one in episodes:
-                store.append(one)
-        return run.folder
 
 
 def content(folder):
@@ -178,19 +133,19 @@ def test_an_episode_without_turns_needs_no_reference(tiny_model, tokenizer):
         (["credit.name=rloo", "credit.gama=1"], r"unknown key 'credit\.gama'"),
         (
             [f"credit.name={own_credits.__name__}:Needy"],
-            r"credit '.*:Needy' reads behavior, which nothing computes for stored episodes",
+            r"credit '.*:Needy' needs 'behavior', and nothing computes it",
         ),
         (
             [f"credit.name={own_credits.__name__}:Vague"],
-            r"credit '.*:Vague' needs values and has no method value_targets",
+            r"credit '.*:Vague' needs 'values' by its name alone, and Values has settings without a default",
         ),
         (
             [f"credit.name={own_credits.__name__}:Mute"],
-            r"credit '.*:Mute' must have needs, a set of the names .* got None",
+            r"credit '.*:Mute' must have needs, a tuple of names .* got None",
         ),
         (
             [f"credit.name={own_credits.__name__}:Listed"],
-            r"must have needs, a set .* got \['reference'\]; write needs =",
+            r"must have needs, a tuple .* got \['reference'\]; write needs =",
         ),
         (["credit.name=nowhere:None"], r"'nowhere:None' cannot be loaded"),
     ],
@@ -220,7 +175,8 @@ def test_episodes_that_are_damaged_are_not_credited(explored):
 def test_a_credit_of_ones_own_goes_in_by_its_class(explored, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "import torch\nclass Mine:\n    needs = frozenset()\n    def __init__(self, by: float = 1.0):\n"
+        "import torch\nfrom perturn.credit import CreditTraits\nclass Mine:\n    needs, traits = (), CreditTraits()\n"
+        "    def __init__(self, by: float = 1.0):\n"
         "        self.by = by\n    def __call__(self, group, **_):\n"
         "        return [torch.full((len(one.turns),), self.by * one.sample) for one in group]\n"
     )
@@ -248,9 +204,9 @@ def test_the_credits_of_groups_can_all_be_given(explored):
         name
         for name, each in CREDITS.items()
         if not (
-            getattr(each, "needs_remaining", False)
-            or getattr(each, "trains_branches", False)
-            or each.needs & {"matches", "answer", "answers", "branches", "progress"}
+            each().traits.trains_branches
+            or names_of(each().needs)
+            & {"tool-matches", "answer", "answer-clusters", "branch-returns", "progress", "distance"}
         )
     ]
     for name in given:

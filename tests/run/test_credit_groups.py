@@ -12,9 +12,9 @@ from perturn.data.groups import counts_of
 from perturn.errors import ConfigError
 from perturn.run.credit import credit_groups
 from perturn.types import Status, failed
+from support.credited import EPISODES, episode
 
 from .own_credits import Across, Flat, Own, Short, Wrong
-from .test_credit import EPISODES, episode
 
 
 def test_a_credit_is_asked_for_one_task_at_a_time_unless_it_looks_across():

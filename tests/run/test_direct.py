@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from tests.conftest import make_tiny_model
 from torch.testing import assert_close
 
 import perturn
 from perturn.credit import CREDITS
 from perturn.errors import ConfigError
-from perturn.run.readings import open_reader, reference_of
+from perturn.quantities.readers import open_reader
+from perturn.quantities.reference_logprobs import reference_of
 from perturn.types import EpisodeProtocol, Sampling
+from support.models import make_tiny_model
 
 OWN = "own_environment:GuessNumber"
 RULES = EpisodeProtocol("guess", format="action", system="Guess.", max_turns=3)

@@ -8,15 +8,15 @@ import perturn
 from perturn.credit import CREDITS
 from perturn.data.groups import groups_of, read_credits
 from perturn.errors import ConfigError
+from perturn.quantities.feedback import feedback_of
+from perturn.quantities.readers import open_reader
 from perturn.run.credit import credit_run
-from perturn.run.readings import feedback_of, open_reader
-
-from .test_credit import EPISODES, KEPT, explored, explored_by  # noqa: F401  a fixture
+from support.credited import EPISODES, KEPT
 
 WORDS = ["credit.name=infopo", "credit.temperature=1.0", "credit.placeholder=Nothing."]
 
 
-def test_the_policy_that_acted_is_asked_again(explored, tiny_folder):  # noqa: F811
+def test_the_policy_that_acted_is_asked_again(explored, tiny_folder):
     """With the placeholder of the credit; a FAILED episode and a last turn are not known."""
     gains = feedback_of(EPISODES, "Nothing.", open_reader(str(tiny_folder)))
 
@@ -34,7 +34,7 @@ def test_the_policy_that_acted_is_asked_again(explored, tiny_folder):  # noqa: F
     assert len(set(rows["one", 1].weight)) == 3
 
 
-def test_in_python_it_is_the_same(explored, tiny_folder):  # noqa: F811
+def test_in_python_it_is_the_same(explored, tiny_folder):
     """Of trajectories in memory, by the model's name."""
     (one,) = credit_run(explored, WORDS, reference="base")["iterations"]
     rows = {row.key: row.weight for row in read_credits(explored / one["file"])}
@@ -49,19 +49,22 @@ def test_in_python_it_is_the_same(explored, tiny_folder):  # noqa: F811
 
 
 OWN = """
+from perturn.credit import CreditTraits
+
+
 class Silent:
-    needs, needs_group = frozenset({"feedback"}), True
+    needs, traits = ("feedback",), CreditTraits(needs_group=True)
 
     def __call__(self, group, *, feedback, **_):
         raise AssertionError
 """
 
 
-def test_a_credit_of_ones_own_says_its_placeholder(explored, tmp_path, monkeypatch):  # noqa: F811
+def test_a_credit_of_ones_own_says_its_placeholder(explored, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "silent_credit.py").write_text(OWN)
 
     with pytest.raises(
-        ConfigError, match="'silent_credit:Silent' needs feedback and has no setting placeholder"
+        ConfigError, match="needs 'feedback' by its name alone, and Feedback has settings without a default"
     ):
         credit_run(explored, ["credit.name=silent_credit:Silent"], reference="base")

@@ -18,15 +18,15 @@ from perturn.errors import ConfigError
 from perturn.explore.entropy_branches import EntropyBranches, uncertain_turns
 from perturn.explore.mixed_branches import MixedBranches, mixed_turns
 from perturn.explore.protocol import ExploreInputs
+from perturn.quantities.success_chance import Chances, Prospects, folds_of, prospects, told
 from perturn.run import read_needs
 from perturn.run.branch import _play_rounds, check_explorer
 from perturn.run.loop import check
-from perturn.run.prospects import Chances, Prospects, folds_of, prospects
 from perturn.types import Task
+from support.branches import branched, explored, of
+from support.loop import finish
 
 from .online import GROUPS, begin, recipe_of
-from .test_branch import branched, explored, of
-from .test_loop import finish, place  # noqa: F401  a fixture
 
 TREES = [*GROUPS, "explore.branches=1", "evaluate=null", "iterations=2", "deterministic=true"]
 ARPO = [*TREES, "credit.name=arpo", "explore.name=entropy-branches", "explore.chance=0.7"]
@@ -85,12 +85,12 @@ def test_hand_worked_mixed_turns():
     """Others: variances 0.25, 0.09 and 0.21 after first turns, of 2 episodes; with one fork each the bar is 0.21."""
     episodes = [of_task("a", 0), of_task("b", 0), of_task("c", 0, 2)]
     rivals = {1: [0.5, 0.5, 0.9], 2: [0.5, 0.3]}
-    found = Prospects([[0.5, 0.6, 0.75], [0.0] * 3, [0.0] * 2], [rivals, {}, {}])
+    found = told(Prospects([[0.5, 0.6, 0.75], [0.0] * 3, [0.0] * 2], [rivals, {}, {}]), [0, 1, 2])
 
-    assert mixed_turns(episodes, chances(found, [0, 1, 2]), MixedBranches(), seed=0) == [[1], [], []]
-    found.own[0][2] = 0.7
+    assert mixed_turns(episodes, found, MixedBranches(), seed=0) == [[1], [], []]
+    found[0].own[2] = 0.7
     rivals[2][1] = 0.29
-    assert mixed_turns(episodes, chances(found, [0, 1, 2]), MixedBranches(), seed=0)[0] == [1, 2]
+    assert mixed_turns(episodes, found, MixedBranches(), seed=0)[0] == [1, 2]
 
 
 def test_of_turns_that_are_alike_about_as_many_are_drawn_as_the_budget_has():
@@ -100,7 +100,7 @@ def test_of_turns_that_are_alike_about_as_many_are_drawn_as_the_budget_has():
     same = [[0.5] * 5] * 400
     rivals = [{i: [0.5] * 5 for i in range(400) if folds[i] != fold} for fold in range(5)]
 
-    turns = mixed_turns(episodes, chances(Prospects(same, rivals), folds), MixedBranches(forks=2), seed=0)
+    turns = mixed_turns(episodes, told(Prospects(same, rivals), folds), MixedBranches(forks=2), seed=0)
 
     assert abs(sum(map(len, turns)) - 800) < 4 * (1600 * 0.25 * 1.25) ** 0.5
     assert {turn for own in turns for turn in own} == {1, 2, 3, 4}
@@ -119,13 +119,13 @@ def test_nothing_that_an_episode_does_later_chooses_its_turns(others):
     episodes = [of_task(f"{n // 2}", n % 2, 4, n % 3 == 0) for n in range(16)]
     folds, how = folds_of(episodes, others), MixedBranches(others=others)
     features, outcomes = drawn([4] * 16)
-    before = mixed_turns(episodes, chances(prospects(features, outcomes, folds), folds), how, 0)
+    before = mixed_turns(episodes, told(prospects(features, outcomes, folds), folds), how, 0)
 
     changed = [*features]
     changed[0] = torch.cat([features[0][:3], torch.full((4, 4), 9.0)])
     others_of_it = [*outcomes]
     others_of_it[0] = torch.full((7,), 1 - float(outcomes[0][0]), dtype=torch.float64)
-    after = mixed_turns(episodes, chances(prospects(changed, others_of_it, folds), folds), how, 0)
+    after = mixed_turns(episodes, told(prospects(changed, others_of_it, folds), folds), how, 0)
 
     assert [turn for turn in after[0] if turn < 3] == [turn for turn in before[0] if turn < 3]
     same = [i for i in range(16) if folds[i] == folds[0]]
@@ -203,10 +203,10 @@ def counts_of(folder, stage):
 
 
 @pytest.fixture(scope="module")
-def trees(place):  # noqa: F811
+def trees(place, run_once):
     """Two iterations with one way to choose, and one with the other."""
     for name, words in (("arpo", ARPO), ("trace", TRACE)):
-        finish(begin(place, name, *words))
+        run_once(name, *words)
     return place / "runs"
 
 
@@ -232,7 +232,7 @@ def test_the_loop_plays_on_from_what_was_chosen(trees, name):
             assert len(branches) <= len(begun)
 
 
-def test_a_killed_choice_ends_in_the_same_branches(trees, place):  # noqa: F811
+def test_a_killed_choice_ends_in_the_same_branches(trees, place):
     """Stopped within the branches: what was chosen stands, and the rest is played."""
     cut, whole = place / "runs/trace-cut", trees / "trace"
     shutil.copytree(whole, cut)
@@ -293,14 +293,14 @@ def test_a_killed_choice_ends_in_the_same_branches(trees, place):  # noqa: F811
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, words, said):  # noqa: F811
+def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, words, said):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
     with pytest.raises(ConfigError, match=said):
         check(recipe_of(place, *words))
 
 
-def test_a_policy_behind_a_server_cannot_be_read(place):  # noqa: F811
+def test_a_policy_behind_a_server_cannot_be_read(place):
     recipe = recipe_of(place, *ARPO, "engine={name: api, base_url: 'http://127.0.0.1:1/v1'}")
 
     with pytest.raises(

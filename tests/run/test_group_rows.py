@@ -20,7 +20,6 @@ from perturn.settings.stages import stages
 from perturn.types import WeightedTrajectory
 
 from .online import GROUPS, recipe_of
-from .test_loop import place  # noqa: F401  a fixture
 
 AGGREGATES = ["token_mean", "turn_mean", "trajectory_mean", "token_sum"]
 SGD = {"learning_rate": 0.1, "num_train_epochs": 1, "optim": "sgd", "max_grad_norm": 0.0}
@@ -39,7 +38,7 @@ def episodes(tiny_model, renderer):
 
 
 @pytest.fixture
-def rows_of(place, monkeypatch):  # noqa: F811
+def rows_of(place, monkeypatch):
     """Rows of the first training of a run that has explored these episodes, and of a loss on them."""
     monkeypatch.chdir(place)
 

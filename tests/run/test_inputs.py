@@ -321,12 +321,17 @@ def test_a_world_says_itself_what_it_reads(beside):
     """Then names in its code are not looked at."""
     Path("more").mkdir()
     Path("more/one.json").write_text("[1]")
-    reads = '    @staticmethod\n    def reads(settings):\n        return ["more", settings["games"]]\n'
-    Path("own.py").write_text(_WORLD.replace('    name = "world-1"\n', f'    name = "world-1"\n{reads}'))
+    Path("own.py").write_text(_world_that_reads('lambda settings: ["more", settings["games"]]'))
     folder = made(played(name="own.py:World", games="games.json"))
 
     assert noted(folder)["environment"] == ["games.json", "more/one.json"]
     assert "environment.name (files that its code names)" not in noted(folder)
+
+
+def _world_that_reads(paths):
+    """The world's module, whose class declares what it reads."""
+    traits = f'    name = "world-1"\n    traits = EnvironmentTraits(reads={paths})\n'
+    return "from perturn.traits import EnvironmentTraits\n" + _WORLD.replace('    name = "world-1"\n', traits)
 
 
 @pytest.mark.parametrize(
@@ -335,15 +340,16 @@ def test_a_world_says_itself_what_it_reads(beside):
         ('"games.json"', ["games.json"]),
         ('Path("games.json")', ["games.json"]),
         ('("games.json", Path("rules.txt"))', ["games.json", "rules.txt"]),
-        ("lambda self, settings: []", "reads of own.py:World gives no paths: TypeError.*a static method"),
+        (
+            "lambda settings, more: []",
+            "reads of own.py:World gives no paths: TypeError.*or a function from the settings",
+        ),
         ("[3]", "reads of own.py:World gives no paths: TypeError"),
     ],
 )
 def test_one_path_is_a_declaration_too(beside, reads, found):
     """What is none is said as a mistake of the class."""
-    Path("own.py").write_text(
-        _WORLD.replace('    name = "world-1"\n', f'    name = "world-1"\n    reads = {reads}\n')
-    )
+    Path("own.py").write_text(_world_that_reads(reads))
     sys.modules.pop("own", None)
     recipe = played(name="own.py:World")
 
@@ -380,7 +386,7 @@ def test_code_that_other_sections_name_is_an_input(beside):
     credit = {"name": "helper_of_world:Credit", "reduction": "sum", "weights": "games.json"}
     choice = {
         "tasks": {"split": "test"},
-        "best_of": {"by": "world.py:choose"},
+        "select": {"name": "world.py:choose"},
         "sampling": {"temperature": 1.0},
     }
 
@@ -390,7 +396,7 @@ def test_code_that_other_sections_name_is_an_input(beside):
     }
 
     assert named["credit.name"] == [beside / "helper_of_world.py"]
-    assert named["evaluate.best_of.by"] == [beside / "world.py", beside / "helper_of_world.py"]
+    assert named["evaluate.select.name"] == [beside / "world.py", beside / "helper_of_world.py"]
     assert named["credit.weights"] == "path"
     assert module_files("yaml:safe_load")[1] == module_files("perturn.envs.gymnasium:Gymnasium")[1] == []
     assert module_files("nowhere.to_be_found:Class")[1] == module_files("gone.py:Class")[1] == []

@@ -12,18 +12,16 @@ from perturn.report import summarize, write_report
 from perturn.report.folder import read_run
 from perturn.run.loop import open_run
 from perturn.watch import Watcher
-
-from .test_loop import finish, kill, place, start  # noqa: F401  a fixture
+from support.loop import finish, kill, start
 
 WORDS = ["iterations=2", "align.loss.name=dpo", "align.epochs=1", "sft.epochs=1"]
 WORDS += ["explore.concurrency=1", "engine={name: local, speculate: false}"]
 
 
 @pytest.fixture(scope="module")
-def twice(place):  # noqa: F811
+def twice(run_once):
     """ETO's loop, two times, that nothing interrupted."""
-    finish(start(place, "twice", *WORDS))
-    return place / "runs" / "twice"
+    return run_once("twice", *WORDS, begin=start)
 
 
 def test_each_iteration_begins_with_the_policy_of_the_one_before(twice):
@@ -49,7 +47,7 @@ def test_every_policy_is_scored_and_the_report_shows_the_last_iteration(twice):
     assert "those of iteration 2" in write_report(twice, output=twice.parent / "page.html").read_text()
 
 
-def test_a_run_that_is_killed_in_its_second_iteration_ends_as_the_other_did(place, twice):  # noqa: F811
+def test_a_run_that_is_killed_in_its_second_iteration_ends_as_the_other_did(place, twice):
     """While it explores and while it aligns; one episode at a time and no guesses, so rounding is the same too."""
     for file in ("trajectories/explore-002.jsonl", "metrics/align-002.jsonl"):
         killed = start(place, "killed", *WORDS)
@@ -80,7 +78,7 @@ def test_watch_follows_the_newest_iteration(twice):
     assert list(state.metrics) == ["sft", "align-002"]
 
 
-def test_a_finished_run_has_nothing_left_to_do(place, twice, monkeypatch):  # noqa: F811
+def test_a_finished_run_has_nothing_left_to_do(place, twice, monkeypatch):
     """Every stage of both iterations is done."""
     monkeypatch.chdir(place)
     with open_run(twice) as run:

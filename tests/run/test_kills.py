@@ -4,7 +4,6 @@ import pytest
 
 from .kills import Forks, differing, kill_at_random
 from .online import GROUPS, recipe_of
-from .test_loop import place  # noqa: F401  a fixture
 
 FILES = ["trajectories/explore*.jsonl", "evaluation/*.jsonl", "credits/*.jsonl", "metrics/*.jsonl"]
 FILES += ["checkpoints/*/model.safetensors"]
@@ -12,12 +11,10 @@ WORDS = ["online.yaml", *GROUPS, "deterministic=true", "worlds.processes=0", "al
 
 
 @pytest.fixture
-def forks(place):  # noqa: F811
+def forks(place):
     """Starts `perturn` in the folder of the world and its recipe."""
     recipe_of(place)
-    found = Forks(place)
-    yield found
-    found.close()
+    return Forks(place)
 
 
 @pytest.mark.slow

@@ -102,7 +102,9 @@ def test_a_world_that_cannot_say_it_is_refused_before_work(own_environment):
     """Named with those that can; and none where nothing is played."""
     recipe = make_recipe(environment={"name": "own_environment:GuessNumber"})
 
-    with pytest.raises(ConfigError, match=r"environment \S+ does not say how far .* take alfworld"):
+    with pytest.raises(
+        ConfigError, match=r"how far .*: environment \S+ has no method remaining\(\) .*take alfworld"
+    ):
         check_pathfinder(recipe, own_environment.GuessNumber())
     read = {"align": {"loss": {"name": "tlm-dre"}}, "credit": {"name": "first-error"}}
     recipe = make_recipe(environment=None, protocol=None, rows={"name": "file", "path": "p.jsonl"}, **read)

@@ -32,15 +32,13 @@ from perturn.settings.making import Limit, RowInputs
 from perturn.settings.stages import stages
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
-from .online import GROUPS, begin, recipe_of
-from .test_loop import finish, place  # noqa: F401  a fixture
+from .online import GROUPS, recipe_of
 
 
 @pytest.fixture(scope="module")
-def online(place):  # noqa: F811
+def online(run_once):
     """Three iterations of policy gradient."""
-    finish(begin(place, "online", *GROUPS))
-    return place / "runs" / "online"
+    return run_once("online", *GROUPS)
 
 
 def steps(run, iteration):
@@ -166,10 +164,10 @@ def test_inspect_shows_the_weights_that_were_written_down(online):
     assert shown == [f"{weight:.2g}" for one in played for weight in rows[one.key].weight]
 
 
-def test_the_moving_average_is_one(place):  # noqa: F811
+def test_the_moving_average_is_one(place, run_once):
     """average_2 = 0.5 average_1 + 0.5 policy_2, and average_1 is of the policy that the loop began with."""
     words = ["evaluate.every=1", "align.reference=average", "align.reference_decay=0.5", "iterations=2"]
-    finish(begin(place, "average", *words))
+    run_once("average", *words)
     policies = place / "runs/average/checkpoints"
     sft, first, second, average = (
         load_file(policies / name / "model.safetensors")
@@ -181,9 +179,9 @@ def test_the_moving_average_is_one(place):  # noqa: F811
     assert {folder.name for folder in policies.iterdir()} == {"sft", "dpo-001", "dpo-002", "average-002"}
 
 
-def test_an_iteration_without_anything_to_learn_leaves_the_policy_as_it_is(place):  # noqa: F811
+def test_an_iteration_without_anything_to_learn_leaves_the_policy_as_it_is(place, run_once):
     """No gap is larger than 2; the loop goes on."""
-    finish(begin(place, "idle", "rows.threshold=2", "iterations=2"))
+    run_once("idle", "rows.threshold=2", "iterations=2")
     policies = place / "runs/idle/checkpoints"
 
     assert_close(
@@ -191,7 +189,7 @@ def test_an_iteration_without_anything_to_learn_leaves_the_policy_as_it_is(place
     )
 
 
-def test_an_episode_whose_first_turn_does_not_fit_is_known_before_training(place, monkeypatch):  # noqa: F811
+def test_an_episode_whose_first_turn_does_not_fit_is_known_before_training(place, monkeypatch):
     """One that grows too long later is only cut there; nothing but the length decides."""
     monkeypatch.chdir(place)
     heard = [{"role": "user", "content": text} for text in ("Begin.", "a long story " * 50)]
@@ -208,7 +206,7 @@ def test_an_episode_whose_first_turn_does_not_fit_is_known_before_training(place
     assert too_long(recipe_of(place), episodes) == set()
 
 
-def test_what_has_no_spread_and_does_not_fit_takes_no_part_in_kl(place, monkeypatch):  # noqa: F811
+def test_what_has_no_spread_and_does_not_fit_takes_no_part_in_kl(place, monkeypatch):
     """A branch of which no turn of its own fits, and an episode whose first does not; all scores are 0."""
     monkeypatch.chdir(place)
     heard = [{"role": "user", "content": text} for text in ("Begin.", "a long story " * 50)]
@@ -263,7 +261,7 @@ def test_what_has_no_spread_and_does_not_fit_takes_no_part_in_kl(place, monkeypa
         (["credit.name=turn-gae"], "credit 'turn-gae' needs values, which training does not compute"),
     ],
 )
-def test_what_cannot_be_trained_so_is_refused_before_work(place, monkeypatch, words, message):  # noqa: F811
+def test_what_cannot_be_trained_so_is_refused_before_work(place, monkeypatch, words, message):
     """In one line that says what to change."""
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
@@ -271,7 +269,7 @@ def test_what_cannot_be_trained_so_is_refused_before_work(place, monkeypatch, wo
         check(recipe_of(place, *words))
 
 
-def test_pairs_that_part_behind_the_length_limit_are_known_before_training(place, monkeypatch):  # noqa: F811
+def test_pairs_that_part_behind_the_length_limit_are_known_before_training(place, monkeypatch):
     """Training would refuse sides that are the same tokens; where a first turn does not fit, it says so itself."""
     monkeypatch.chdir(place)
     heard = [({"role": "user", "content": text},) for text in ("Begin.", "a long story " * 50, "Go on.")]

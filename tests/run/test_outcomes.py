@@ -21,8 +21,6 @@ from perturn.study.cells import Plan
 from perturn.study.settings import Study
 from perturn.types import WeightedTrajectory, succeeded
 
-from .test_loop import place  # noqa: F401  a fixture
-
 WORDS = ["evaluate=null", "sft.save_steps=99", "align.save_steps=99", "align.learning_rate=1.0e-2"]
 """Settings over the recipe of a small world, for runs that nothing interrupts."""
 KTO = ["rows.name=kto", "align.loss={name: kto}"]
@@ -30,7 +28,7 @@ RFT = ["rows.name=rft", "align.loss={name: sft}"]
 
 
 @pytest.fixture
-def run(place, monkeypatch):  # noqa: F811
+def run(place, monkeypatch):
     """Do a run of the recipe with some words, in this process; its folder."""
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)

@@ -12,7 +12,7 @@ from perturn.cli import main
 from perturn.run.loop import open_run, run_stages
 from perturn.run.plan import Plan, Planned, make_plan, print_plan
 
-SAMPLED_THREE_TIMES = ["evaluate.sampling.temperature=1.0", "evaluate.best_of.samples=3"]
+SAMPLED_THREE_TIMES = ["evaluate.sampling.temperature=1.0", "evaluate.select={name: likelihood, samples: 3}"]
 
 
 def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
@@ -127,7 +127,7 @@ def test_the_best_of_several_episodes_costs_all_of_them(recipe):
 
 def test_several_actions_a_turn_cost_their_tokens(recipe):
     """As many episodes and turns; exploration is as it was."""
-    words = [*SAMPLED_THREE_TIMES[:1], "evaluate.rerank.samples=3"]
+    words = [*SAMPLED_THREE_TIMES[:1], "evaluate.select={name: likelihood, among: actions, samples: 3}"]
 
     work = {step.name: step.work for step in make_plan(recipe, words, None).steps}
 
@@ -135,18 +135,23 @@ def test_several_actions_a_turn_cost_their_tokens(recipe):
     assert work["explore"] == "8 episodes of split train, about 3 turns each"
 
 
-@pytest.mark.parametrize("way", ["best_of", "rerank"])
-def test_a_head_that_chooses_costs_passes_over_what_it_reads(recipe, way):
+@pytest.mark.parametrize("among", ["episodes", "actions"])
+def test_a_head_that_chooses_costs_passes_over_what_it_reads(recipe, among):
     """The explored episodes, and those among which it chooses; by likelihood nothing more is read."""
     read, plain = (
         {
             step.name: step
-            for step in make_plan(recipe, [*SAMPLED_THREE_TIMES[:1], f"evaluate.{way}.by={by}"], None).steps
+            for step in make_plan(
+                recipe, [*SAMPLED_THREE_TIMES[:1], f"evaluate.select={{name: {name}, among: {among}}}"], None
+            ).steps
         }
-        for by in ("value", "likelihood")
+        for name in ("value", "likelihood")
     )
 
-    assert read["evaluate-base"].work == f"{plain['evaluate-base'].work}, chosen by a head on 8 explored ones"
+    assert (
+        read["evaluate-base"].work
+        == f"{plain['evaluate-base'].work}, chosen by what it learns from 8 explored ones"
+    )
     assert read["evaluate-base"].seconds > plain["evaluate-base"].seconds
     assert read["explore"].work == plain["explore"].work
 

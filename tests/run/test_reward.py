@@ -18,21 +18,21 @@ from perturn.credit import CREDITS
 from perturn.data.groups import counted, groups_of, read_credits
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import ConfigError
+from perturn.quantities.readers import open_reader
+from perturn.quantities.reference_logprobs import reference_of
 from perturn.report import summarize, write_report
 from perturn.run.credit import credit_run
 from perturn.run.export import export_policy
 from perturn.run.loop import check, open_run
-from perturn.run.readings import open_reader, reference_of
 from perturn.run.verify import verify
 from perturn.settings.stages import stages
 from perturn.study.sharing import unsure_inputs
 from perturn.types import failed, score
 from perturn.watch import Watcher
+from support.credited import EPISODES
 
 from .kills import Forks
 from .online import GROUPS, recipe_of
-from .test_credit import EPISODES, explored  # noqa: F401  a fixture
-from .test_loop import place  # noqa: F401  a fixture
 
 REWARD = "reward={learning_rate: 3.0e-3, batch_size: 2, epochs: 2}"
 WORDS = [*GROUPS, "credit.name=oprl", REWARD, "iterations=2", "align.learning_rate=1.0e-4"]
@@ -51,12 +51,10 @@ class Measured(Letters):
 
 
 @pytest.fixture(scope="module")
-def forks(place):  # noqa: F811
+def forks(place):
     """Starts `perturn` in the folder of the world and its recipe."""
     recipe_of(place)
-    found = Forks(place)
-    yield found
-    found.close()
+    return Forks(place)
 
 
 @pytest.fixture(scope="module")
@@ -282,18 +280,18 @@ def test_the_first_policy_is_its_own_reference_and_the_second_is_not(forks):
         (["credit.name=oprl", "reward.loss.name=sft"], "reward.loss.name must be a loss on pairs"),
     ],
 )
-def test_what_could_not_be_compared_is_refused_before_work(place, monkeypatch, words, said):  # noqa: F811
+def test_what_could_not_be_compared_is_refused_before_work(place, monkeypatch, words, said):
     monkeypatch.chdir(place)
     with pytest.raises(perturn.errors.PerturnError, match=said):
         check(recipe_of(place, *GROUPS, *words))
 
 
-def test_a_reward_model_without_groups_is_refused(place):  # noqa: F811
+def test_a_reward_model_without_groups_is_refused(place):
     with pytest.raises(ConfigError, match="reward is read by credits of groups alone"):
         recipe_of(place, "reward={}")
 
 
-def test_stored_episodes_of_a_policy_that_is_its_own_reference_are_refused(explored, tiny_folder):  # noqa: F811
+def test_stored_episodes_of_a_policy_that_is_its_own_reference_are_refused(explored, tiny_folder):
     """Another policy must be named; it may be a folder, and then weights are those of the formula."""
     with pytest.raises(ConfigError, match="policy sft is compared with itself; name one"):
         credit_run(explored, ["credit.name=progress-advantage"])
@@ -326,14 +324,14 @@ def test_in_python_both_policies_are_given(tiny_folder, tiny_model, tokenizer):
         perturn.assign_credit(EPISODES, "oprl", model=tiny_model, tokenizer=tokenizer)
 
 
-def test_a_folder_that_a_credit_reads_is_a_users_file(place):  # noqa: F811
+def test_a_folder_that_a_credit_reads_is_a_users_file(place):
     """Its content may change, so no other study takes a stage over that read it."""
     recipe = recipe_of(place, *GROUPS, f"credit={{name: oprl, checkpoint: {place}}}")
 
     assert "credit.checkpoint" in unsure_inputs(place / "none", recipe)
 
 
-def test_a_finished_run_has_nothing_left_to_do(place, judged, monkeypatch):  # noqa: F811
+def test_a_finished_run_has_nothing_left_to_do(place, judged, monkeypatch):
     monkeypatch.chdir(place)
     with open_run(judged) as run:
         assert all(one["done"] for one in run.manifest["stages"].values())

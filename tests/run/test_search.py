@@ -13,10 +13,10 @@ from perturn.rows.tree_pairs import IN_TREE, TreePairs
 from perturn.run.loop import check
 from perturn.settings.making import RowInputs
 from perturn.types import Action, Status, Task, Trajectory, Turn
+from support.branches import WANDERING, of
+from support.loop import finish
 
 from .online import begin, recipe_of
-from .test_branch import WANDERING, of
-from .test_loop import finish, place  # noqa: F401  a fixture
 
 TREES = [
     "rows={name: tree-pairs, threshold: 0.0}",
@@ -106,9 +106,9 @@ def test_trees_are_of_failures_if_asked_and_never_of_what_failed_to_play():
     assert [one.sample for one in Mcts(of="failures").begun(episodes, ())] == [1]
 
 
-def test_the_loop_with_trees(place):  # noqa: F811
+def test_the_loop_with_trees(place, run_once):
     """Two turns, of which each is rewarded or not: steps are preferred by what came of them, and the policy learns."""
-    finish(begin(place, "searched", *TREES))
+    run_once("searched", *TREES)
 
     folder = place / "runs" / "searched"
     stages = json.loads((folder / "manifest.json").read_text())["stages"]
@@ -135,10 +135,10 @@ def test_the_loop_with_trees(place):  # noqa: F811
     assert kept > 0
 
 
-def test_a_killed_search_ends_in_the_same_trees(place):  # noqa: F811
+def test_a_killed_search_ends_in_the_same_trees(place, run_once):
     """Interrupted in the middle of a round: the rest is played as it would have been."""
-    finish(begin(place, "whole", *TREES, "iterations=1", "deterministic=true"))
-    finish(begin(place, "cut", *TREES, "iterations=1", "deterministic=true"))
+    for name in ("whole", "cut"):
+        run_once(name, *TREES, "iterations=1", "deterministic=true")
     file = place / "runs/cut/trajectories/branch.jsonl"
     whole = file.read_text()
     lines = whole.splitlines(keepends=True)
@@ -164,7 +164,7 @@ def test_a_killed_search_ends_in_the_same_trees(place):  # noqa: F811
     assert trees("cut") == trees("whole")
 
 
-def test_worlds_that_do_not_come_back_end_their_trees(place):  # noqa: F811
+def test_worlds_that_do_not_come_back_end_their_trees(place):
     (place / "wandering.py").write_text(WANDERING)
     own = [
         "name=wandering",
@@ -202,13 +202,13 @@ def test_worlds_that_do_not_come_back_end_their_trees(place):  # noqa: F811
         (["explore.name=mcts", "explore.width=1", "rows={name: tree-pairs}"], "explore.width must be >= 2"),
     ],
 )
-def test_what_goes_not_together_is_refused(place, words, said):  # noqa: F811
+def test_what_goes_not_together_is_refused(place, words, said):
     with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
         recipe_of(place, *words)
 
 
 @pytest.mark.parametrize("words", [[], ["explore.policy=base"]])
-def test_a_greedy_search_is_refused(place, monkeypatch, words):  # noqa: F811
+def test_a_greedy_search_is_refused(place, monkeypatch, words):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
     with pytest.raises(

@@ -17,6 +17,7 @@ from perturn.run.session import engine_settings, evaluation_sampling, make_proto
 from perturn.settings.evaluation import Evaluate
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import ModelSettings, ProtocolSettings, Tasks
+from perturn.traits import EngineTraits
 from perturn.types import EpisodeProtocol, Sampling, Task
 
 GOLDEN_PANEL = ["a/7", "a/0", "a/6", "b/7", "b/8", "b/11"]
@@ -342,10 +343,34 @@ def test_any_object_can_be_loaded_by_name():
 
 def test_an_engine_that_lacks_a_part_of_its_contract_is_refused(monkeypatch):
     """It may be of another package, and be met here first."""
-    monkeypatch.setitem(ENGINES._own, "half", type("Half", (), {"serves_checkpoints": True}))
+    monkeypatch.setitem(
+        ENGINES._own, "half", type("Half", (), {"traits": EngineTraits(serves_checkpoints=True)})
+    )
     recipe = Recipe("r", ModelSettings("m"), {"name": "e"}, ProtocolSettings("p"), engine={"name": "half"})
 
     with pytest.raises(
         ConfigError, match=r"engine 'half' lacks check, open; its settings must keep the Protocol"
     ):
+        engine_settings(recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "serves_checkpoints",
+            r"'serves_checkpoints', which is never read. Did you mean `EngineTraits\(serves_check",
+        ),
+        (
+            "serve_checkpoints",
+            r"'serve_checkpoints', which is never read. Did you mean `EngineTraits\(serves_check",
+        ),
+        ("checks", "'checks', which is never read. Did you mean `check`"),
+    ],
+)
+def test_a_misspelt_part_of_an_engine_is_rejected(monkeypatch, name, says):
+    monkeypatch.setitem(ENGINES._own, "half", type("Half", (), {name: True}))
+    recipe = Recipe("r", ModelSettings("m"), {"name": "e"}, ProtocolSettings("p"), engine={"name": "half"})
+
+    with pytest.raises(ConfigError, match=f"engine Half has {says}"):
         engine_settings(recipe)

@@ -12,11 +12,10 @@ from perturn.explore.branches import Branches
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
 from perturn.types import Status, Task
+from support.branches import jobs_of
+from support.windows import played
 
-from .online import GROUPS, begin, recipe_of
-from .test_branch import jobs_of
-from .test_loop import finish, place  # noqa: F401  a fixture
-from .test_windows import played
+from .online import GROUPS, recipe_of
 
 SLATE = [
     *GROUPS,
@@ -30,9 +29,9 @@ SLATE = [
 ]
 
 
-def test_branches_of_one_turn_are_weighed_by_it(place):  # noqa: F811
+def test_branches_of_one_turn_are_weighed_by_it(place, run_once):
     """Each second turn against those of two branches, by its reward; what is not over is taken as it is."""
-    finish(begin(place, "slate", *SLATE))
+    run_once("slate", *SLATE)
     folder = place / "runs" / "slate"
     begun, branches = (
         list(read_trajectories(folder / f"trajectories/{name}.jsonl")) for name in ("explore", "branch")
@@ -72,12 +71,12 @@ def test_branches_of_one_turn_are_weighed_by_it(place):  # noqa: F811
         ),
     ],
 )
-def test_windows_of_branches_that_are_read_to_their_end_are_refused(place, words, says):  # noqa: F811
+def test_windows_of_branches_that_are_read_to_their_end_are_refused(place, words, says):
     with pytest.raises(ConfigError, match=says):
         recipe_of(place, *SLATE, *words)
 
 
-def test_a_window_that_cuts_no_branch_is_refused(place, monkeypatch):  # noqa: F811
+def test_a_window_that_cuts_no_branch_is_refused(place, monkeypatch):
     """Episodes have three turns, and branches begin with the second."""
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
@@ -86,7 +85,7 @@ def test_a_window_that_cuts_no_branch_is_refused(place, monkeypatch):  # noqa: F
         check(recipe_of(place, *SLATE, "explore.turns=2"))
 
 
-def test_pairs_of_one_turn_by_progress_take_windows_of_branches(place):  # noqa: F811
+def test_pairs_of_one_turn_by_progress_take_windows_of_branches(place):
     pair = "rows={name: progress-pairs, length: turn, distance: searching}"
     recipe = recipe_of(place, *SLATE, "rows=null", "credit=null", "align.loss={name: dpo}", pair)
 

@@ -14,11 +14,10 @@ from perturn.run.session import Session
 from perturn.settings.signals import Signals
 from perturn.settings.stages import stages
 from perturn.types import Status
+from support.corrections import RIGHT, STRAYED, explore, make_recipe, record
+from support.credited import episode
 
 from .online import GROUPS, recipe_of
-from .test_correct import RIGHT, STRAYED, explore, make_recipe, record
-from .test_credit import episode
-from .test_loop import place  # noqa: F401  a fixture
 
 LOOPS = ["look"] * 3
 EPISODES = [record(RIGHT), record(STRAYED, sample=1), record(LOOPS, sample=2)]
@@ -79,7 +78,7 @@ def test_a_run_pairs_the_others(tmp_path, signals, counted, rejected):
     assert sum(ledger_of(counts, 3)["bins"].values()) == 3
 
 
-def test_a_group_counts_its_members_that_are_not_trained(place, monkeypatch):  # noqa: F811
+def test_a_group_counts_its_members_that_are_not_trained(place, monkeypatch):
     """The one that loops has a weight, and the others those that they have with it."""
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)

@@ -11,7 +11,6 @@ from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.run.loop import check
 from perturn.run.starter import copy_recipe, write_recipe
-from perturn.settings.evaluation import Rerank
 from perturn.settings.parsing import build, parse
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.settings.sections import Base, Reward, Sft
@@ -42,7 +41,7 @@ def test_it_is_read_back_as_a_recipe_that_checks_out(file, tiny_folder):
 
 
 @pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("loss", [name for name, each in LOSSES.items() if each.needs_rejected])
+@pytest.mark.parametrize("loss", [name for name, each in LOSSES.items() if each().traits.needs_rejected])
 def test_what_is_commented_out_is_the_default(file, loss, lora):
     """With every # taken away it is the same recipe, but for sections that were None; so the comments do not lie."""
     write_recipe(file, environment=GUESS, model="some/model", loss=loss, lora=lora, full=True)
@@ -54,9 +53,6 @@ def test_what_is_commented_out_is_the_default(file, loss, lora):
         dataclasses.asdict(Reward())
     )
     assert build(LOSSES, reward["loss"], "") == build(LOSSES, {"name": "dpo"}, "")
-    assert data["evaluate"].pop("rerank") == dataclasses.asdict(
-        Rerank()
-    )  # it would take the place of best_of
     every = parse(Recipe, data)
 
     assert build(LOSSES, every.align.loss, "") == build(LOSSES, recipe.align.loss, "")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from tests.policy.test_distributed import free_port
 from torch.testing import assert_close
 from transformers import TrainerControl
 
@@ -22,6 +21,7 @@ from perturn.ranks import share_of
 from perturn.run import train
 from perturn.run.loop import open_run, run_stages
 from perturn.run.stopping import Stopping
+from support.ports import free_port
 
 STEPS = 16
 RECIPE = """

@@ -127,7 +127,7 @@ def test_the_command_and_the_report_say_what_it_cost(recipe):
 
 
 def test_the_best_of_several_costs_the_turns_of_all(recipe):
-    paths, counts = evaluated(recipe, [*CONTROLLED, "evaluate.best_of={samples: 2, by: likelihood}"])
+    paths, counts = evaluated(recipe, [*CONTROLLED, "evaluate.select={name: likelihood, samples: 2}"])
 
     (row,) = summarize(paths.folder)["policies"]
     cost = row["turn_control"]

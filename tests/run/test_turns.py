@@ -16,10 +16,9 @@ from perturn.run.loop import open_run, run_stages
 from perturn.run.measure import measured
 from perturn.run.plan import make_plan
 from perturn.types import Status
-
-from .test_branch import jobs_of
-from .test_correct import RIGHT, STRAYED, TASK, commands, explore, make_recipe, record
-from .test_steps import SHRUNK
+from support.branches import jobs_of
+from support.corrections import RIGHT, STRAYED, TASK, commands, explore, make_recipe, record
+from support.shrunk import SHRUNK
 
 LAB = Path(__file__).parents[2] / "recipes" / "alfworld-like_lab.yaml"
 EXPERT = [

@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from conftest import make_tiny_model
 from perturn.engines import ENGINES
 from perturn.engines.local.engine import LocalEngine
 from perturn.episodes.seeds import make_jobs
 from perturn.run.loop import open_run
 from perturn.run.session import Session
 from perturn.types import Sampling
+from support.models import make_tiny_model
 
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=4)
 

@@ -13,9 +13,8 @@ from perturn.credit.returns import Return
 from perturn.credit.turn_gae import TurnGAE
 from perturn.data.groups import read_credits
 from perturn.data.store import read_trajectories
-from perturn.episodes.episode import Job, episode
-from perturn.episodes.replay import play_script
-from perturn.errors import ConfigError, EngineFailure
+from perturn.episodes.episode import Job
+from perturn.errors import ConfigError
 from perturn.explore.protocol import ExploreInputs
 from perturn.explore.window import Window
 from perturn.report import summarize
@@ -27,11 +26,11 @@ from perturn.report.summary import signal_rows
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
 from perturn.run.maker import find_maker
-from perturn.settings.stages import IMPLICIT, VALUE, stages
-from perturn.types import Action, EpisodeProtocol, Observation, Status, Task, Turn
+from perturn.settings.stages import stages
+from perturn.types import Action, Status, Task, Turn
+from support.windows import Count, played
 
-from .online import GROUPS, begin, recipe_of
-from .test_loop import finish, place  # noqa: F401  a fixture
+from .online import GROUPS, recipe_of
 
 WORDS = [
     *GROUPS,
@@ -41,34 +40,6 @@ WORDS = [
     "explore.name=window",
     "explore.turns=1",
 ]
-PLAIN = EpisodeProtocol("plain", format="plain", max_turns=6)
-
-
-class Count:
-    """Each word is answered by how many were said, and pays a tenth of that; so many end it."""
-
-    name = "count-1"
-
-    def __init__(self, end=99, says="heard"):
-        self.end, self.says = end, says
-
-    def tasks(self, split):
-        """One."""
-        return [Task("t")]
-
-    def reset(self, task, seed):
-        """Nothing was said."""
-        self.said = 0
-        return Observation(f"begin {seed}")
-
-    def step(self, action):
-        """The next number."""
-        self.said += 1
-        over = self.said == self.end
-        return Observation(f"{self.says} {self.said}", self.said / 10, terminated=over, success=over)
-
-    def close(self):
-        """Nothing is held."""
 
 
 class Crash(Count):
@@ -86,18 +57,10 @@ class Mine(TurnGAE):
     """The same credit under another name."""
 
 
-def played(job, world=None, words=6):
-    """The episode of a job whose policy says the number of each turn."""
-    at = len(job.begun.turns) if job.begun else 0
-    script = [Action(f"word {at + turn}") for turn in range(words)]
-    return play_script(episode(world or Count(), job, protocol=PLAIN), script, EngineFailure("no more"))
-
-
 @pytest.fixture(scope="module")
-def windowed(place):  # noqa: F811
+def windowed(run_once):
     """Three iterations of two-turn episodes, one turn at a time."""
-    finish(begin(place, "windowed", *WORDS))
-    return place / "runs" / "windowed"
+    return run_once("windowed", *WORDS)
 
 
 def explored(folder, number):
@@ -189,7 +152,7 @@ def test_what_is_unfinished_goes_on_in_the_next_iteration(windowed):
         assert counts["not_come_back"] == 0
 
 
-def test_an_exploration_in_windows_starts_from_the_one_before(place):  # noqa: F811
+def test_an_exploration_in_windows_starts_from_the_one_before(place):
     """And from the policy; without windows from that alone."""
     needs, others = (
         {stage.name: stage.needs for stage in stages(recipe_of(place, *words))}
@@ -336,8 +299,8 @@ def test_a_policy_of_windows_is_not_scored_by_values(windowed):
     """What its run explored first are the short episodes; it has an implicit reward all the same."""
     maker = find_maker(recipe_of(windowed.parent.parent, f"model.name={windowed}/checkpoints/ppo-clip-003"))
 
-    assert "explores in windows, where first the short episodes are over" in maker.lack(VALUE)
-    assert maker.lack(IMPLICIT) is None
+    assert "explores in windows, where first the short episodes are over" in maker.lack({"explored"})
+    assert maker.lack({"start"}) is None
 
 
 def test_credits_that_are_compared_both_weigh_what_went_on(windowed):
@@ -353,12 +316,12 @@ def test_credits_that_are_compared_both_weigh_what_went_on(windowed):
     ("words", "says"),
     [
         (
-            ["evaluate={best_of: {samples: 2, by: value}}"],
-            "by=value does not take episodes that are not over",
+            ["evaluate={select: {name: value}}"],
+            "evaluate.select does not take episodes that are not over",
         ),
         (
-            ["evaluate={rerank: {samples: 2, by: value}}"],
-            "by=value does not take episodes that are not over",
+            ["evaluate={select: {name: value, among: actions}}"],
+            "evaluate.select does not take episodes that are not over",
         ),
         (["iterations=1"], "explore.name=window resumes episodes in the next iteration; set iterations > 1"),
         (
@@ -369,7 +332,7 @@ def test_credits_that_are_compared_both_weigh_what_went_on(windowed):
         (["explore.turns=0"], "explore.turns must be >= 1"),
     ],
 )
-def test_windows_that_nothing_goes_on_with_are_refused(place, words, says):  # noqa: F811
+def test_windows_that_nothing_goes_on_with_are_refused(place, words, says):
     with pytest.raises(ConfigError, match=says):
         recipe_of(place, *WORDS, *words)
 
@@ -388,7 +351,7 @@ def test_windows_that_nothing_goes_on_with_are_refused(place, words, says):  # n
         (["explore.turns=3"], "explore.turns is 3, and no episode has more than 3 turns"),
     ],
 )
-def test_windows_that_the_credit_or_the_protocol_does_not_take_are_refused(place, words, says, monkeypatch):  # noqa: F811
+def test_windows_that_the_credit_or_the_protocol_does_not_take_are_refused(place, words, says, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
     with pytest.raises(ConfigError, match=says):

@@ -24,8 +24,7 @@ from small import refusal, small
 
 FREE = {
     *("name", "output", "report_to", "model.name", "model.chat_template", "protocol.name", "protocol.system"),
-    *("protocol.suffix", "evaluate.best_of.by"),
-    "evaluate.rerank.by",
+    *("protocol.suffix", "evaluate.select"),
     *(
         "sft.tasks.split",
         "align.tasks.split",

@@ -321,8 +321,8 @@ def test_a_shipped_recipe_parses_and_its_sections_can_be_built(file, tmp_path, m
 
     needed = {"sft": False, "align": not makes(recipe, "groups")}
     trained = [name for name in needed if getattr(recipe, name) is not None]
-    assert [loss.needs_rejected for loss in losses] == [needed[name] for name in trained]
-    assert bool(trained) == engine.serves_checkpoints
+    assert [loss.traits.needs_rejected for loss in losses] == [needed[name] for name in trained]
+    assert bool(trained) == engine.traits.serves_checkpoints
     assert environment.startswith(recipe.environment["name"])
     departs = recipe.protocol.example is not None or recipe.protocol.max_turns is not None
     assert protocol.name == recipe.protocol.name + ("-custom" if departs else "")

@@ -1,28 +1,21 @@
 """Which cells are done when, and which point is chosen, seen with workers that only pretend."""
 
 import json
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from perturn.data.outcomes import Outcome
 from perturn.data.seals import read_manifest
-from perturn.io.writing import write_whole
 from perturn.study.board import Board
-from perturn.study.cells import Cell, Plan
+from perturn.study.cells import Plan
 from perturn.study.conduct import Conductor
 from perturn.study.files import Files, write_results
 from perturn.study.results import choose
 from perturn.study.settings import read_study
 from perturn.study.show import seconds_left
+from support.pretended import PretendedCrew, episode, states
 
 from .corridor import RECIPE, STUDY
-
-
-def episode(success):
-    return Outcome("t", float(success), success, False, 1, 0, None, "p")
 
 
 def test_the_point_with_the_best_mean_success_is_chosen():
@@ -43,62 +36,6 @@ def test_without_a_finished_point_there_is_none():
     assert choose([]) is None
 
 
-@dataclass
-class Pretended:
-    """A worker that is done at once, or fails; its run gets a manifest that says so."""
-
-    cell: Cell
-    test: bool
-    fails: bool
-    began: float = field(default_factory=time.monotonic)
-    has_ended = True
-
-    def error(self):
-        """Why it failed."""
-        if self.fails:
-            return "it broke"
-        self._write(self.cell.folder, self.cell.stages, self.cell.policy)
-        if self.test:
-            self._write(self.cell.scored, ["evaluate-base"], "base")
-        return None
-
-    def _write(self, folder, stages, policy):
-        notes = {name: {"done": True, "seconds": 2.0, "peak_memory_gb": 1.0} for name in stages}
-        write_whole(folder / "manifest.json", json.dumps({"stages": notes}))
-        best = self.cell.point.get("align.learning_rate", 0) > 0.005
-        row = {"task": {"id": "t", "kind": "k"}, "success": best, "total_reward": float(best)}
-        write_whole(folder / "evaluation" / f"{policy}.jsonl", json.dumps(row) + "\n")
-
-    def stop(self):
-        """Nothing runs."""
-
-    def end(self):
-        """Nothing runs."""
-
-
-@dataclass
-class PretendedCrew:
-    """Notes which cells are begun together."""
-
-    fails: tuple = ()
-    begun: list = field(default_factory=list)
-
-    def most(self, peak_gb):
-        """Three at a time."""
-        return 3
-
-    def start(self, cell, sources, test, log):
-        """Begin a cell."""
-        self.begun[-1].append(cell)
-        return Pretended(cell, test, any(word in cell.label for word in self.fails))
-
-    def wait(self, workers, seconds):
-        """The cells that follow are begun after these."""
-
-    def close(self):
-        """Nothing is held."""
-
-
 @pytest.fixture
 def study(tmp_path):
     """Does the study with a crew; the board and the crew."""
@@ -115,14 +52,6 @@ def study(tmp_path):
         return board, crew, conductor
 
     return do
-
-
-def states(board):
-    """(method, point, seed, panel) -> state."""
-    return {
-        (cell.method, *cell.point.values(), cell.seed, panel): board.state(cell, panel)
-        for cell, panel in board.cells()
-    }
 
 
 def test_no_two_cells_that_would_make_the_same_are_at_work_together(study):

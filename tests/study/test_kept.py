@@ -16,9 +16,9 @@ from perturn.study.files import Files, write_results
 from perturn.study.recorded import protocols_of
 from perturn.study.settings import read_study
 from perturn.study.show import summary_line
+from support.pretended import Pretended, PretendedCrew, states
 
 from .corridor import RECIPE, STUDY
-from .test_board import Pretended, PretendedCrew, states
 
 
 @pytest.fixture

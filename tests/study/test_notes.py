@@ -7,7 +7,7 @@ from perturn.study import files
 from perturn.study.page import write_study_page
 from perturn.study.verdicts import summarize
 from study.recorded_studies import make, write
-from study.test_board import episode
+from support.pretended import episode
 
 
 def notes(folder):

@@ -9,8 +9,7 @@ from perturn.data.run_folder import Run
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
 from perturn.watch import Watcher
-
-from .test_watch import RECIPE, episode, shown
+from support.watched import RECIPE, episode, shown
 
 ONLINE = {
     "iterations": 60,

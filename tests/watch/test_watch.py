@@ -1,6 +1,5 @@
 """Watching a run from outside: finished, running in another process, dead, and never written to."""
 
-import io
 import json
 import os
 import signal
@@ -10,24 +9,15 @@ import time
 
 import psutil
 import pytest
-from rich.console import Console
 
 from perturn.cli import main
 from perturn.data.run_folder import Run, run_folder
 from perturn.errors import RunError
 from perturn.settings.parsing import parse, to_yaml
 from perturn.settings.recipe import Recipe
-from perturn.watch import Watcher, render
+from perturn.watch import Watcher
+from support.watched import RECIPE, episode, shown
 
-RECIPE = {
-    "name": "one",
-    "model": {"name": "none"},
-    "environment": {"name": "none"},
-    "protocol": {"name": "none"},
-    "sft": {"loss": {"name": "sft"}},
-    "explore": {"sampling": {"temperature": 1.0}},
-    "align": {"loss": {"name": "tlm-dre", "max_log_ratio": 4.0}},
-}
 WORK = """
 import sys, time
 from pathlib import Path
@@ -41,19 +31,6 @@ with run.stage("expert"):
     print("working", flush=True)
     time.sleep(600)
 """
-
-
-def episode(task, reward, status="completed", logprob=-0.5, sample=0):
-    """A stored trajectory."""
-    turn = {"observation": [], "action": {"text": "a", "token_ids": [1, 2], "logprobs": [logprob, logprob]}}
-    row = {
-        "version": 1,
-        "task": {"id": task},
-        "turns": [turn],
-        "total_reward": reward,
-        "success": reward == 1,
-    }
-    return json.dumps(row | {"status": status, "sample": sample}) + "\n"
 
 
 @pytest.fixture
@@ -81,13 +58,6 @@ def fill(run):
     )
 
 
-def shown(state):
-    """What the terminal prints."""
-    console = Console(file=io.StringIO(), width=200, color_system=None)
-    console.print(render(state))
-    return console.file.getvalue()
-
-
 def test_a_finished_run_shows_stages_scores_and_metrics(run):
     """A failed episode counts 0; the score of sft is (1 + 0.5) / 2."""
     fill(run)
@@ -110,7 +80,13 @@ def test_a_finished_run_shows_stages_scores_and_metrics(run):
 
 def test_of_best_of_n_the_drawn_episodes_are_told(tmp_path):
     """Two tasks, eight samples each: 15 of 16 are there, of which ten failed, though the chosen two did not."""
-    part = {"evaluate": {"tasks": {"n": 2}, "best_of": {"samples": 8}, "sampling": {"temperature": 1.0}}}
+    part = {
+        "evaluate": {
+            "tasks": {"n": 2},
+            "select": {"name": "likelihood", "samples": 8},
+            "sampling": {"temperature": 1.0},
+        }
+    }
     run = Run(parse(Recipe, RECIPE | part | {"output": str(tmp_path)}))
     with run.stage("evaluate-base") as counts:
         counts |= {"episodes": 2, "drawn_episodes": 15}

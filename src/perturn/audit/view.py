@@ -74,21 +74,25 @@ def view_of(
         loss=section,
         credit=credit,
         branches=_branches(RunPaths(data), section, credit) if of_groups else None,
-        own_turns=of_groups and _trains("own_turns", section, credit),
+        own_turns=of_groups and _trains_own_turns(section, credit),
     )
 
 
 def _branches(run: RunPaths, loss: dict[str, Any], section: dict[str, Any] | None) -> Path | None:
     """The newest branches of a run with groups, if its credit trains on them."""
     file = run.trajectories(f"branch{run.mark}")
-    return file if file.is_file() and _trains("branches", loss, section) else None
+    return file if file.is_file() and _credit(loss, section).traits.trains_branches else None
 
 
-def _trains(what: str, loss: dict[str, Any], section: dict[str, Any] | None) -> bool:
-    """Whether the credit of a loss trains `branches`, or `own_turns` alone."""
-    _, credit = locate("perturn.policy.credits:named_credit")(loss, section)
-    trains: bool = locate(f"perturn.policy.credits:trains_{what}")(credit)
-    return trains
+def _credit(loss: dict[str, Any], section: dict[str, Any] | None) -> Any:
+    """The credit of a loss."""
+    return locate("perturn.policy.credits:named_credit")(loss, section)[1]
+
+
+def _trains_own_turns(loss: dict[str, Any], section: dict[str, Any] | None) -> bool:
+    """Whether the credit of a loss trains own turns alone."""
+    found: bool = locate("perturn.policy.credits:trains_own_turns")(_credit(loss, section))
+    return found
 
 
 def recipe_of(data: Path) -> Recipe | None:
@@ -119,9 +123,7 @@ def drawn_by(run: Path, policy: str) -> Drawn:
     there = sorted(each.stem for each in file.parent.glob("*.jsonl"))
     if policy not in there:
         known = (
-            f"Those that did: {', '.join(there)}."
-            if there
-            else "evaluate.best_of in the recipe has it do so."
+            f"Those that did: {', '.join(there)}." if there else "evaluate.select in the recipe has it do so."
         )
         raise ConfigError(f"policy {policy!r:.80} played no episodes for Best-of-N in {run}. {known}")
     return Drawn(file, recipe.model.max_length, template_of(recipe.model))

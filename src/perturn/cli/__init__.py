@@ -10,6 +10,15 @@ from perturn.errors import PerturnError
 from perturn.io.writing import is_storage_error, storage_error
 from perturn.run.progress import console as notices
 
+ORDER = (
+    *("run", "collect", "pair", "credit", "train", "evaluate", "report", "study", "import-expert"),
+    *("init", "check-env", "check-credit", "convert"),
+    *("inspect", "watch", "verify", "list", "export", "compare", "play"),
+)
+"""Order of the commands in `perturn --help`: the loop, in the order of its stages, comes first."""
+
+app.registered_commands.sort(key=lambda each: ORDER.index(str(each.name)))
+
 __all__ = ["app", "begin", "credits", "give", "loop", "main", "score", "see", "study"]
 
 

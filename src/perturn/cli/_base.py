@@ -26,15 +26,11 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    help="Post-train LLM agents on multi-turn tasks, one turn at a time.\n\n"
-    "A recipe is one YAML file; `init` writes one, `run` does all of it, the other commands do a part. "
-    "What is done is not done again: the same command goes on where it was stopped.",
-    epilog="\n\n".join(
+    help="Post-train LLM agents on multi-turn tasks, one turn at a time. Every command resumes where it stopped.",
+    epilog="\n".join(
         (
             "Example: perturn init my.yaml --environment scienceworld --model smollm2-135m",
-            "Example: perturn run my.yaml --dry-run",
             "Example: perturn run my.yaml",
-            "Example: perturn watch runs/my",
             EXIT_CODES,
         )
     ),
@@ -111,4 +107,4 @@ def command(
     """
     lines = [f"Example: perturn {name} {example}".rstrip() for example in examples]
     exits = [f"Exit codes: {codes}"] if codes else []
-    return app.command(name=name, epilog="\n\n".join([*lines, *exits]), rich_help_panel=panel)
+    return app.command(name=name, epilog="\n".join([*lines, *exits]), rich_help_panel=panel)

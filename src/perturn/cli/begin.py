@@ -28,22 +28,20 @@ def init(
         Path | None, typer.Argument(metavar="FILE", callback=existing, help="Recipe to write; it is new.")
     ] = None,
     environment: Annotated[
-        str | None, typer.Option(help="A name from `perturn list environments`, or MODULE:CLASS of your own.")
+        str | None, typer.Option(help="Name in `list environments`, or MODULE:CLASS.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Hub id, local folder, or smollm2-135m.")] = None,
     loss: Annotated[
         str | None,
-        typer.Option(help="Loss of the alignment, on pairs; else tlm-dre, or ppo-clip without an expert."),
+        typer.Option(help="Default: tlm-dre; ppo-clip without an expert."),
     ] = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train adapters instead of all weights.")] = False,
-    recipe: Annotated[
-        str | None, typer.Option("--from", help="Copy one that comes with the package instead, as it is.")
-    ] = None,
+    recipe: Annotated[str | None, typer.Option("--from", help="Copy a recipe of the package.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Write every setting, with its meaning.")] = False,
-    listed: Annotated[bool, typer.Option("--list", help="List those that come with the package.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the recipes of the package.")] = False,
     overrides: Overrides = None,
 ) -> None:
-    """Write a short recipe for an environment and a model; with --full, every setting with its meaning."""
+    """Write a recipe for an environment and a model."""
     from perturn.run.starter import copy_recipe, write_recipe
 
     if listed:
@@ -83,7 +81,7 @@ def check_env(
     split: Annotated[str, typer.Option(help="Split to take tasks from.")] = "train",
     as_json: AsJson = False,
 ) -> None:
-    """Check whether an environment keeps the contract, and say by which rules it would be played."""
+    """Check an environment and print the rules it is played by."""
     from perturn.envs.check import check_environment
     from perturn.envs.load import load_object
     from perturn.run.own_rules import check_rules
@@ -106,7 +104,7 @@ def check_env(
 def convert(
     model: Annotated[str, typer.Argument(help="Name of a bundled model, such as smollm2-135m.")],
 ) -> None:
-    """Convert a bundled model to safetensors in the user's cache; runs by itself when the model is first named."""
+    """Convert a bundled model to safetensors."""
     from perturn.policy.names import BUNDLED, resolve_model
 
     if model not in BUNDLED:

@@ -28,21 +28,17 @@ def credit(
     overrides: Overrides = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Compare with another credit: one that the run has, or a name with its defaults."),
+        typer.Option(help="Compare with another credit, by name."),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option("--as", help="Name of the weights' files; else that of the credit.")
-    ] = None,
-    reference: Annotated[
-        str | None, typer.Option(help="Policy that the credit may read; else the one that explored.")
-    ] = None,
+    name: Annotated[str | None, typer.Option("--as", help="Name of the files; default: the credit.")] = None,
+    reference: Annotated[str | None, typer.Option(help="Policy to read; default: the explorer.")] = None,
     drop_equal_outcomes: Annotated[
-        bool, typer.Option("--drop-equal-outcomes", help="Leave out groups whose outcomes are all equal.")
+        bool, typer.Option("--drop-equal-outcomes", help="Drop groups whose outcomes are equal.")
     ] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Weigh the turns of explored groups; of a run with credit.name=..., again and beside its own credit."""
+    """Compute the credit of each turn, with any credit."""
     if not (source.is_dir() and any(word.startswith("credit.") for word in overrides or [])):
         if against or name or reference or drop_equal_outcomes:
             raise ConfigError(
@@ -142,11 +138,11 @@ def check_credit(
     overrides: Overrides = None,
     discount: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Discount of the true objective; else the credit's own gamma, or 1."),
+        typer.Option(min=0, max=1, help="Discount of the return; default: gamma, or 1."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how biased and how noisy a credit is, exactly, on small decision processes."""
+    """Measure the exact bias and noise of a credit."""
     with at_work(f"measuring {credit}"):
         found = _measure(credit, overrides or [], discount)
     if as_json:
@@ -158,16 +154,13 @@ def check_credit(
 
 
 def _measure(name: str, overrides: list[str], discount: float | None) -> dict[str, Any]:
-    from perturn.envs.load import load_object
-    from perturn.settings.parsing import apply_overrides, build
-    from perturn.tables import table
+    from perturn.settings.parsing import apply_overrides
 
     section: dict[str, Any] = {"name": name}
     apply_overrides(section, overrides)
-    credits = {name: load_object(name)} if ":" in name else table("credits")
-    made = build(credits, section, "credit")
+    made = locate("perturn.policy.credits:make_credit")(section)
     try:
-        summary: dict[str, Any] = locate("perturn.credit.meter:summary")(name, made, discount)
+        summary: dict[str, Any] = locate("perturn.credit_check.meter:summary")(name, made, discount)
     except Exception as error:  # a credit is code of others
         raise ConfigError(f"credit {name!r} cannot be measured: {type(error).__name__}: {error}") from error
     return summary
@@ -186,10 +179,7 @@ def _print(found: dict[str, Any]) -> None:
         cells = ["-" if one[key] is None else format(one[key], form) for key, form in columns.items()]
         shown.add_row(one["process"], str(one["trajectories"]), *cells)
     results.print(shown)
-    if "matches" in found["needs"]:
-        results.print(
-            f"No turn of these processes calls a tool: this is how {found['credit']} weighs their own rewards.",
-            soft_wrap=True,
-        )
+    for note in found["notes"]:
+        results.print(note, soft_wrap=True)
     claim = "says that it is unbiased" if found["claims_unbiased"] else "does not say that it is unbiased"
     results.print(f"{found['credit']} {claim}; measured: {'unbiased' if found['unbiased'] else 'biased'}")

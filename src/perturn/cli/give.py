@@ -44,7 +44,7 @@ def export(
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
 ) -> None:
-    """Export a run's pairs and episodes for TRL or datasets, or a policy with a card of its scores for the Hub."""
+    """Export rows for TRL or datasets, or a policy for the Hub."""
     from perturn.run.export import FORMS, export_policy, export_rows, push
 
     if to not in FORMS:

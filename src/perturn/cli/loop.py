@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 STAGES = {
     "collect": (
-        "Collect trajectories: the expert's, and the SFT policy's own once it is trained.",
+        "Collect episodes of the expert and of the policy.",
         "recipes/scienceworld_tlm-dre_demo.yaml",
         "runs/demo-scienceworld --dry-run",
     ),
     "pair": (
-        "Make the rows of the alignment: pairs of the expert over the policy's own failures, or single episodes.",
+        "Make the training rows of the alignment.",
         "runs/demo-then",
         "runs/demo-then --dry-run --json",
     ),
     "train": (
-        "Train SFT on the expert's trajectories, and the alignment once there are pairs.",
+        "Train SFT on expert episodes, then the alignment.",
         "runs/demo-scienceworld",
         "runs/demo-scienceworld --dry-run",
     ),
@@ -51,7 +51,7 @@ STAGES = {
 def run(
     source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
 ) -> None:
-    """Do the whole loop of a recipe, and then of the one in `then`; a second call goes on where the first stopped."""
+    """Run the whole loop of a recipe; call it again to resume."""
     from perturn.data.run_folder import resolve_recipe
     from perturn.memory import set_heap_aside
     from perturn.report import write_report
@@ -156,7 +156,7 @@ def import_expert(
     source: Source,
     overrides: Overrides = None,
 ) -> None:
-    """Bring episodes that others recorded into a run, as those of its expert; collect goes on from there."""
+    """Use recorded episodes as the expert episodes of a run."""
     from perturn.run.collect import import_expert as bring
     from perturn.run.loop import open_run
 
@@ -187,7 +187,7 @@ def report(
         Path | None, typer.Option("--output", "-o", help="The page; else it lies in the run folder.")
     ] = None,
 ) -> None:
-    """Write one page of one run or several, and the summary.json of each, from the run folders alone; or a study's."""
+    """Write the report of runs or of a study: one HTML page."""
     from perturn.data.run_folder import refuse_other, resolve_recipe, run_folder
     from perturn.report import write_report
     from perturn.run.inputs import refuse_changed, tell_changed

@@ -21,15 +21,9 @@ from perturn.types import failed
 if TYPE_CHECKING:
     from perturn.data.store import TrajectoryStore
 
-Environment = Annotated[
-    str | None, typer.Option(help="A name from `perturn list environments`, or MODULE:CLASS of your own.")
-]
-Split = Annotated[
-    str | None, typer.Option(help="Split of the tasks; else test, or what the environment has.")
-]
-Rules = Annotated[
-    str | None, typer.Option(help="A name from `perturn list protocols`; else the environment's own.")
-]
+Environment = Annotated[str | None, typer.Option(help="Name in `list environments`, or MODULE:CLASS.")]
+Split = Annotated[str | None, typer.Option(help="Split of the tasks; default: test.")]
+Rules = Annotated[str | None, typer.Option(help="Name in `list protocols`; default: its own.")]
 
 
 @command(
@@ -46,17 +40,15 @@ def evaluate(
         typer.Argument(metavar="[RECIPE-OR-RUN]", help="A recipe or a run, whose policies are scored."),
     ] = None,
     overrides: Overrides = None,
-    model: Annotated[
-        str | None, typer.Option(help="Score this model instead: Hub id, folder, or a server's name for it.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model to score: Hub id, folder or API name.")] = None,
     environment: Environment = None,
     split: Split = None,
-    n: Annotated[int | None, typer.Option(help="Tasks; else 50, or all if there are fewer.")] = None,
+    n: Annotated[int | None, typer.Option(help="Number of tasks; default: 50, or all.")] = None,
     protocol: Rules = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Score a model on an environment, or every policy that a run has, on held-out tasks."""
+    """Score a model, or all policies of a run, on held-out tasks."""
     from perturn.report import summarize
     from perturn.run.loop import open_run, run_stages
     from perturn.run.score import scoring_recipe
@@ -108,7 +100,7 @@ def compare(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Compare scores task by task: run against run, or the policies of one run with each other."""
+    """Compare runs, or the policies of one run, task by task."""
     from perturn.report.versus import compare_runs
 
     with at_work("comparing"):
@@ -152,7 +144,7 @@ def play(
         Path | None, typer.Option("--output", "-o", help="File of trajectories to add the episode to.")
     ] = None,
 ) -> None:
-    """Play a task yourself, with what a policy would see. Ctrl-D leaves it."""
+    """Play a task yourself and see what a policy sees."""
     from perturn.data.store import TrajectoryStore
     from perturn.run.by_hand import play_by_hand
     from perturn.run.score import scoring_recipe

@@ -26,50 +26,41 @@ from perturn.tables import LISTED, describe, methods
     "data.jsonl --model smollm2-135m --json --limit 1",
     "runs/demo-scienceworld --drawn sft --limit 1",
     "data.jsonl --model Qwen/Qwen3-4B --chat-template qwen3-nothink",
-    codes="0 shown; 1 --check found rows that training would refuse, or no row to train on; 2 a mistake, or without "
-    "--check malformed rows, which are named after the good ones.",
+    codes="0 shown; 1 --check found rejected rows, or no row to train on; 2 a mistake, or malformed rows.",
     panel="Look",
 )
 def inspect(
     data: Annotated[
         Path,
-        typer.Argument(
-            callback=existing, help="Rows: a file, a folder, or owner/name:split of the Hub; or a run."
-        ),
+        typer.Argument(callback=existing, help="File or folder of rows, owner/name:split, or a run."),
     ],
     model: Annotated[
-        str | None, typer.Option("--model", help="Hub id, local folder, or smollm2-135m; a run has its own.")
+        str | None, typer.Option("--model", help="Hub id, folder or bundled name; a run has one.")
     ] = None,
-    loss: Annotated[
-        str | None, typer.Option(help="Loss whose turn weights are shown; a run has its own, else tlm-dre.")
-    ] = None,
+    loss: Annotated[str | None, typer.Option(help="Loss that weighs the turns, if no run names it.")] = None,
     as_json: Annotated[
         bool,
-        typer.Option(
-            "--json", help="One JSON object a row, a bad one's with `row` and `reason`; with --check, one."
-        ),
+        typer.Option("--json", help="Print one JSON object per row, or per --check."),
     ] = False,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Audit all rows: lengths, duplicates, what is dropped, cut or refused."),
+        typer.Option("--check", help="Audit all rows: lengths, drops, rejections."),
     ] = False,
-    max_length: Annotated[
-        int | None, typer.Option(help="Length limit in tokens, as in training; a run has its own.")
-    ] = None,
+    max_length: Annotated[int | None, typer.Option(help="Length limit in tokens; a run has one.")] = None,
     limit: Annotated[int | None, typer.Option(help="Rows to show: 3, or all with --json.")] = None,
     chat_template: Annotated[
         str | None,
-        typer.Option(help="A name of `perturn list templates`, a file, or Jinja; a run has its own."),
+        typer.Option(help="Name, file or Jinja text; a run has one."),
     ] = None,
     drawn: Annotated[
         str | None,
         typer.Option(
             metavar="POLICY",
-            help="Policy of a run, such as sft: show all episodes it played for Best-of-N, not the training data.",
+            help="Show all best-of-n episodes of this policy.",
         ),
     ] = None,
 ) -> None:
-    """Show which token carries which weight, and what training would drop, cut or refuse, before it is paid for."""
+    """Show the weight of each token; audit training rows."""
     from perturn.audit import audit, drawn_by, inspect_json, model_of, print_audit
     from perturn.audit import inspect as show
 
@@ -110,7 +101,7 @@ def watch(
     as_json: AsJson = False,
     every: Annotated[float, typer.Option(help="Seconds between looks.")] = 2.0,
 ) -> None:
-    """Watch a run from another terminal: stages, rates, time left, scores, alarms. Writes nothing."""
+    """Watch a run from another terminal."""
     from perturn.watch import Watcher, render, watch_live
 
     watcher = Watcher(run)
@@ -133,7 +124,7 @@ def watch(
     panel="Look",
 )
 def verify(run: RunFolder, as_json: AsJson = False) -> None:
-    """Hash every finished file of a run folder and say which is damaged, and what to do. Writes nothing."""
+    """Check that every finished file of a run is undamaged."""
     from perturn.run.verify import print_verified
     from perturn.run.verify import verify as check
 
@@ -151,11 +142,11 @@ def list_table(
     what: Annotated[str | None, typer.Argument(metavar="TABLE", help=f"{', '.join(LISTED)}.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what a recipe can name, and the recipes that come with the package; without TABLE, what can be listed."""
+    """List the entries of a table, such as losses or recipes."""
     if what not in (None, *LISTED):
         raise ConfigError(f"unknown table {what!r}.{did_you_mean(str(what), LISTED)}")
     entries: Mapping[str, Any]
-    if what in ("losses", "credits"):
+    if what in ("losses", "credits", "quantities"):
         entries = {name: asdict(one) for name, one in methods(what).items()}
     else:
         entries = LISTED if what is None else describe_shipped() if what == "recipes" else describe(what)
@@ -169,7 +160,7 @@ def list_table(
 
 
 def _told(says: str, source: str, reads: Sequence[str], cost: str) -> str:
-    """A loss or a credit in a few lines."""
+    """A loss, a credit or a quantity in a few lines."""
     lines = {"Reads": ", ".join(reads), "Costs": cost, "Source": source}
     told = (f"[dim]{name}: {escape(text.rstrip('.'))}.[/]" for name, text in lines.items() if text)
     return "\n".join([says, *told])

@@ -39,7 +39,7 @@ def study(
         bool, typer.Option("--dry-run", help="Check every recipe, say what would be done, and do nothing.")
     ] = False,
 ) -> None:
-    """Compare methods over seeds: each cell is a run, and what cells share is made once. The same command goes on."""
+    """Compare methods over seeds and environments."""
     from perturn.study.loop import open_study, run_study
     from perturn.study.show import cells_table, summary_line
 

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum, isnan
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from perturn.bounds import Bound
 from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others, turn_numbers
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.spo import PLAYED, Branches, segment_advantages
+from perturn.needs import BranchReturns, Needs
 from perturn.types import Trajectory
 
 
@@ -46,26 +48,28 @@ class PAV(GroupCredit):
     paper's alpha was not at hand. A trajectory alone in its group gets 0. Nothing is discounted.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"branches"})
-    takes_prover: ClassVar[bool] = True
-
     alpha: Annotated[float, Bound(least=0)] = 1.0
     """Weight of progress beside the outcome, without unit; 0: the outcome alone, as `rloo`."""
 
     @property
-    def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one, whoever the prover is."""
-        return self.alpha == 0
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (BranchReturns(self.returns),)
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, unbiased=self.alpha == 0, takes_prover=True)
 
     def __call__(
-        self, group: Sequence[Trajectory], *, branches: Branches | None = None, **_: Any
+        self, group: Sequence[Trajectory], *, branch_returns: Branches | None = None, **_: Any
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
 
         Raises:
-            ValueError: If `branches` is missing, infinite, or has not one entry a turn.
+            ValueError: If `branch_returns` is missing, infinite, or has not one entry a turn.
         """
-        values, rewards = turn_numbers("branches", branches, group, PLAYED), self.returns(group)
+        values, rewards = turn_numbers("branch_returns", branch_returns, group, PLAYED), self.returns(group)
         found = [[0.0] * len(of_one) for of_one in rewards]
         for members in by_task(group):
             scores = [fsum(rewards[i]) for i in members]

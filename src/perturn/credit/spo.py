@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others, turn_numbers
+from perturn.credit.protocol import CreditTraits
+from perturn.needs import BranchReturns, Needs
 from perturn.types import Trajectory
 
 Branches = Sequence[Sequence[float] | Tensor]
@@ -57,18 +59,22 @@ class SPO(GroupCredit):
     A trajectory alone in its group gets 0. Nothing is discounted.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"branches"})
-    unbiased: ClassVar[bool] = True
+    traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True, unbiased=True)
+
+    @property
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (BranchReturns(self.returns),)
 
     def __call__(
-        self, group: Sequence[Trajectory], *, branches: Branches | None = None, **_: Any
+        self, group: Sequence[Trajectory], *, branch_returns: Branches | None = None, **_: Any
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
 
         Raises:
-            ValueError: If `branches` is missing, infinite, or has not one entry a turn.
+            ValueError: If `branch_returns` is missing, infinite, or has not one entry a turn.
         """
-        values, rewards = turn_numbers("branches", branches, group, PLAYED), self.returns(group)
+        values, rewards = turn_numbers("branch_returns", branch_returns, group, PLAYED), self.returns(group)
         found = [[0.0] * len(of_one) for of_one in rewards]
         for members in by_task(group):
             others = means_of_others(members, [fsum(rewards[i]) for i in members])

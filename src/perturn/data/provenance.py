@@ -11,9 +11,11 @@ from typing import Any
 
 import psutil
 
+from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
 from perturn.table import package_of
 from perturn.tables import table
+from perturn.traits import traits_of
 
 _ALWAYS = ("perturn", "torch", "transformers", "accelerate")
 """Distributions that any result depends on."""
@@ -34,11 +36,13 @@ def _distributions(recipe: Recipe) -> Iterator[str]:
     """Distributions that the parts of a recipe name, and those that foreign entries come from."""
     stages = [stage for stage in (recipe.base, recipe.sft, recipe.align) if stage is not None]
     worlds = {"environments": recipe.environment or {}, "engines": recipe.engine}
-    entries = [table(kind).get(str(section.get("name"))) for kind, section in worlds.items()]
-    for part in (*entries, recipe.cluster, *(stage.lora for stage in stages)):
-        yield from getattr(part, "distributions", ())
+    yield from traits_of(table("environments").get(str(worlds["environments"].get("name")))).distributions
+    yield from build(table("engines"), recipe.engine, "engine").traits.distributions
+    for part in (recipe.cluster, *(stage.lora for stage in stages)):
+        yield from part.distributions if part else ()
     numbers = [("losses", stage.loss) for stage in stages] + [("credits", recipe.credit or {})]
-    for kind, section in (*worlds.items(), *numbers):
+    selector = recipe.evaluate.select if recipe.evaluate else None
+    for kind, section in (*worlds.items(), *numbers, ("selectors", selector or {})):
         if package := package_of(f"perturn.{kind}", str(section.get("name"))):
             yield package
 

@@ -91,7 +91,9 @@ def _ending_problems(engine: Engine, prompts: Sequence[Prompt], together: Sequen
     found = []
     if isinstance(together[0], Action) and together[0].token_ids is not None:
         alone = [engine.generate([prompt], _SAMPLED)[0] for prompt in reversed(prompts)][::-1]
-        if [getattr(one, "token_ids", None) for one in alone] != [one.token_ids for one in together]:
+        if [one.token_ids if isinstance(one, Action) else None for one in alone] != [
+            one.token_ids for one in together
+        ]:
             found.append(
                 "answers to the same prompts and seeds differ alone and together. Remedy: draw each prompt's tokens "
                 "from a generator of its own, seeded with Prompt.seed (in bfloat16, rounding can do it too)."

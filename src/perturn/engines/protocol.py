@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from perturn.traits import EngineTraits
 from perturn.types import Action, Engine, Prompt
 
 
@@ -64,14 +65,12 @@ class Serving:
 
 
 class EngineSettings(Protocol):
-    """A frozen dataclass: the section `engine:` of a recipe.
+    """A frozen dataclass: the section `engine:` of a recipe."""
 
-    It may also have `distributions = ("package", ...)`: what its answers depend on, for the run's manifest; and for
-    `--dry-run` `cache_gigabytes`, its memory for keys and values, and `bound`, what it may spend, in words.
-    """
-
-    serves_checkpoints: ClassVar[bool]
-    """Whether it can serve policies that we trained."""
+    @property
+    def traits(self) -> EngineTraits:
+        """Traits of the engine; a class attribute if they do not depend on the settings."""
+        ...
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
         """Find out before work whether `open` could do what is asked; nothing is opened or changed.

@@ -1,15 +1,7 @@
 """Environments: a package for each benchmark, an adapter for each interface of others.
 
-An entry of `ENVIRONMENTS` keeps the `Environment` Protocol of `types.py`. It may say more of itself:
-
-- `in_process = True`: a process around a world only costs, since its simulator runs in one of its own anyway, or it is
-  Python of ours, which waits for nothing and whose worlds share what they hold.
-- `protocol = "name"`: the named protocol that published scores on it were made under.
-- `distributions = ("package", ...)`: what else its results depend on; their versions stand in the run's manifest.
-- `reads`: the files and folders that the environment reads beyond those that its settings name. It is a list of paths,
-  or a static method from the section's settings to one. A run keeps their digests, and rejects them when they change.
-- `answer_action = "finish[{answer}]"`: the action that gives an answer. Each task then has its gold answer as a text in
-  `data["answer"]`, and credits may ask how likely the policy finds it.
+An entry of `ENVIRONMENTS` keeps the `Environment` Protocol of `types.py`. Its class attribute `traits`, a
+`perturn.traits.EnvironmentTraits`, says more of it. Its optional methods are in `ABILITIES` of `abilities.py`.
 """
 
 from __future__ import annotations

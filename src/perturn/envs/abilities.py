@@ -1,14 +1,67 @@
-"""Abilities of an environment besides posing tasks, a Protocol each; all are optional.
+"""Abilities: optional methods of an environment beside posing tasks. All code asks for them here.
 
-Standard library alone. `perturn.types.Environment` is what each of them is beside.
+`ABILITIES` has the signature of each, by which one generic call forwards it to a world in another process or on another
+node. An environment has an ability if its class has the method. For the type checker, the Protocols below say more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
 
-from perturn.types import Task
+from perturn.envs import ENVIRONMENTS
+from perturn.errors import ConfigError
+from perturn.table import Table
+from perturn.traits import Ability, traits_of
+from perturn.types import Environment, Task, Trajectory
+
+ABILITIES: Table[Ability] = Table(
+    "perturn.abilities",
+    {
+        "expert": Ability(("task",), "actions"),
+        "demonstration": Ability(("task",), "turns"),
+        "clumsy": Ability(("task", "plain"), "actions"),
+        "aimless": Ability(("task", "plain", "plain"), "actions"),
+        "remaining": Ability(("task", "actions", "plain"), "plain"),
+        "correct": Ability(("task", "actions"), "turns", or_none=True),
+        "read_experts": Ability(("plain", "plain", "plain"), "plain", crosses=False),
+    },
+)
+"""Signature of each optional method by its name. An installed package may add abilities of other environments."""
+
+
+def signatures(environment: Any) -> dict[str, Ability]:
+    """Return the signature of each ability that an environment, or its class, has: of the table, and of its own."""
+    known = {**ABILITIES, **traits_of(environment).abilities}
+    return {name: each for name, each in known.items() if callable(getattr(environment, name, None))}
+
+
+def abilities_of(environment: Environment) -> frozenset[str]:
+    """Return the names of the abilities that an environment has."""
+    return frozenset(signatures(environment))
+
+
+def ability(environment: Environment, name: str) -> Callable[..., Any]:
+    """Return an optional method of an environment.
+
+    Raises:
+        ConfigError: If the environment has no such ability.
+    """
+    if problem := lacks(environment, name):
+        raise ConfigError(f"{problem}.")
+    return cast(Callable[..., Any], getattr(environment, name))
+
+
+def lacks(environment: Environment, *names: str) -> str:
+    """Say which of some abilities an environment lacks, and which environments have them all; empty if it has all."""
+    missing = [name for name in names if name not in abilities_of(environment)]
+    if not missing:
+        return ""
+    others = [name for name, entry in ENVIRONMENTS.items() if set(names) <= signatures(entry).keys()]
+    take = f"; take {' or '.join(others)}" if others else ""
+    methods = " and ".join(f"{name}()" for name in missing)
+    return f"environment {environment.name} has no method {methods} (see perturn.envs.abilities){take}"
 
 
 class Expert(Protocol):
@@ -67,5 +120,21 @@ class Corrector(Expert, Protocol):
 
         The expert knows what the episode has shown. The world replays the actions by itself, and leaves a running
         episode alone. None: there is no way any more, or the expert finds none.
+        """
+        ...
+
+
+class ExpertReader(Protocol):
+    """An environment that also reads episodes which others recorded, in the form that they published."""
+
+    def read_experts(
+        self, file: Path, tasks: Sequence[Task], write: Callable[[str, str], str]
+    ) -> Iterable[Trajectory]:
+        """Episodes that someone else recorded, as trajectories of the tasks they answer; others are left out.
+
+        Args:
+            file: What was published.
+            tasks: Tasks to find the episodes' among.
+            write: (thought, action) -> the text of a turn.
         """
         ...

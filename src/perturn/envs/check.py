@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from perturn.envs.abilities import abilities_of
 from perturn.envs.awaiting import awaited
 from perturn.envs.own import OwnWorld, lacking, playable
 from perturn.envs.remote import survives_json
@@ -56,7 +57,7 @@ def check_environment(make: Callable[[], Any], split: str = "train", episodes: i
         if playable(made, "reset") and playable(made, "step"):
             for task in tasks:
                 _check_episode(found, environment, task)
-            if tasks and hasattr(environment, "expert"):
+            if tasks and "expert" in abilities_of(environment):
                 _check_expert(found, environment, tasks)
     found.attempt("close()", environment.close, "make it release what it holds without raising")
     return found.told()

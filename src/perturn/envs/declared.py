@@ -9,10 +9,11 @@ from dataclasses import fields
 from typing import Any
 
 from perturn.envs.awaiting import AwaitedWorld
-from perturn.envs.own import OwnWorld
+from perturn.envs.own import OwnWorld, attribute
 from perturn.errors import ConfigError
 from perturn.io.plain import mismatch
 from perturn.settings.sections import ProtocolSettings
+from perturn.traits import traits_of
 from perturn.types import EpisodeProtocol
 
 _ATTRIBUTES = {"format": str, "max_turns": int, "system": str}
@@ -39,10 +40,10 @@ def declared_rules(env: Any) -> Declared:
     found: Declared = {}
     for one in reversed(_layers(env)):
         label = type(one).__name__
-        protocol: Any = getattr(one, "protocol", None)
+        protocol = traits_of(one).protocol or attribute(one, "protocol")
         found |= {key: (value, f"protocol of {label}") for key, value in _settings(protocol, label).items()}
         for key, kind in _ATTRIBUTES.items():
-            value = getattr(one, key, None)
+            value = attribute(one, key)
             if isinstance(value, kind) and not isinstance(value, bool):
                 found[key] = (value, f"{key} of {label}")
             elif isinstance(value, str | int | float):
@@ -56,7 +57,7 @@ def _layers(env: Any) -> list[Any]:
     """The user's object, and the adapters around it, from within."""
     while isinstance(env, AwaitedWorld | OwnWorld):
         env = env.played
-    inner = getattr(env, "played", None)  # of an adapter to another interface
+    inner = env.played if traits_of(env).adapts else None
     return [env] if inner is None else [inner, env]
 
 

@@ -7,7 +7,7 @@ the `make` of a library of text games that keeps the interface.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from perturn.bounds import CODE, MAYBE_PATH
 from perturn.envs.awaiting import WorldLoop
@@ -22,6 +22,7 @@ from perturn.envs.outside import (
     task_seed,
 )
 from perturn.errors import EnvironmentFailure
+from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
 
@@ -33,6 +34,8 @@ class Gymnasium:
     positive reward in its last step counts as solved; one that the environment cuts off (`truncated`) does not.
     `reset`, `step` and `close` may be `async def`; they run in one event loop.
     """
+
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(adapts=True)
 
     def __init__(
         self,

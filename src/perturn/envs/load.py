@@ -21,7 +21,7 @@ from typing import Any
 from perturn.data.inputs import files_below
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.awaiting import awaited
-from perturn.envs.own import at_border
+from perturn.envs.own import at_border, attribute
 from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, did_you_mean
 from perturn.faults import close_world
 from perturn.io.plain import fault, told
@@ -267,7 +267,7 @@ def make_environment(section: Section) -> Environment:
         world = awaited(build(table, section, "environment"))
         if own or package_of("perturn.environments", name) is not None:
             world = at_border(world, name.rpartition(":")[2])
-        world_name: object = getattr(world, "name", None)
+        world_name: object = attribute(world, "name")
     except (PerturnError, KeyboardInterrupt):
         raise
     except BaseException as error:  # environments are code of others

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from perturn.envs.outside import as_number, as_text, check_seeds, seed_tasks, task_seed
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
 from perturn.io.reading import parse_json
+from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
 _HINT = "start the server, or correct environment.base_url"
@@ -28,7 +29,7 @@ class OpenEnv:
     `success`; where neither has that field, if the last reward is positive.
     """
 
-    in_process: ClassVar[bool] = True
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(in_process=True)
 
     def __init__(
         self,

@@ -13,11 +13,14 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from perturn.envs.awaiting import awaited
+from perturn.envs.abilities import ABILITIES
+from perturn.envs.awaiting import AwaitedWorld, awaited
 from perturn.envs.outside import outcome_of, schema_of
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, read_said, write_action
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.io.plain import fault
+from perturn.table import check_names
+from perturn.traits import Ability, EnvironmentTraits, traits_of
 from perturn.types import Environment, Observation, Task
 
 _NEEDED = {
@@ -28,8 +31,10 @@ _NEEDED = {
 """Methods that every game has, and what each of them does."""
 _CALLED_AS = {"tasks": "split", "reset": "task", "step": "action"}
 """Method -> its argument; `tasks` may do without, and `reset` may take a seed too."""
-_OF_A_TASK = ("expert", "demonstration", "clumsy", "aimless", "correct", "remaining")
-"""Optional methods whose first argument is a task."""
+_ATTRIBUTES = ("tools", "protocol", "format", "max_turns", "system")
+"""Attributes that a class may have beside its name."""
+_INSPECTED = {"name", "close", "get_reward", *_ATTRIBUTES, *_NEEDED}
+"""All that is looked for in a user's object, which may have it or not, besides traits and abilities."""
 _LISTED = "listed"
 """Key in the data of a task under which a value stands that `tasks` listed."""
 _LONGEST_ID = 80
@@ -57,16 +62,17 @@ class OwnWorld:
             label: Name of the game where its class has none.
         """
         self.played = world
-        self.name: Any = getattr(world, "name", label)
-        self._takes_split = _takes(getattr(world, "tasks", None), 1, "split")
-        self._takes_seed = _takes(getattr(world, "reset", None), 2, "seed")
+        self.name: Any = attribute(world, "name", label)
+        self._takes_split = _takes(attribute(world, "tasks"), 1, "split")
+        self._takes_seed = _takes(attribute(world, "reset"), 2, "seed")
         self._offers = False
 
     def __getattr__(self, name: str) -> Any:
         if name == "played":  # before __init__, as in a copy
             raise AttributeError(name)
         found = getattr(self.played, name)
-        return self._of_a_task(name, found) if name in _OF_A_TASK and callable(found) else found
+        known = {**ABILITIES, **traits_of(self.played).abilities} if callable(found) else {}
+        return self._ability(known[name], found) if name in known else found
 
     def tasks(self, split: str) -> Sequence[Task]:
         """All tasks of a split."""
@@ -98,7 +104,7 @@ class OwnWorld:
         if not isinstance(seen, Observation):
             wrong: Observation = seen  # whoever reads it says what is wrong
             return wrong
-        seen = _with_tools(seen, seen.tools or getattr(self.played, "tools", ()))
+        seen = _with_tools(seen, seen.tools or attribute(self.played, "tools", ()))
         self._offers = bool(seen.tools)
         return seen
 
@@ -110,20 +116,28 @@ class OwnWorld:
 
     def close(self) -> None:
         """Release what the game holds, if it says how."""
-        close = getattr(self.played, "close", None)
+        close = attribute(self.played, "close")
         if close is not None:
             close()
 
-    def _of_a_task(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """An optional method that gets what was listed, and whose actions are texts."""
+    def _ability(self, signature: Ability, method: Callable[..., Any]) -> Callable[..., Any]:
+        """An optional method that gets what was listed for a task, and whose actions are texts."""
 
         @wraps(method)
-        def call(task: Task, *arguments: Any) -> Any:
-            found = method(_value(task), *arguments)
+        def call(*arguments: Any) -> Any:
+            forms = zip(signature.takes, arguments, strict=True)
+            found = method(*(_value(each) if form == "task" else each for form, each in forms))
+            said = signature.gives in ("actions", "turns")
             listed = isinstance(found, Iterable) and not isinstance(found, str | Mapping)
-            return [_written(each) for each in found] if name != "remaining" and listed else found
+            return [_written(each) for each in found] if said and listed else found
 
         return call
+
+
+def attribute(world: Any, name: str, default: Any = None) -> Any:
+    """Return an attribute of a user's object, which need not have it."""
+    assert name in _INSPECTED, name
+    return getattr(world, name, default)
 
 
 def at_border(made: Any, label: str) -> Environment:
@@ -145,9 +159,9 @@ def lacking(world: Any, label: str) -> list[str]:
 
     Where the game keeps another interface, the sentence says how that is named.
     """
-    missing = [name for name in _NEEDED if not callable(getattr(world, name, None))]
+    missing = [name for name in _NEEDED if not callable(attribute(world, name))]
     if "tasks" in missing and "reset" not in missing:
-        if callable(getattr(world, "get_reward", None)):
+        if callable(attribute(world, "get_reward")):
             return [
                 f"{label} has no method tasks(), and looks like a class for TRL's environment_factory. Remedy: name it "
                 "as environment.name=trl with environment.make=FILE.py:CLASS and environment.rows, or define tasks()."
@@ -158,18 +172,31 @@ def lacking(world: Any, label: str) -> list[str]:
                 "environment.name=gymnasium with environment.make=FILE.py:CLASS, or define tasks()."
             ]
     return [
-        f"Method {name}() is missing in {label}. Remedy: {_NEEDED[name]}."
-        if name in missing
-        else f"Method {name}{inspect.signature(getattr(world, name))} of {label} cannot be called as "
-        f"{name}({_CALLED_AS[name]}): {why}. Remedy: {_NEEDED[name]}."
-        for name in _NEEDED
-        if name in missing or (why := _misfit(getattr(world, name), name))
+        *_misspelt(world),
+        *(
+            f"Method {name}() is missing in {label}. Remedy: {_NEEDED[name]}."
+            if name in missing
+            else f"Method {name}{inspect.signature(getattr(world, name))} of {label} cannot be called as "
+            f"{name}({_CALLED_AS[name]}): {why}. Remedy: {_NEEDED[name]}."
+            for name in _NEEDED
+            if name in missing or (why := _misfit(getattr(world, name), name))
+        ),
     ]
+
+
+def _misspelt(world: Any) -> list[str]:
+    """A sentence on an attribute of an object's class that nobody reads, such as `experts`."""
+    kind = type(world.played if isinstance(world, AwaitedWorld) else world)
+    try:
+        check_names(kind, kind="environment", known=(*ABILITIES, *_ATTRIBUTES), traits=EnvironmentTraits)
+    except ConfigError as error:
+        return [str(error)]
+    return []
 
 
 def playable(world: Any, name: str) -> bool:
     """Return whether a game has a method of this name that can be called with what it gets."""
-    method = getattr(world, name, None)
+    method = attribute(world, name)
     return callable(method) and not _misfit(method, name)
 
 

@@ -30,6 +30,7 @@ from perturn.envs.remote import RAISED, RemoteWorld, value_of
 from perturn.envs.secrets import without_secrets
 from perturn.errors import EnvironmentFailure, WorldLost
 from perturn.settings.sections import Section, Worlds
+from perturn.traits import traits_of
 
 _MEMORY = 512 * 2**20
 """Bytes of free memory that one world is reckoned to need."""
@@ -48,8 +49,7 @@ _BOOT = (
 def runs_here(section: Section, settings: Worlds) -> bool:
     """Whether worlds are made in this process rather than in processes of their own."""
     if settings.processes is None:
-        entry = ENVIRONMENTS.get(str(section["name"]))
-        return bool(getattr(entry, "in_process", False))
+        return traits_of(ENVIRONMENTS.get(str(section["name"]))).in_process
     return settings.processes == 0
 
 
@@ -167,15 +167,17 @@ class _Process:
             self._closer()
 
 
-def _in_words(method: str, argument: Any = None, *_: Any) -> str:
+def _in_words(method: str, argument: Any = None, *more: Any) -> str:
     """A call in words."""
+    if method == "ability":
+        return _in_words(argument, *more[0])
     if method == "open":
         return "its start"
     if method == "declared":
         return "saying its rules"
-    if method in ("tasks", "step"):
-        return f"{method}({argument!r:.80})"
-    return f"{method} of task {argument['id']!r}"
+    if isinstance(argument, dict) and "id" in argument:
+        return f"{method} of task {argument['id']!r}"
+    return f"{method}({argument!r:.80})"
 
 
 class _Child:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from perturn.envs.abilities import ability, signatures
 from perturn.envs.declared import Declared, declared_rules
 from perturn.errors import BystanderLost, ConfigError, DataError, EnvironmentFailure, PerturnError, WorldLost
 from perturn.faults import UNAWAITED, is_unawaited, sound
 from perturn.io import plain
+from perturn.traits import Ability, EnvironmentTraits, Form
 from perturn.types import Observation, Task
 
 RAISED: dict[str, type[PerturnError]] = {
@@ -27,8 +29,13 @@ RAISED: dict[str, type[PerturnError]] = {
     "world": EnvironmentFailure,
 }
 """Exceptions that a world elsewhere may raise on our side. None ends a run midway, and a world cannot name another."""
-_SHOWS = ("expert", "demonstration")
-"""Methods that a world may have or not."""
+_WORDS = {
+    "task": "a Task",
+    "actions": "texts",
+    "turns": "(thought, action) texts",
+    "plain": "numbers, texts, lists or dicts with text keys",
+}
+"""Form -> what a value of it is, in words."""
 
 
 class Link(Protocol):
@@ -47,7 +54,7 @@ class Link(Protocol):
 
 
 class RemoteWorld:
-    """Our side of a world elsewhere, as an `Environment`; it has `expert` and `demonstration` if the world has.
+    """Our side of a world elsewhere, as an `Environment`; it has the abilities that the world has there.
 
     Where the world is lost, that call raises `WorldLost`, and the next `reset` begins in another one. Not to be called
     from two threads at once.
@@ -56,10 +63,14 @@ class RemoteWorld:
     def __init__(self, link: Link) -> None:
         self._link = link
         self.name: str = link.facts["name"]
+        said: dict[str, dict[str, Any]] = link.facts["abilities"]
+        self.traits = EnvironmentTraits(
+            abilities={name: Ability(**each | {"takes": tuple(each["takes"])}) for name, each in said.items()}
+        )
 
     def __getattr__(self, name: str) -> Any:
-        if name in _SHOWS and self._link.facts[name]:
-            return partial(self._show, name)
+        if name != "traits" and not name.startswith("_") and name in self.traits.abilities:
+            return partial(self._ability, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -83,13 +94,15 @@ class RemoteWorld:
         """End the world. It may be used again."""
         self._link.close()
 
-    def _show(self, name: str, task: Task) -> Sequence[Any]:
-        said: list[Any] = self._link.call(name, plain_task(task))
-        return said if name == "expert" else [(thought, action) for thought, action in said]
+    def _ability(self, name: str, *arguments: Any) -> Any:
+        signature = self.traits.abilities[name]
+        forms = enumerate(zip(signature.takes, arguments, strict=True))
+        given = [_packed(form, value, f"argument {n} of {name} must be") for n, (form, value) in forms]
+        return _unpacked(signature.gives, self._link.call("ability", name, given))
 
 
 class PlainWorld:
-    """The other side: the calls of an `Environment` and an `Expert`, with plain data in and out."""
+    """The other side: the calls of an `Environment` and of its abilities, with plain data in and out."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -97,7 +110,11 @@ class PlainWorld:
 
     def facts(self) -> dict[str, Any]:
         """Name and abilities of the world."""
-        return {"name": self._env.name} | {each: hasattr(self._env, each) for each in _SHOWS}
+        crossing = {name: each for name, each in signatures(self._env).items() if each.crosses}
+        return {
+            "name": self._env.name,
+            "abilities": {name: dataclasses.asdict(each) for name, each in crossing.items()},
+        }
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         """All tasks of a split."""
@@ -117,27 +134,30 @@ class PlainWorld:
             raise EnvironmentFailure("no episode is running: call reset before step.")
         return _fields(Observation, sound(self._env.step(action), "step"))
 
-    def expert(self, task: dict[str, Any]) -> list[str]:
-        """Actions that solve a task."""
-        actions = list(self._env.expert(Task(**task)))
-        if not all(isinstance(action, str) for action in actions):
-            raise EnvironmentFailure(f"expert must return texts, got {actions!r:.200}.")
-        return actions
+    def ability(self, name: str, arguments: Sequence[Any]) -> Any:
+        """Call an optional method.
 
-    def demonstration(self, task: dict[str, Any]) -> list[tuple[str, str]]:
-        """Thoughts and actions that solve a task."""
-        said = [tuple(turn) for turn in self._env.demonstration(Task(**task))]
-        if not all(len(turn) == 2 and all(isinstance(text, str) for text in turn) for turn in said):
-            raise EnvironmentFailure(f"demonstration must return (thought, action) texts, got {said!r:.200}.")
-        return said
+        Raises:
+            EnvironmentFailure: If its result is not of the form that its signature says.
+        """
+        signature = signatures(self._env)[name]
+        found = ability(self._env, name)(*map(_unpacked, signature.takes, arguments))
+        if found is None and signature.or_none:
+            return None
+        return _packed(signature.gives, found, f"{name} must return")
 
     def declared(self) -> dict[str, list[Any]]:
         """The rules that the world declares."""
-        return {key: list(each) for key, each in declared_rules(self._env).items()}
+        return {key: list(each) for key, each in rules_of(self._env).items()}
 
     def close(self) -> None:
         """Release what the world holds."""
         self._env.close()
+
+
+def rules_of(environment: Any) -> Declared:
+    """Return the rules that an environment declares, here or elsewhere, as `declared_rules` returns them."""
+    return environment.declared() if isinstance(environment, RemoteWorld) else declared_rules(environment)
 
 
 def told(error: BaseException) -> dict[str, str]:
@@ -190,3 +210,42 @@ def _fields(kind: type[Task | Observation], value: Task | Observation) -> dict[s
 def _observation(fields: dict[str, Any]) -> Observation:
     """An observation from plain data; JSON has no tuples."""
     return Observation(**fields | {key: tuple(fields[key]) for key in ("admissible", "tools", "results")})
+
+
+def _packed(form: Form, value: Any, what: str) -> Any:
+    """A value as plain data.
+
+    Args:
+        form: Of the value.
+        value: As it was given or returned.
+        what: Such as `expert must return`, for the message.
+
+    Raises:
+        EnvironmentFailure: If the value is not of the form.
+    """
+    listed = list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else value
+    if form == "task" and isinstance(value, Task):
+        return plain_task(value)
+    if _fits(form, listed):
+        return listed
+    raise EnvironmentFailure(f"{what} {_WORDS[form]}, got {listed!r:.200}.")
+
+
+def _fits(form: Form, value: Any) -> bool:
+    """Whether a value is of a form; no `Task` is looked at."""
+    if form == "plain":
+        return survives_json(value)
+    if form == "actions":
+        return _are_texts(value)
+    return form == "turns" and isinstance(value, list) and all(_are_texts(t) and len(t) == 2 for t in value)
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(each, str) for each in values)
+
+
+def _unpacked(form: Form, value: Any) -> Any:
+    """A value from plain data."""
+    if value is None or form in ("actions", "plain"):
+        return value
+    return Task(**value) if form == "task" else [(thought, action) for thought, action in value]

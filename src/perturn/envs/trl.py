@@ -18,6 +18,7 @@ from perturn.envs.rows import numbered_rows
 from perturn.episodes.tool_calls import ToolCall, read_action
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
 from perturn.io.reading import user_path
+from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
 _NO_ACTION = "That is no action: call tools, or write your answer."
@@ -44,6 +45,8 @@ class TrlFactory:
     format: ClassVar[str] = "tools"
     system: ClassVar[str] = ""
     """As in TRL, which adds no system text."""
+
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(adapts=True)
 
     def __init__(
         self,

@@ -16,10 +16,11 @@ from perturn.losses.dpo import DPO
 from perturn.losses.kto import KTO
 from perturn.losses.logprobs import TurnLogprobs
 from perturn.losses.ppo_clip import PPOClip
-from perturn.losses.protocol import Loss
+from perturn.losses.protocol import Loss, LossTraits
 from perturn.losses.sft import SFT
 from perturn.losses.tlm_dpo import TLMDPO
 from perturn.losses.tlm_dre import TLMDRE
+from perturn.losses.token_inputs import TOKEN_INPUTS
 from perturn.losses.w_dpo import WDPO
 from perturn.table import Table
 
@@ -39,4 +40,4 @@ LOSSES: Table[type[Loss]] = Table(
 )
 """Loss by name: the frozen dataclass that holds its settings and computes it."""
 
-__all__ = ["LOSSES", "Loss", "TurnLogprobs"]
+__all__ = ["LOSSES", "TOKEN_INPUTS", "Loss", "LossTraits", "TurnLogprobs"]

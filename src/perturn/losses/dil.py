@@ -11,6 +11,7 @@ from perturn.credit import TurnCredit
 from perturn.credit.turns import Uniform
 from perturn.losses.density_ratio import Kernel, density_ratio_diagnostics, density_ratio_loss
 from perturn.losses.logprobs import REDUCTIONS, TurnLogprobs, reduced_log_ratio, reduced_log_ratios
+from perturn.losses.protocol import LossTraits
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,7 @@ class DIL:
     constants: UKL keeps log pi_ref on the chosen side, LSIF keeps its two.
     """
 
-    needs_reference: ClassVar[bool] = True
-    needs_rejected: ClassVar[bool] = True
+    traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True, diagnostics=True)
     credit: ClassVar[TurnCredit] = Uniform()
 
     kernel: str = "ukl"

@@ -11,6 +11,7 @@ from perturn.credit import TurnCredit
 from perturn.credit.turns import Discount
 from perturn.losses.dpo import dpo_loss
 from perturn.losses.logprobs import TurnLogprobs, reduced_log_ratio, reduced_log_ratios
+from perturn.losses.protocol import LossTraits
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,7 @@ class DMPO:
     carries its turn's discount.
     """
 
-    needs_reference: ClassVar[bool] = True
-    needs_rejected: ClassVar[bool] = True
+    traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True)
 
     beta: float = 0.1
     """Inverse temperature, per nat; > 0. Larger keeps the policy nearer the reference."""

@@ -17,6 +17,7 @@ from perturn.losses.logprobs import (
     reduced_log_ratios,
     turn_weights,
 )
+from perturn.losses.protocol import LossTraits
 
 
 def dpo_loss(log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, *, beta: float) -> Tensor:
@@ -49,8 +50,7 @@ class DPO:
     Differs: nothing with `reduction` sum; the means are additions of ours, of both terms alike.
     """
 
-    needs_reference: ClassVar[bool] = True
-    needs_rejected: ClassVar[bool] = True
+    traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True)
     credit: ClassVar[TurnCredit] = Uniform()
 
     beta: float = 0.1

@@ -10,6 +10,7 @@ from perturn.checks import check_positive
 from perturn.credit import TurnCredit
 from perturn.credit.turns import Uniform
 from perturn.losses.logprobs import TurnLogprobs, weighted_sum
+from perturn.losses.protocol import LossTraits
 
 
 def kto_loss(log_ratio: Tensor, desirable: Tensor, reference_point: Tensor, *, beta: float) -> Tensor:
@@ -49,9 +50,7 @@ class KTO:
     before it with another prompt, so that z0 does not depend on how a step is divided.
     """
 
-    needs_reference: ClassVar[bool] = True
-    needs_rejected: ClassVar[bool] = False
-    needs_mismatched: ClassVar[bool] = True
+    traits: ClassVar[LossTraits] = LossTraits(needs_reference=True, needs_mismatched=True, diagnostics=True)
     credit: ClassVar[TurnCredit] = Uniform()
 
     beta: float = 0.1

@@ -1,6 +1,6 @@
 """One side of a batch of pairs, flat and ragged, and how its tokens become one number for each trajectory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from perturn.credit import Credit, TurnCredit
-from perturn.losses.nested import NestedLogprobs, check_same_nesting, flatten, turn_lengths
+from perturn.losses.nested import (
+    NestedLogprobs,
+    check_dtype,
+    check_padded,
+    check_same_nesting,
+    flatten,
+    turn_lengths,
+)
+from perturn.needs import Reference, reads
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +61,10 @@ class TurnLogprobs:
     """Whether the group of each trajectory has a spread, so that its weights can differ from 0, as booleans
     [trajectories]; None: each has one. `ppo-clip` divides its clipped term by the trajectories where this is True."""
 
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """Further numbers of each token, by name [tokens]: those of `LossTraits.reads`. Those that are computed from the
+    trained policy carry a gradient."""
+
     turn_index: Tensor = field(init=False, repr=False)
     """Turn of each token, counted through the batch [tokens]."""
 
@@ -67,27 +79,28 @@ class TurnLogprobs:
         if self.policy.dim() != 1:
             raise ValueError(f"policy must have shape [tokens], got {list(self.policy.shape)}.")
         for name in ("policy", "turn", "trajectory", "reference", "behavior", "proximal"):
-            self._check(name, len(self.policy))
+            self._check(name, getattr(self, name), len(self.policy))
+        for name, values in self.inputs.items():
+            self._check(f"inputs[{name!r}]", values, len(self.policy))
         if not len(self.policy):
             raise ValueError("a batch must hold at least one token that carries loss, got none.")
         found = _segments(self.turn.long(), self.trajectory.long())
         for name, value in zip(("turn_index", "num_turns", "num_trajectories"), found, strict=True):
             object.__setattr__(self, name, value)
         for name in ("weight", "clip"):
-            self._check(name, self.num_turns, ", one for each turn")
-        self._check("has_spread", self.num_trajectories, ", one for each trajectory")
+            self._check(name, getattr(self, name), self.num_turns, ", one for each turn")
+        self._check("has_spread", self.has_spread, self.num_trajectories, ", one for each trajectory")
         if self.clip is not None and not bool(((self.clip > 0) & self.clip.isfinite()).all()):
             raise ValueError(f"clip must be finite and > 0, got {self.clip.tolist()!r:.200}.")
 
-    def _check(self, name: str, count: int, what: str = "") -> None:
-        tensor = getattr(self, name)
+    def _check(self, name: str, tensor: Tensor | None, count: int, what: str = "") -> None:
         if tensor is None:
             return
         if tensor.shape != (count,):
             raise ValueError(f"{name} must have shape [{count}]{what}, got {list(tensor.shape)}.")
         if tensor.device != self.policy.device:
             raise ValueError(f"{name} must be on {self.policy.device} as policy is, got {tensor.device}.")
-        _check_dtype(name, tensor, _KINDS.get(name, "floating point"))
+        check_dtype(name, tensor)
 
     @classmethod
     def from_nested(
@@ -98,6 +111,7 @@ class TurnLogprobs:
         behavior: NestedLogprobs | None = None,
         proximal: NestedLogprobs | None = None,
         clip: Sequence[Sequence[float] | Tensor] | None = None,
+        inputs: Mapping[str, NestedLogprobs] | None = None,
     ) -> Self:
         """Build from nested lists.
 
@@ -109,6 +123,7 @@ class TurnLogprobs:
             behavior: log mu, in nats, nested alike; or None.
             proximal: log pi_proximal, in nats, nested alike; or None.
             clip: Factor on the clip range of each turn, without unit `[trajectories][turns]`; or None.
+            inputs: Further numbers of each token by name, each nested alike; or None.
 
         Returns:
             The flat batch.
@@ -118,7 +133,8 @@ class TurnLogprobs:
         """
         lengths = turn_lengths("policy", policy)
         others = {"reference": reference, "behavior": behavior, "proximal": proximal}
-        for name, other in others.items():
+        inputs = inputs or {}
+        for name, other in (others | dict(inputs)).items():
             if other is not None:
                 check_same_nesting(name, lengths, turn_lengths(name, other))
         of_turns = {"weight": weight, "clip": clip}
@@ -140,10 +156,17 @@ class TurnLogprobs:
                 for name, numbers in of_turns.items()
             },
             **{name: None if other is None else flatten(other) for name, other in others.items()},
+            inputs={name: flatten(other) for name, other in inputs.items()},
         )
 
     @classmethod
-    def from_padded(cls, policy: Tensor, reference: Tensor | None, turn: Tensor) -> Self:
+    def from_padded(
+        cls,
+        policy: Tensor,
+        reference: Tensor | None,
+        turn: Tensor,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> Self:
         """Build from padded rows, one trajectory each.
 
         Tokens are selected by indexing, so whatever stands in the other positions, NaN included, reaches
@@ -153,17 +176,20 @@ class TurnLogprobs:
             policy: log pi, in nats [trajectories, positions].
             reference: log pi_ref, in nats [trajectories, positions]; or None.
             turn: Turn id [trajectories, positions]; -1 where a token carries no loss.
+            inputs: Further numbers by name [trajectories, positions]; or None.
 
         Returns:
             The flat batch.
         """
-        _check_padded(policy, reference, turn)
+        inputs = inputs or {}
+        check_padded({"policy": policy, "reference": reference, **inputs}, turn)
         loss_mask = turn >= 0
         return cls(
             policy=policy[loss_mask],
             reference=None if reference is None else reference[loss_mask],
             turn=turn[loss_mask],
             trajectory=loss_mask.nonzero()[:, 0],
+            inputs={name: values[loss_mask] for name, values in inputs.items()},
         )
 
     @cached_property
@@ -211,6 +237,15 @@ class TurnLogprobs:
                 "Pass reference= when building TurnLogprobs, or choose a loss that needs none (sft)."
             )
         return _raise_precision(self.reference.detach())
+
+    def input(self, name: str) -> Tensor:
+        """Return an input of each token by its name, float32 at least [tokens]; an error without it."""
+        if name not in self.inputs:
+            raise ValueError(
+                f"this loss reads {name!r} of each token, and the batch has {', '.join(self.inputs) or 'no inputs'}. "
+                "Name it in LossTraits.reads, or pass inputs= when building TurnLogprobs."
+            )
+        return _raise_precision(self.inputs[name])
 
     def confidence(self) -> Tensor:
         """Return p_i, the geometric mean of pi_ref over the tokens of a turn, between 0 and 1 [turns]."""
@@ -290,7 +325,7 @@ def turn_weights(side: TurnLogprobs, credit: Credit) -> Tensor:
         )
     position = side.turn_position.to(side.precision)
     turns = side.turns_per_trajectory[side.turn_trajectory].to(side.precision)
-    confidence = side.confidence() if "reference" in credit.needs else None
+    confidence = side.confidence() if reads(credit.needs, Reference) else None
     return credit.weigh(position, turns, confidence)
 
 
@@ -347,35 +382,3 @@ def _segments(turn: Tensor, trajectory: Tensor) -> tuple[Tensor, int, int]:
     if unsorted:
         raise ValueError("turn ids must not decrease: the tokens of a turn of a trajectory stand together.")
     return turn_index, num_turns, num_trajectories
-
-
-_KINDS = {"turn": "integer", "trajectory": "integer", "has_spread": "boolean"}
-"""Kind of the numbers of a tensor, by name; of any other, floating point."""
-
-
-def _check_dtype(name: str, tensor: Tensor, kind: str) -> None:
-    """Raise unless log-probabilities are floating point, ids are integers, and claims are booleans."""
-    floating, boolean = tensor.dtype.is_floating_point, tensor.dtype == torch.bool
-    if kind == "floating point" and not floating:
-        raise ValueError(f"{name} must be floating point, got {tensor.dtype}.")
-    if kind == "integer" and (floating or boolean or tensor.dtype.is_complex):
-        raise ValueError(f"{name} must hold integer ids, got {tensor.dtype}.")
-    if kind == "boolean" and not boolean:
-        raise ValueError(f"{name} must be boolean, got {tensor.dtype}.")
-
-
-def _check_padded(policy: Tensor, reference: Tensor | None, turn: Tensor) -> None:
-    """Raise unless the rows agree in shape and each holds a token that carries loss."""
-    if turn.dim() != 2:
-        raise ValueError(f"turn must have shape [trajectories, positions], got {list(turn.shape)}.")
-    _check_dtype("turn", turn, "integer")
-    for name, tensor in (("policy", policy), ("reference", reference)):
-        if tensor is not None and tensor.shape != turn.shape:
-            raise ValueError(
-                f"{name} must have shape {list(turn.shape)} as turn has, got {list(tensor.shape)}."
-            )
-    empty = (turn < 0).all(dim=1).nonzero().flatten().tolist()
-    if empty:
-        raise ValueError(f"trajectory {empty[0]} must hold at least one token with turn >= 0, got none.")
-    if turn.numel() and int(turn.min()) < -1:
-        raise ValueError(f"turn must be -1 (no loss) or a turn id >= 0, got {int(turn.min())}.")

@@ -1,6 +1,6 @@
-"""Nested lists of log-probabilities: as many turns and tokens as they should have, and laid flat."""
+"""Nested lists and padded rows of log-probabilities: checks of shape and type, and lists laid flat."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 import torch
@@ -48,3 +48,36 @@ def _as_tensor(turn: Sequence[float] | Tensor) -> Tensor:
     if any(isinstance(value, Tensor) for value in turn):
         return torch.stack([torch.as_tensor(value) for value in turn])
     return torch.tensor(turn, dtype=torch.get_default_dtype())
+
+
+_KINDS = {"turn": "integer", "trajectory": "integer", "has_spread": "boolean"}
+"""Kind of the numbers of a tensor, by name; of any other, floating point."""
+
+
+def check_dtype(name: str, tensor: Tensor) -> None:
+    """Raise unless log-probabilities are floating point, ids are integers, and claims are booleans."""
+    kind = _KINDS.get(name, "floating point")
+    floating, boolean = tensor.dtype.is_floating_point, tensor.dtype == torch.bool
+    if kind == "floating point" and not floating:
+        raise ValueError(f"{name} must be floating point, got {tensor.dtype}.")
+    if kind == "integer" and (floating or boolean or tensor.dtype.is_complex):
+        raise ValueError(f"{name} must hold integer ids, got {tensor.dtype}.")
+    if kind == "boolean" and not boolean:
+        raise ValueError(f"{name} must be boolean, got {tensor.dtype}.")
+
+
+def check_padded(values: Mapping[str, Tensor | None], turn: Tensor) -> None:
+    """Raise unless the rows agree in shape and each holds a token that carries loss."""
+    if turn.dim() != 2:
+        raise ValueError(f"turn must have shape [trajectories, positions], got {list(turn.shape)}.")
+    check_dtype("turn", turn)
+    for name, tensor in values.items():
+        if tensor is not None and tensor.shape != turn.shape:
+            raise ValueError(
+                f"{name} must have shape {list(turn.shape)} as turn has, got {list(tensor.shape)}."
+            )
+    empty = (turn < 0).all(dim=1).nonzero().flatten().tolist()
+    if empty:
+        raise ValueError(f"trajectory {empty[0]} must hold at least one token with turn >= 0, got none.")
+    if turn.numel() and int(turn.min()) < -1:
+        raise ValueError(f"turn must be -1 (no loss) or a turn id >= 0, got {int(turn.min())}.")

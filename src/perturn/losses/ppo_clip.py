@@ -12,6 +12,7 @@ from perturn.checks import check_choice
 from perturn.credit import Credit
 from perturn.credit.grpo import GRPO
 from perturn.losses.logprobs import TurnLogprobs, turn_weights
+from perturn.losses.protocol import LossTraits
 
 _MOST = 20.0
 """Where a log-ratio is clamped before it is exponentiated, in nats; as peers have it."""
@@ -215,9 +216,6 @@ class PPOClip:
     log-probabilities. The size of that is logged as `clipped_away`.
     """
 
-    needs_rejected: ClassVar[bool] = False
-    needs_behavior: ClassVar[bool] = True
-    reads_clip: ClassVar[bool] = True
     credit: ClassVar[Credit] = GRPO()
 
     clip_low: Annotated[float, Bound(least=0, most=1)] = 0.2
@@ -261,14 +259,17 @@ class PPOClip:
         check_choice("importance", self.importance, IMPORTANCE)
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether the loss reads reference log-probabilities."""
-        return self.kl > 0
-
-    @property
-    def needs_proximal(self) -> bool:
-        """Whether the loss reads what training says of the policy that sampled."""
-        return self.importance != "none"
+    def traits(self) -> LossTraits:
+        """What the loss reads: a reference for `kl`, and the policy as training begins for `importance`."""
+        return LossTraits(
+            needs_behavior=True,
+            needs_reference=self.kl > 0,
+            needs_proximal=self.importance != "none",
+            reads_clip=True,
+            step_statistic=True,
+            diagnostics=True,
+            turn_diagnostics=True,
+        )
 
     def __call__(
         self, chosen: TurnLogprobs, rejected: TurnLogprobs | None = None, step: Tensor | None = None
@@ -282,7 +283,7 @@ class PPOClip:
         clipped = clipped_surrogate(
             self._log_ratio(chosen), advantage, clip_low=low, clip_high=high, dual_clip=self.dual_clip
         )
-        if self.needs_proximal:
+        if self.importance != "none":
             clipped = clipped * truncated_importance(chosen, over=self.importance, cap=self.importance_cap)
         aggregate = AGGREGATES[self.aggregate]
         counts, has_spread = (self.step_statistic(chosen) if step is None else step).unbind(1)
@@ -327,7 +328,7 @@ class PPOClip:
         }
         if chosen.reference is not None:
             found["kl"] = k3(chosen.log_ratio())
-        if self.needs_proximal:
+        if self.importance != "none":
             weight = truncated_importance(chosen, over=self.importance, cap=self.importance_cap)
             found["importance"] = weight
             found["importance_capped"] = (weight >= self.importance_cap).to(chosen.precision)
@@ -376,6 +377,6 @@ class PPOClip:
 
     def _log_ratio(self, side: TurnLogprobs) -> Tensor:
         """Log rho of each token, in nats [tokens]."""
-        start = "proximal" if self.needs_proximal else "behavior"
+        start = "behavior" if self.importance == "none" else "proximal"
         log_ratio = _difference(side, "policy", start)
         return RATIO_GRADIENTS[self.ratio_gradient](RATIOS[self.ratio](side, log_ratio), log_ratio)

@@ -1,44 +1,69 @@
 """Interface between every loss and the trainer."""
 
-from typing import Any, ClassVar, Protocol
+import inspect
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from perturn.credit import Credit
+from perturn.errors import ConfigError
 from perturn.losses.logprobs import TurnLogprobs
+from perturn.losses.token_inputs import TokenInput, token_inputs
+from perturn.table import check_names
+
+
+@dataclass(frozen=True)
+class LossTraits:
+    """What a loss reads beside the policy's log-probabilities and the weights, and which further methods it has."""
+
+    needs_rejected: bool = False
+    """Whether it compares two trajectories: its rows are pairs."""
+
+    needs_reference: bool = False
+    """Whether it reads log-probabilities of the reference."""
+
+    needs_behavior: bool = False
+    """Whether it reads the log-probabilities that actions were sampled with: its rows are groups."""
+
+    needs_proximal: bool = False
+    """Whether it reads log-probabilities of the policy as training begins."""
+
+    needs_mismatched: bool = False
+    """Whether it is a `MismatchedLoss`: its rows are labelled by the sign of their weights."""
+
+    reads_clip: bool = False
+    """Whether it multiplies the clip range of a turn by `TurnLogprobs.clip`. Any other loss rejects credits and rows
+    that have such factors."""
+
+    reads: frozenset[str | TokenInput] = frozenset()
+    """Per-token inputs that it finds in `TurnLogprobs.inputs`: names in `TOKEN_INPUTS`, or inputs with settings."""
+
+    step_statistic: bool = False
+    """Whether it is a `CoupledLoss`."""
+
+    diagnostics: bool = False
+    """Whether it has `diagnostics`; see `DiagnosedLoss`."""
+
+    turn_diagnostics: bool = False
+    """Whether it has `turn_diagnostics`; see `TurnDiagnosedLoss`."""
+
+    @property
+    def rows(self) -> str:
+        """Kind of the rows that the loss learns from: pairs, groups, single or labelled."""
+        if self.needs_behavior:
+            return "groups"
+        if self.needs_mismatched:
+            return "labelled"
+        return "pairs" if self.needs_rejected else "single"
 
 
 class Loss(Protocol):
-    """A frozen dataclass of settings that computes a loss once called.
-
-    A loss may also have `diagnostics(chosen, rejected)`: tensors by name to average and log. A tensor with a value for
-    each token is logged as a mean over tokens, a tensor with a value for each trajectory as a mean over trajectories.
-    The values replace what the trainer logs under their name; of no value, nothing is logged.
-
-    A loss that couples the pairs of an optimizer step has `step_statistic(chosen)`: a number for each pair [pairs],
-    or several [pairs, numbers], from reference, weights and counts alone, so that they are known of the whole step
-    before the first pass. The loss and its diagnostics then take `step`, these numbers of all pairs of the step;
-    without it, the pairs given are the step.
-
-    A loss whose reference point is the policy's view of others' actions has `needs_mismatched = True`: its rows are
-    labelled by the sign of their weights. It has `mismatch(side)`: a number for each trajectory of which the prompt is
-    one row's and the actions are another's [trajectories], without gradient. The loss and its diagnostics then take
-    `step`, that number of all rows of the step.
-
-    A loss on what a policy has sampled has `needs_behavior = True`: it reads the log-probabilities that the actions
-    were sampled with. It may have `needs_proximal`, which says whether it reads what training computed of them before
-    the first step, and `turn_diagnostics(chosen)`: tensors by name to average by the position of a turn [turns].
-
-    A loss that multiplies the clip range of a turn by `TurnLogprobs.clip` has `reads_clip = True`; credits and rows
-    that have such factors are refused with any other.
-    """
-
-    needs_rejected: ClassVar[bool]
-    """Whether the loss reads the rejected side."""
+    """A frozen dataclass of settings that computes a loss once called."""
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether the loss reads reference log-probabilities."""
+    def traits(self) -> LossTraits:
+        """What it reads, and which further methods it has; a class variable unless that depends on settings."""
 
     @property
     def credit(self) -> Credit:
@@ -48,7 +73,89 @@ class Loss(Protocol):
         """Take the settings by name."""
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
-        """Return the loss [pairs]."""
+        """Return the loss [pairs]; or [trajectories] of a loss that needs no rejected side, which is then None."""
 
     def rewards(self, side: TurnLogprobs) -> Tensor:
         """Return the implicit reward [trajectories], without gradient."""
+
+
+class CoupledLoss(Loss, Protocol):
+    """A loss that couples the pairs of an optimizer step.
+
+    The loss and its diagnostics then take `step`, the statistics of all pairs of the step. Without `step`, the pairs
+    given are the step.
+    """
+
+    def step_statistic(self, chosen: TurnLogprobs) -> Tensor:
+        """Return a number for each pair [pairs], or several [pairs, numbers].
+
+        They depend on reference, weights and counts alone, and so are known of all pairs before the first pass.
+        """
+
+
+class MismatchedLoss(Loss, Protocol):
+    """A loss whose reference point is the policy's view of the actions of other rows.
+
+    The loss and its diagnostics then take `step`, the numbers of all rows of the step.
+    """
+
+    def mismatch(self, side: TurnLogprobs) -> Tensor:
+        """Return a number for each trajectory of one row's prompt and another row's actions [trajectories]."""
+
+
+class DiagnosedLoss(Loss, Protocol):
+    """A loss with values to log."""
+
+    def diagnostics(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> dict[str, Tensor]:
+        """Return tensors by name, without gradient; the arguments are the arguments of the loss.
+
+        The trainer logs means: over tokens of [tokens], over trajectories of [trajectories]. They replace what the
+        trainer logs under their name. A tensor without a value is not logged.
+        """
+
+
+class TurnDiagnosedLoss(Loss, Protocol):
+    """A loss with values to log by the position of a turn."""
+
+    def turn_diagnostics(self, chosen: TurnLogprobs) -> dict[str, Tensor]:
+        """Return tensors by name [turns], without gradient."""
+
+
+def default_traits(kind: type[Loss]) -> LossTraits | None:
+    """Return the traits of a loss with its default settings; None if it cannot be made without settings."""
+    settings = inspect.signature(kind).parameters.values()
+    made: Any = kind if any(each.default is each.empty for each in settings) else kind()
+    traits = made.traits if "traits" in dir(made) else None
+    return traits if isinstance(traits, LossTraits) else None
+
+
+_MEMBERS = ("traits", "credit", "rewards")
+_METHODS = {
+    "step_statistic": "step_statistic",
+    "needs_mismatched": "mismatch",
+    "diagnostics": "diagnostics",
+    "turn_diagnostics": "turn_diagnostics",
+}
+"""Trait -> the method that a loss has if, and only if, it has the trait."""
+
+
+def check_loss(loss: Loss) -> None:
+    """Reject a loss that does not keep the protocol.
+
+    Raises:
+        ConfigError: If a name is misspelt, a member is missing, a trait and its method are not both there, or there is
+            no token input of a name that the loss reads.
+    """
+    kind = type(loss).__name__
+    check_names(type(loss), kind="loss", known=(*_MEMBERS, *_METHODS.values()), traits=LossTraits)
+    for member in _MEMBERS:
+        if member not in dir(loss):
+            raise ConfigError(f"loss {kind} must have {member!r}, and has none; see perturn.losses.Loss.")
+    for trait, method in _METHODS.items():
+        has, says = method in dir(loss), bool(getattr(loss.traits, trait))
+        if has != says:
+            raise ConfigError(
+                f"loss {kind} has {'a' if has else 'no'} method {method!r}, and its traits say {trait}={says}; "
+                f"write LossTraits({trait}={has}), or {'remove' if has else 'add'} the method."
+            )
+    token_inputs(loss.traits.reads)

@@ -9,6 +9,7 @@ from torch import Tensor
 from perturn.credit import TurnCredit
 from perturn.credit.turns import Uniform
 from perturn.losses.logprobs import TurnLogprobs, turn_weights
+from perturn.losses.protocol import LossTraits
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,7 @@ class SFT:
     of the papers average over the tokens of the whole batch, and have no weight, which is w = 1.
     """
 
-    needs_reference: ClassVar[bool] = False
-    needs_rejected: ClassVar[bool] = False
+    traits: ClassVar[LossTraits] = LossTraits()
     credit: ClassVar[TurnCredit] = Uniform()
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs | None = None) -> Tensor:

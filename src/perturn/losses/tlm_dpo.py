@@ -11,6 +11,7 @@ from perturn.credit import TurnCredit
 from perturn.credit.turns import Confidence
 from perturn.losses.dpo import dpo_loss
 from perturn.losses.logprobs import TurnLogprobs, reduced_log_ratio, reduced_log_ratios
+from perturn.losses.protocol import LossTraits
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,7 @@ class TLMDPO:
     Differs: the paper gives no formula for its ablation; this is its description written out.
     """
 
-    needs_reference: ClassVar[bool] = True
-    needs_rejected: ClassVar[bool] = True
+    traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True)
 
     beta: float = 0.1
     """Inverse temperature, per nat; > 0. Larger keeps the policy nearer the reference. ETO's value."""

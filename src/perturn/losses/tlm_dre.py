@@ -19,6 +19,7 @@ from perturn.losses.logprobs import (
     reduced_log_ratios,
     turn_weights,
 )
+from perturn.losses.protocol import LossTraits
 
 
 def self_normalized_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor:
@@ -63,8 +64,9 @@ class TLMDRE:
     comes from the reference, carries no gradient, and may be self-normalized or left out.
     """
 
-    needs_reference: ClassVar[bool] = True
-    needs_rejected: ClassVar[bool] = True
+    traits: ClassVar[LossTraits] = LossTraits(
+        needs_rejected=True, needs_reference=True, step_statistic=True, diagnostics=True
+    )
 
     kernel: str = "ukl"
     """Bregman kernel: ukl, lsif, bce or basu."""

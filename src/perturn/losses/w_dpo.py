@@ -13,6 +13,7 @@ from perturn.credit.process_score import ProcessScore
 from perturn.credit.turns import Uniform
 from perturn.losses.dpo import dpo_loss
 from perturn.losses.logprobs import TurnLogprobs, reduced_log_ratio, reduced_log_ratios, turn_weights
+from perturn.losses.protocol import LossTraits
 
 
 def gap_weights(score_chosen: Tensor, score_rejected: Tensor, *, base: float) -> Tensor:
@@ -47,8 +48,7 @@ class WDPO:
     Differs: see `gap_weights`; the scores are the credit's, where the paper has a generative process reward model.
     """
 
-    needs_reference: ClassVar[bool] = True
-    needs_rejected: ClassVar[bool] = True
+    traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True, diagnostics=True)
     credit: ClassVar[Credit] = ProcessScore()
 
     beta: float = 0.1

@@ -224,7 +224,7 @@ def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:
 
 def refuse_read_tokens(args: TurnConfig, loss: Any) -> None:
     """Refuse loss on tokens that the policy read, where the loss is on choices of its own."""
-    if args.loss_on == "all" and (loss.needs_rejected or getattr(loss, "needs_behavior", False)):
+    if args.loss_on == "all" and (loss.traits.needs_rejected or loss.traits.needs_behavior):
         raise ConfigError(
             "loss_on must be actions with a loss on pairs or groups, got all; nobody chose the text that was read."
         )

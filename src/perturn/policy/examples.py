@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from perturn.errors import DataError
@@ -33,6 +33,8 @@ class Example:
     """Those that they were sampled with, in nats; empty where nothing reads them."""
     proximal: tuple[Tensor, ...] = ()
     """Those of the policy as training starts, in nats; empty where nothing reads them."""
+    inputs: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    """Those under further frozen policies that a loss reads, by the name of the input, in nats."""
     trajectories: tuple[Trajectory, ...] = ()
     """Each side as it was played, with those of its turns that carry loss."""
     whole: tuple[Trajectory, ...] = ()
@@ -42,8 +44,9 @@ class Example:
     clip: tuple[Tensor, ...] = ()
     """Factor on the clip range of each side's turns that carry loss, without unit [turns]; empty: 1."""
     mismatched: Encoded | None = None
-    mismatched_reference: Tensor | None = None
-    """The actions of another row after this one's prompt, and their reference, in nats; None where no loss reads it."""
+    mismatched_logprobs: Mapping[str, Tensor] = field(default_factory=dict)
+    """The actions of another row after this one's prompt, None where no loss reads them; and their log-probabilities,
+    in nats, by the name of the frozen policy, such as `reference`."""
     statistic: float | list[float] | None = None
     """Statistic over all pairs of an optimizer step that a loss reads; None where none does."""
     has_spread: bool = True

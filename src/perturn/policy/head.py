@@ -59,16 +59,21 @@ def token_logprobs(hidden: Tensor, target: Tensor, head: Head) -> tuple[Tensor, 
     Returns:
         Log-probabilities in nats, float32 [rows]; entropies in nats, float32, without gradient [rows].
     """
-    device = hidden.device.type
-    weight, bias = head.weight, head.bias
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
+    hidden, weight, bias = as_autocast(hidden, head)
     found = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, target, head.scale, head.softcap, torch.is_grad_enabled()
     )
     return cast(tuple[Tensor, Tensor], found)
+
+
+def as_autocast(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Hidden states, weight and bias in the precision that autocast sets."""
+    weight, bias, device = head.weight, head.bias, hidden.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    return hidden, weight, bias
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -102,7 +107,7 @@ class _TokenLogprobs(torch.autograd.Function):
             left -= products.nbytes
             if left >= 0:
                 ctx.kept.append(products)
-            logits = _logits(products, scale, softcap)
+            logits = logits_of(products, scale, softcap)
             before, largest = largest, torch.maximum(largest, logits.amax(-1))
             shares = torch.sub(logits, largest[:, None], out=_like(buffer, logits)).exp_()
             shrink = (before - largest).exp()
@@ -127,14 +132,11 @@ class _TokenLogprobs(torch.autograd.Function):
         buffer = lse.new_empty(len(hidden) * ctx.words)
         for tile in _tiles(len(weight), ctx.words):
             products = ctx.kept.pop(0) if ctx.kept else _products(hidden, weight, bias, tile)
-            logits = _logits(products, ctx.scale, ctx.softcap)
+            logits = logits_of(products, ctx.scale, ctx.softcap)
             slope = torch.sub(logits, lse[:, None], out=_like(buffer, logits)).exp_().mul_(-grad[:, None])
             inside, column = _column(target, tile)
             slope.scatter_add_(-1, column[:, None], (grad * inside)[:, None])
-            if ctx.softcap is not None:
-                slope *= 1 - (logits / ctx.softcap).square()
-            if ctx.scale != 1.0:
-                slope *= ctx.scale
+            to_products(slope, logits, ctx.scale, ctx.softcap)
             if grad_bias is not None:
                 grad_bias[tile] = slope.sum(0)
             slope = slope.to(weight.dtype)
@@ -145,6 +147,14 @@ class _TokenLogprobs(torch.autograd.Function):
             else:
                 grad_hidden += slope @ weight[tile]
         return grad_hidden.to(hidden.dtype), grad_weight, grad_bias, None, None, None, None
+
+
+def to_products(slope: Tensor, logits: Tensor, scale: float, softcap: float | None) -> None:
+    """Turn the gradient of logits into the gradient of the products that they are made from, in place."""
+    if softcap is not None:
+        slope *= 1 - (logits / softcap).square()
+    if scale != 1.0:
+        slope *= scale
 
 
 def _words(hidden: Tensor) -> int:
@@ -174,7 +184,7 @@ def _products(hidden: Tensor, weight: Tensor, bias: Tensor | None, tile: slice) 
     return F.linear(hidden, weight[tile], None if bias is None else bias[tile])
 
 
-def _logits(products: Tensor, scale: float, softcap: float | None) -> Tensor:
+def logits_of(products: Tensor, scale: float, softcap: float | None) -> Tensor:
     """The same, with what the architecture does to it."""
     if scale == 1.0 and softcap is None:
         return products

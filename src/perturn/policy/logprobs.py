@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
 from typing import Any
@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from perturn.errors import ModelError
+from perturn.losses.token_inputs import PolicyInput
 from perturn.policy.attention import NAME, forest_mask, keep_attention, kernel
 from perturn.policy.beginning import Beginning, tokens_ahead
+from perturn.policy.chunked_head import token_inputs
 from perturn.policy.head import Head, spare_last_layer, token_logprobs, want
 from perturn.policy.packing import Batch, by_budget, lay_out
 from perturn.policy.tokens import NO_TURN, Encoded
@@ -56,6 +58,31 @@ def logprobs_and_entropy(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     _check_length(_causal_model(model).config, batch)
     found = model(packed=batch)
     return found["logprobs"][batch["prediction"]], found["entropy"][batch["prediction"]]
+
+
+def logprobs_and_inputs(
+    model: Any, batch: Batch, inputs: Mapping[str, PolicyInput]
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """`logprobs_and_entropy`, and what a loss reads of each of those tokens beside it, from the same pass.
+
+    Args:
+        model: As `action_logprobs` has it.
+        batch: From `lay_out`, on the model's device.
+        inputs: What the loss reads, by name; nothing is computed for none.
+
+    Returns:
+        Log-probabilities; entropies; the inputs by name, each float32 at least [loss tokens].
+    """
+    if not inputs:
+        return *logprobs_and_entropy(model, batch), {}
+    prepare(model)
+    _check_length(_causal_model(model).config, batch)
+    found, of = model(packed=batch, reads=inputs), batch["prediction"]
+    return (
+        found["logprobs"][of],
+        found["entropy"][of],
+        {name: each[of] for name, each in found["inputs"].items()},
+    )
 
 
 def hidden_states(model: Any, batch: Batch) -> Tensor:
@@ -171,17 +198,30 @@ def prepare(model: Any) -> None:
 def _forward_like(plain: Any) -> Any:
     """The forward with `packed`, with the signature of the model's own, where `generate` looks up what it may pass."""
 
-    def forward(model: Any, *args: Any, packed: Batch | None = None, **others: Any) -> Any:
+    def forward(
+        model: Any,
+        *args: Any,
+        packed: Batch | None = None,
+        reads: Mapping[str, PolicyInput] | None = None,
+        **others: Any,
+    ) -> Any:
         """Log-probabilities of a packed batch's predictions; anything else goes to the model's own forward."""
         if packed is None:
             want(model, None)
             return model.perturn_plain_forward(*args, **others)
-        logprobs, entropy = token_logprobs(_states(model, packed), packed["target"], _head(model))
+        states, target, head = _states(model, packed), packed["target"], _head(model)
+        if reads:
+            logprobs, entropy, inputs = token_inputs(states, target, head, reads)
+            return {"logprobs": logprobs, "entropy": entropy, "inputs": inputs}
+        logprobs, entropy = token_logprobs(states, target, head)
         return {"logprobs": logprobs, "entropy": entropy}
 
     added = [
         inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY),
-        inspect.Parameter("packed", inspect.Parameter.KEYWORD_ONLY, default=None),
+        *(
+            inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=None)
+            for each in ("packed", "reads")
+        ),
     ]
     shown = inspect.signature(plain)
     parameters = sorted([*added, *shown.parameters.values()], key=lambda one: one.kind)

@@ -96,11 +96,9 @@ def step_metrics(
     found: dict[str, Any] = {"weight/chosen": chosen.weight, "entropy/chosen": of_chosen}
     if rejected is not None:
         found |= {"weight/rejected": rejected.weight, "entropy/rejected": entropy[len(chosen.policy) :]}
-    diagnostics = getattr(loss, "diagnostics", None)
-    found |= diagnostics(chosen, rejected, **step) if diagnostics else {}
-    of_turns = getattr(loss, "turn_diagnostics", None)
-    if of_turns:
-        values = {**of_turns(chosen), "entropy": chosen.mean_by_turn(of_chosen)}
+    found |= loss.diagnostics(chosen, rejected, **step) if loss.traits.diagnostics else {}
+    if loss.traits.turn_diagnostics:
+        values = {**loss.turn_diagnostics(chosen), "entropy": chosen.mean_by_turn(of_chosen)}
         found |= by_position(chosen, values)
         found |= {"kl/turns": values["kl"]} if "kl" in values else {}
     return found

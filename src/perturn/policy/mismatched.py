@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,11 @@ from torch import Tensor
 
 from perturn.errors import DataError
 from perturn.losses import TurnLogprobs
+from perturn.losses.protocol import MismatchedLoss
+from perturn.losses.token_inputs import PolicyInput
 from perturn.policy.examples import Example, sides
-from perturn.policy.logprobs import logprobs_and_entropy
-from perturn.policy.packing import Batch
+from perturn.policy.logprobs import logprobs_and_inputs
+from perturn.policy.packing import OTHERS, Batch, inputs_of
 from perturn.policy.tokens import Encoded, Renderer
 from perturn.types import Trajectory, WeightedTrajectory
 
@@ -96,23 +98,41 @@ def sequences_of(examples: Sequence[Example]) -> list[Encoded]:
 
 
 def with_logprobs(examples: Sequence[Example], name: str, logprobs: Sequence[Tensor]) -> list[Example]:
-    """The examples with log-probabilities of `sequences_of` them, in nats, as `name` says: reference or proximal."""
-    found = iter(logprobs)
-    each = [replace(one, **{name: tuple(next(found) for _ in one.sides)}) for one in examples]  # type: ignore[arg-type]
-    return [one if one.mismatched is None else replace(one, mismatched_reference=next(found)) for one in each]
+    """The examples with log-probabilities of `sequences_of` them, in nats, as `name` says.
+
+    It is reference, proximal, or the name of an input of the loss.
+    """
+    found, made = iter(logprobs), []
+    for one in examples:
+        of_sides = tuple(next(found) for _ in one.sides)
+        of_input = {"inputs": {**one.inputs, name: of_sides}}
+        made.append(replace(one, **({name: of_sides} if name in OTHERS else of_input)))
+    return [
+        replace(one, mismatched_logprobs={**one.mismatched_logprobs, name: next(found)})
+        if one.mismatched is not None
+        else one
+        for one in made
+    ]
 
 
 @torch.no_grad()
-def mismatches(loss: Any, model: Any, packs: Sequence[Batch]) -> list[float]:
-    """The numbers that a loss reads of mismatched rows under the policy as it is now, one a row; see `Loss`.
+def mismatches(
+    loss: MismatchedLoss, model: Any, packs: Sequence[Batch], inputs: Mapping[str, PolicyInput]
+) -> list[float]:
+    """The numbers that a loss reads of mismatched rows under the policy as it is now, one a row.
 
-    A pack of no row is computed and gives none.
+    Args:
+        loss: The loss.
+        model: The policy.
+        packs: Mismatched rows; a pack of no row is computed and gives none.
+        inputs: Per-token inputs that the loss reads of the policy, by name.
     """
     found: list[float] = []
     for pack in packs:
-        logprobs, _ = logprobs_and_entropy(model, pack)
-        if "reference" not in pack:
+        logprobs, _, read = logprobs_and_inputs(model, pack, inputs)
+        if "pairs" in pack:  # of no row
             continue
-        side = TurnLogprobs(logprobs, pack["reference"], pack["turn"], pack["trajectory"])
+        read |= inputs_of(pack)
+        side = TurnLogprobs(logprobs, pack.get("reference"), pack["turn"], pack["trajectory"], inputs=read)
         found += loss.mismatch(side).tolist()
     return found

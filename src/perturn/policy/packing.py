@@ -6,9 +6,10 @@ from a segment follows it without a gap: three numbers a segment say all that at
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,9 @@ Ids = NDArray[np.int64]
 
 OTHERS = ("reference", "behavior", "proximal")
 """Log-probabilities beside the policy's, of an example and of a batch."""
+
+_INPUT = "inputs/"
+"""Begins the key of a batch's log-probabilities under a further frozen policy."""
 
 WORTH_A_PASS = 256
 """Tokens saved below which each pack computes what all of them begin with: a pass of its own costs about as much."""
@@ -278,8 +282,8 @@ def collate(examples: Sequence[Example], start: int = 0) -> Batch:
     """Examples -> one packed batch: all chosen sides, then all rejected sides, from behind a common beginning.
 
     Adds `pairs`, the number of examples [1], and where the examples have them `reference`, `behavior` and `proximal`
-    [loss tokens], `weight` [turns], `clip` [turns], 1 for the others where some have it, and `statistic` [pairs] or
-    [pairs, numbers]. Where some example is without spread, `has_spread` [pairs].
+    [loss tokens], `inputs/NAME` [loss tokens], `weight` [turns], `clip` [turns], 1 for the others where some have it,
+    and `statistic` [pairs] or [pairs, numbers]. Where some example is without spread, `has_spread` [pairs].
     """
     order = [(example, 0) for example in examples]
     order += [(example, 1) for example in examples if example.rejected is not None]
@@ -288,6 +292,8 @@ def collate(examples: Sequence[Example], start: int = 0) -> Batch:
     for name in (*OTHERS, "weight"):
         if getattr(examples[0], name):
             batch[name] = torch.cat([getattr(example, name)[side] for example, side in order])
+    for name in examples[0].inputs:
+        batch[_INPUT + name] = torch.cat([example.inputs[name][side] for example, side in order])
     if any(example.clip for example in examples):
         factors = [one.clip[side] if one.clip else torch.ones_like(one.weight[side]) for one, side in order]
         batch["clip"] = torch.cat(factors)
@@ -298,26 +304,40 @@ def collate(examples: Sequence[Example], start: int = 0) -> Batch:
     return batch
 
 
-def mismatched_packs(examples: Sequence[Example], token_budget: int) -> list[Batch]:
-    """The mismatched rows of examples that have their reference, as packed batches; none where they have none.
+def inputs_of(batch: Batch) -> dict[str, Tensor]:
+    """Log-probabilities under further frozen policies that a batch holds, by the name of the input [loss tokens]."""
+    return {key.removeprefix(_INPUT): values for key, values in batch.items() if key.startswith(_INPUT)}
 
-    Each has `reference`, in nats, beside what `lay_out` gives [loss tokens].
+
+def mismatched_packs(examples: Sequence[Example], token_budget: int) -> list[Batch]:
+    """The mismatched rows of examples, as packed batches; none where they have none.
+
+    Beside what `lay_out` gives, each has `reference` and `inputs/NAME`, in nats, as the rows have them [loss tokens].
     """
-    sequences = [one.mismatched for one in examples if one.mismatched is not None]
-    references = [one.mismatched_reference for one in examples if one.mismatched_reference is not None]
+    rows = [one for one in examples if one.mismatched is not None]
+    sequences = [one.mismatched for one in rows if one.mismatched is not None]
+    names = rows[0].mismatched_logprobs if rows else ()
     return [
         lay_out([sequences[index] for index in pack])
-        | {"reference": torch.cat([references[index] for index in pack])}
+        | {
+            name if name in OTHERS else _INPUT + name: torch.cat(
+                [rows[index].mismatched_logprobs[name] for index in pack]
+            )
+            for name in names
+        }
         for pack in by_budget([[one] for one in sequences], token_budget)
     ]
 
 
-def both_sides(batch: Batch, logprobs: Tensor) -> tuple[TurnLogprobs, TurnLogprobs | None]:
+def both_sides(
+    batch: Batch, logprobs: Tensor, inputs: Mapping[str, Tensor] = MappingProxyType({})
+) -> tuple[TurnLogprobs, TurnLogprobs | None]:
     """A batch from `collate` with the log-probabilities of its loss tokens -> chosen and rejected trajectories.
 
     Args:
         batch: At least one example, with the weight of each turn.
         logprobs: Of the policy, in nats [loss tokens].
+        inputs: What the loss reads of the policy beside them, by name [loss tokens].
 
     Returns:
         Both sides; None for the rejected one where the examples have none.
@@ -326,6 +346,7 @@ def both_sides(batch: Batch, logprobs: Tensor) -> tuple[TurnLogprobs, TurnLogpro
     pairs, sequences = int(batch["pairs"]), int(trajectory[-1]) + 1
     starts_turn = torch.ones_like(turn, dtype=torch.bool)
     starts_turn[1:] = (turn.diff() != 0) | (trajectory.diff() != 0)
+    inputs = {**inputs_of(batch), **inputs}
 
     def side(mask: Tensor, first: int) -> TurnLogprobs:
         others = {name: batch[name][mask] if name in batch else None for name in OTHERS}
@@ -338,6 +359,7 @@ def both_sides(batch: Batch, logprobs: Tensor) -> tuple[TurnLogprobs, TurnLogpro
             weight=batch["weight"][turns],
             clip=batch["clip"][turns] if "clip" in batch else None,
             has_spread=batch.get("has_spread"),
+            inputs={name: values[mask] for name, values in inputs.items()},
         )
 
     is_chosen = trajectory < pairs

@@ -17,10 +17,12 @@ from perturn.data.rows import Row, Tally, read_row
 from perturn.data.trl import ONLY_KTO, label_of
 from perturn.errors import ConfigError, DataError, PerturnError
 from perturn.io.plain import told
-from perturn.policy.credits import carries_own_turns, reads_clip
+from perturn.needs import Distance, reads
+from perturn.policy.credits import carries_own_turns
 from perturn.policy.examples import Example
 from perturn.policy.reference import asked, asked_clips
 from perturn.policy.tokens import Encoded
+from perturn.remaining import remaining_of
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed
 
 _logger = logging.getLogger(__name__)
@@ -44,7 +46,7 @@ def as_row(row: Any, index: int, loss: Any, tally: Tally | None = None, *, fille
     Raises:
         DataError: If the row is malformed, or the loss learns from another kind of row.
     """
-    if getattr(row, "clip", None) is not None and not reads_clip(loss):
+    if isinstance(row, WeightedTrajectory) and row.clip is not None and not loss.traits.reads_clip:
         raise DataError(
             "the row has factors on its clip range, and the loss has no such range; name a loss that has one, such as "
             "ppo-clip, or leave clip out."
@@ -53,18 +55,18 @@ def as_row(row: Any, index: int, loss: Any, tally: Tally | None = None, *, fille
         raise row
     known = isinstance(row, Trajectory | WeightedTrajectory | PreferencePair)
     parsed: Row = row if known else read_row(row, index, tally, filled=filled)
-    if getattr(loss, "needs_mismatched", False):
+    if loss.traits.needs_mismatched:
         return _labelled(parsed, row)
     if isinstance(parsed, WeightedTrajectory) and not known:  # its weights are of a label
         raise DataError(f"row: {ONLY_KTO}")
     if isinstance(parsed, PreferencePair):
-        if getattr(loss, "needs_behavior", False):
+        if loss.traits.needs_behavior:
             raise DataError(
                 "the loss learns from single trajectories that a policy has sampled, but the row is a pair; give "
                 "each trajectory by itself."
             )
-        return parsed if loss.needs_rejected else parsed.chosen
-    if loss.needs_rejected:
+        return parsed if loss.traits.needs_rejected else parsed.chosen
+    if loss.traits.needs_rejected:
         raise DataError("the loss compares two trajectories, but the row has one; give chosen and rejected.")
     return parsed
 
@@ -176,7 +178,7 @@ def unbroken(rows: Iterable[tuple[P, Any]], name: str, loss: Any) -> Iterator[tu
 def _read_sides(row: Any, loss: Any) -> tuple[Trajectory, ...]:
     """The trajectories of a row that the loss reads; none where the row is not ours."""
     if isinstance(row, PreferencePair):
-        return (row.chosen, row.rejected) if loss.needs_rejected else (row.chosen,)
+        return (row.chosen, row.rejected) if loss.traits.needs_rejected else (row.chosen,)
     if isinstance(row, WeightedTrajectory):
         return (row.trajectory,)
     return (row,) if isinstance(row, Trajectory) else ()
@@ -213,7 +215,7 @@ def weigh_groups(
     Args:
         trajectories: Episodes.
         groups: Indices of the episodes of each group.
-        credit: What weighs; its `across_tasks`, if it has one, says that its statistics run over several tasks.
+        credit: What weighs; with the trait `across_tasks` its statistics run over several tasks.
         needed: What it needs, by keyword, one entry for each trajectory that counts.
         failures: One of `perturn.data.groups.FAILURES`.
 
@@ -224,7 +226,7 @@ def weigh_groups(
         ConfigError: If the credit raises, or gives anything but one finite number a turn, > 0 if it is of a clip range;
             or if what it needs has not one entry for each trajectory that counts.
     """
-    if getattr(credit, "across_tasks", False):
+    if credit.traits.across_tasks:
         groups = [[index for members in groups for index in members]]
     counting = [index for index, one in enumerate(trajectories) if counts(one, failures)]
     position = {index: number for number, index in enumerate(counting)}
@@ -284,9 +286,12 @@ def weigh_rows(examples: Sequence[Example], rows: Sequence[Row], credit: Credit)
     groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for index, row in enumerate(played):
         groups[row.policy][row.task.id].append(index)
+    needed: dict[str, Sequence[Any]] = {}
+    if reads(credit.needs, Distance):
+        needed[Distance.name] = [remaining_of(one) for one in played if counts(one)]
     found = list(examples)
     for of_policy in groups.values():
-        for index, weighed in weigh_groups(played, of_policy.values(), credit, {}).items():
+        for index, weighed in weigh_groups(played, of_policy.values(), credit, needed).items():
             own = weighed.row(played[index])
             found[index] = with_weight(examples[index], own.weight, own.clip)
     return found

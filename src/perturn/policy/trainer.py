@@ -24,6 +24,8 @@ from torch.utils.data import DataLoader
 from perturn.data.rows import Row
 from perturn.data.sources import Location
 from perturn.io.writing import writing
+from perturn.losses.token_inputs import PolicyInput, token_inputs
+from perturn.needs import Reference, reads
 from perturn.policy.adapters import load_to_train
 from perturn.policy.config import (
     TurnConfig,
@@ -34,7 +36,7 @@ from perturn.policy.config import (
     section,
     share_kept,
 )
-from perturn.policy.credits import loss_and_credit, needs_group, trains_own_turns
+from perturn.policy.credits import loss_and_credit, trains_own_turns
 from perturn.policy.ends import keep_ends
 from perturn.policy.evaluation import (
     EvaluatingTrainer,
@@ -47,7 +49,7 @@ from perturn.policy.evaluation import (
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.frozen import Frozen
 from perturn.policy.intake import take_rows
-from perturn.policy.logprobs import Track, continuing, logprobs_and_entropy, prepare
+from perturn.policy.logprobs import Track, continuing, logprobs_and_inputs, prepare
 from perturn.policy.metrics import Means, row_metrics, step_metrics
 from perturn.policy.mismatched import mismatches, sequences_of, with_mismatched
 from perturn.policy.models import (
@@ -144,6 +146,10 @@ class TurnTrainer(EvaluatingTrainer):
         credit = None if args.credit is None else section(args.credit, "credit")
         self.loss: Any
         self.loss, self.credit = loss_and_credit(section(args.loss, "loss"), credit)
+        inputs = token_inputs(self.loss.traits.reads)
+        of_policy = {name: each for name, each in inputs.items() if each.traits.policy is None}
+        self._of_policy = cast("dict[str, PolicyInput]", of_policy)
+        self._of_frozen = {name: each.traits.policy for name, each in inputs.items() if each.traits.policy}
         refuse_read_tokens(args, self.loss)
         refuse_data_parallel(args.n_gpu)
         refuse_metrics(args, trainer)
@@ -154,7 +160,8 @@ class TurnTrainer(EvaluatingTrainer):
         A reference that was given as a model is not kept alive; once it is gone, later rows are refused.
         """
         args = self.turn_args
-        self._frozen = {each: Frozen(each, args, self._autocast) for each in ("reference", "proximal")}
+        names = ("reference", "proximal", *self._of_frozen)
+        self._frozen = {each: Frozen(each, args, self._autocast) for each in names}
         self._own_reference = reference is None
         again: Callable[[], Any] | None = None
         if isinstance(model, str):
@@ -180,7 +187,7 @@ class TurnTrainer(EvaluatingTrainer):
             if self.needs_reference and reference is None:
                 self._frozen["reference"].keep_beneath(model)
             model = add_adapters(model, peft_config, self.turn_args.seed)
-        if self._needs_proximal:
+        if self.loss.traits.needs_proximal:
             self._frozen["proximal"].ask(parts, model, track)
         return model
 
@@ -190,6 +197,11 @@ class TurnTrainer(EvaluatingTrainer):
             reference = load_model(reference) if isinstance(reference, str) else reference
             self._check_tokens(parts, reference, "training data for the reference")
             self._frozen["reference"].ask(parts, reference, track)
+        for name, policy in self._of_frozen.items():
+            self._frozen[name].keep(partial(load_model, policy))
+            frozen = load_model(policy)
+            self._check_tokens(parts, frozen, f"training data for {name}")
+            self._frozen[name].ask(parts, frozen, track)
         for part in parts:
             part.rows = weigh_all(part.rows, self.loss, self.credit)
 
@@ -203,39 +215,28 @@ class TurnTrainer(EvaluatingTrainer):
         if self.needs_reference:
             of_own = self._own_reference and not divided
             self._frozen["reference"].ask_later(part, self.model if of_own else None)
+        for name in self._of_frozen:
+            self._frozen[name].ask_later(part, None)
         part.rows = weigh_all(part.rows, self.loss, self.credit)
-        if self._needs_proximal:
+        if self.loss.traits.needs_proximal:
             self._frozen["proximal"].ask_later(part, None if divided else self.model)
         return part
 
     @property
     def needs_reference(self) -> bool:
         """Whether the loss, or the credit, reads reference log-probabilities."""
-        return self.loss.needs_reference or "reference" in self.credit.needs
-
-    @property
-    def _needs_behavior(self) -> bool:
-        """Whether the loss reads the log-probabilities that actions were sampled with."""
-        return bool(getattr(self.loss, "needs_behavior", False))
-
-    @property
-    def _needs_proximal(self) -> bool:
-        """Whether the loss reads log-probabilities of the policy as training starts."""
-        return bool(getattr(self.loss, "needs_proximal", False))
-
-    @property
-    def _needs_mismatched(self) -> bool:
-        """Whether the loss reads rows whose actions are another's."""
-        return bool(getattr(self.loss, "needs_mismatched", False))
+        return self.loss.traits.needs_reference or reads(self.credit.needs, Reference)
 
     def _encode(self, rows: Iterable[Any] | Location, name: str) -> Examples:
         """Rows -> checked examples."""
         args = self.turn_args
         encoded, taken = take_rows(rows, name, self.loss, self._example, args.max_length, self._context)
-        if self._needs_mismatched:
+        if self.loss.traits.needs_mismatched:
             limit = args.max_length or self._context
             encoded = with_mismatched(encoded, cast("list[WeightedTrajectory]", taken), self.renderer, limit)
-        return Examples(weigh_rows(encoded, taken, self.credit) if needs_group(self.credit) else encoded)
+        return Examples(
+            weigh_rows(encoded, taken, self.credit) if self.credit.traits.needs_group else encoded
+        )
 
     def _check_tokens(self, parts: Iterable[Examples], model: Any, where: str = "training data") -> None:
         """Refuse tokens that a model has no embedding for."""
@@ -248,7 +249,7 @@ class TurnTrainer(EvaluatingTrainer):
         args = self.turn_args
         how = (args.max_length, args.shared_prefix, args.loss_on, trains_own_turns(self.credit))
         example = encode_example(row, self.renderer, *how)
-        if self._needs_behavior and isinstance(trajectory, Trajectory):
+        if self.loss.traits.needs_behavior and isinstance(trajectory, Trajectory):
             example = replace(example, behavior=(behavior_logprobs(trajectory, example.chosen),))
         if not isinstance(row, WeightedTrajectory):
             return example
@@ -269,9 +270,9 @@ class TurnTrainer(EvaluatingTrainer):
         """The batches of an optimizer step; each pack gets what the loss reads of all pairs of the step."""
         batches, pairs = super().get_batch_samples(epoch_iterator, num_batches, device)
         packs = [pack for batch in batches for pack in batch["packs"]]
-        if hasattr(self.loss, "step_statistic"):
+        if self.loss.traits.step_statistic:
             own = torch.cat([torch.empty(0, device=device), *(pack["statistic"] for pack in packs)]).tolist()
-        elif self._needs_mismatched:
+        elif self.loss.traits.needs_mismatched:
             own = self._mismatches([pack for batch in batches for pack in batch["mismatched"]])
         else:
             return batches, pairs
@@ -283,11 +284,11 @@ class TurnTrainer(EvaluatingTrainer):
     def _mismatches(self, packs: list[Batch]) -> list[float]:
         """Numbers that the loss reads of this process's mismatched rows, under the policy as it is now."""
         with self._autocast():
-            return mismatches(self.loss, self.model, self._as_many_as_others(packs))
+            return mismatches(self.loss, self.model, self._as_many_as_others(packs), self._of_policy)
 
     def _statistics(self, rows: Sequence[Example]) -> list[Any]:
         """A number of each row that is evaluated, which the loss reads; None for each where it reads none."""
-        if not self._needs_mismatched:
+        if not self.loss.traits.needs_mismatched:
             return [row.statistic for row in rows]
         packs = mismatched_packs(rows, self.turn_args.token_budget)
         return self._mismatches([self._prepare_inputs(pack) for pack in packs])
@@ -331,10 +332,10 @@ class TurnTrainer(EvaluatingTrainer):
     ) -> Any:
         """Sum of a pack's losses over the number of pairs in the optimizer step; as outputs, values of its rows."""
         with self._autocast():
-            logprobs, entropy = logprobs_and_entropy(model, inputs)
+            logprobs, entropy, read = logprobs_and_inputs(model, inputs, self._of_policy)
         if not inputs["pairs"]:
             return (logprobs.sum() * 0.0, {}) if return_outputs else logprobs.sum() * 0.0
-        chosen, rejected = both_sides(inputs, logprobs)
+        chosen, rejected = both_sides(inputs, logprobs, read)
         step = {"step": inputs["step"]} if "step" in inputs else {}
         value = self.loss(chosen, rejected, **step)  # rejected is None where the loss reads one side
         means = self._means["train" if model.training else "eval"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
-from math import fsum, nan
 from typing import cast
 
 from perturn.data.forks import Forks
-from perturn.data.origins import best_by_task, branches_of
+from perturn.data.origins import best_by_task
 from perturn.data.paths import RunPaths
 from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_records, read_trajectories, write_records
@@ -23,12 +22,9 @@ from perturn.settings.compatibility import explorer_name, providers
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, policy_of
 from perturn.table import locate
-from perturn.types import Task, Trajectory, came_back, came_elsewhere, failed, succeeded
+from perturn.types import Task, Trajectory, came_elsewhere, failed, succeeded
 
 _logger = logging.getLogger(__name__)
-
-Returns = Callable[[Sequence[Trajectory]], list[list[float]]]
-"""Rewards that count, of each turn `[trajectories][turns]`."""
 
 
 def explorer_of(recipe: Recipe) -> Explorer:
@@ -48,7 +44,7 @@ def check_explorer(recipe: Recipe, tasks: Sequence[Task]) -> None:
         ConfigError: Saying what to set.
     """
     explorer, name = explorer_of(recipe), explorer_name(recipe)
-    if explorer.traits.reads_policy and not engine_settings(recipe).serves_checkpoints:
+    if explorer.traits.reads_policy and not engine_settings(recipe).traits.serves_checkpoints:
         raise ConfigError(
             f"explore.name={name} reads the policy that explored, and engine {recipe.engine['name']!r} serves one that "
             "cannot be read here; take engine.name=local, or another explorer."
@@ -129,30 +125,6 @@ def walked(session: Session, tasks: Container[str]) -> list[Trajectory]:
     """The expert's best episode of each of these tasks that he solved."""
     stored = read_trajectories(session.run.paths.trajectories("expert"))
     return list(best_by_task(one for one in stored if succeeded(one) and one.task.id in tasks).values())
-
-
-def branch_values(
-    explored: Sequence[Trajectory], branches: Iterable[Trajectory], returns: Returns
-) -> list[list[float]]:
-    """Mean return of the episodes that were played on from before each turn, from there on.
-
-    Args:
-        explored: Episodes, in any order.
-        branches: Those played on from them, in any order; one that FAILED before it had come back to where it began
-            counts for nothing, for it says nothing of that, and another that FAILED with rewards of 0. Leave these out
-            before, where they should not count (`perturn.data.groups.counted`).
-        returns: Rewards that count.
-
-    Returns:
-        In units of reward `[trajectories][turns]`; NaN where none was played on.
-    """
-    values = []
-    for one, by_turn in zip(explored, branches_of(explored, filter(came_back, branches)), strict=True):
-        values.append([nan] * len(one.turns))
-        for turn, found in by_turn.items():
-            ends = [fsum(rewards[turn:]) for rewards in returns(found)]
-            values[-1][turn] = fsum(ends) / len(ends)
-    return values
 
 
 def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajectory]:

@@ -14,6 +14,7 @@ from perturn.data.rows import rows_of
 from perturn.data.run_folder import Run
 from perturn.data.sources import open_source
 from perturn.data.store import TrajectoryStore, read_trajectories
+from perturn.envs.abilities import abilities_of
 from perturn.envs.load import make_environment
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Episode, Job, episode, play_alone
@@ -48,7 +49,7 @@ def show_expert(session: Session, stage: Stage) -> None:
     run, recipe = session.run, session.recipe
     file = run.paths.trajectories(stage.name)
     with closing_world(world_maker(recipe)()) as env:
-        has_expert = hasattr(env, "expert")
+        has_expert = "expert" in abilities_of(env)
     if not has_expert and not file.is_file():
         assert recipe.environment is not None
         raise RunError(
@@ -130,7 +131,7 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
         )
     with closing_world(make_environment(recipe.environment or {})) as env:
         tasks = look_up(recipe, env).expert
-        reads_own = hasattr(env, "read_experts") and not _is_ours(file)
+        reads_own = "read_experts" in abilities_of(env) and not _is_ours(file)
         found = list(_theirs(run, file, env, tasks) if reads_own else _ours(run, file, env.name, tasks))
     if not found:
         raise ConfigError(
@@ -218,7 +219,7 @@ def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
 
 def _demonstration(env: Any, task: Task) -> Sequence[tuple[str, str]]:
     """(thought, action) a turn of the expert."""
-    if hasattr(env, "demonstration"):
+    if "demonstration" in abilities_of(env):
         return list(env.demonstration(task))
     return [(f"The next thing to do is: {action}.", action) for action in env.expert(task)]
 

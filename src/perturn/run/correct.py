@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from perturn.envs.abilities import lacks
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, episode
 from perturn.episodes.replay import play_script, replay
@@ -24,11 +25,10 @@ def check_corrector(recipe: Recipe, env: Environment) -> None:
     Raises:
         ConfigError: Saying which can.
     """
-    if recipe.rows is not None and recipe.rows.traits.corrects and not hasattr(env, "correct"):
+    if recipe.rows is not None and recipe.rows.traits.corrects and (problem := lacks(env, "correct")):
         raise ConfigError(
-            f"rows.name={rows_name(recipe)}: environment {env.name} has no expert who takes over from another "
-            "(perturn.envs.abilities.Corrector); take alfworld or alfworld-like in this process (worlds.processes: 0), "
-            "or another row maker."
+            f"rows.name={rows_name(recipe)} needs an expert who takes over from another: {problem}, or take another "
+            "row maker."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +10,20 @@ from perturn.credit import Credit
 from perturn.data.groups import CreditRow, counted, counts_of, groups_of, read_credits, write_credits
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
-from perturn.losses import LOSSES
-from perturn.policy.credits import carries_own_turns, named_credit, trains_branches
-from perturn.policy.critics import Critics, read_critics, write_critics
+from perturn.policy.credits import carries_own_turns, make_loss, named_credit
+from perturn.quantities import carried_by, compute, figures_of, given
+from perturn.quantities.protocol import State
 from perturn.run.branch import stored_branches
-from perturn.run.credit import credit_groups, critics_in, explained
+from perturn.run.credit import credit_groups
 from perturn.run.length_limit import too_long
 from perturn.run.measure import measured
 from perturn.run.members import failures_of, members_of
 from perturn.run.progress import mention
-from perturn.run.quantities import compute_needed
+from perturn.run.quantity_source import RunSource, read_state, states_of, write_state
 from perturn.run.session import Session
 from perturn.settings.making import Made
-from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage, mark, policy_of, traits_of
+from perturn.settings.stages import Stage, mark, traits_of
 from perturn.types import Trajectory, WeightedTrajectory
 
 
@@ -37,15 +37,17 @@ def own_credit(recipe: Recipe) -> tuple[str, Credit]:
     return named_credit(recipe.align.loss, recipe.credit)
 
 
-def files_of(run: Run, stage: Stage) -> tuple[Path, Path]:
-    """Files of the stage that weighs groups: the credits, and the critics that go on."""
-    name, _ = own_credit(run.recipe)
-    return run.paths.credit(name, stage.mark), run.paths.critics(stage.mark)
+def files_of(run: Run, stage: Stage) -> list[Path]:
+    """Files of the stage that weighs groups: the credits, and what quantities have learned for the next iteration."""
+    name, credit = own_credit(run.recipe)
+    carried = (run.paths.carried(key, stage.mark) for key in carried_by(credit.needs))
+    return [run.paths.credit(name, stage.mark), *carried]
 
 
 def trained_branches(run: Run, mark: str) -> list[Trajectory]:
     """The branches of an iteration, where the recipe's credit trains on them; else none."""
-    return stored_branches(run.paths, run.recipe, mark) if trains_branches(own_credit(run.recipe)[1]) else []
+    _, credit = own_credit(run.recipe)
+    return stored_branches(run.paths, run.recipe, mark) if credit.traits.trains_branches else []
 
 
 def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) -> None:
@@ -59,25 +61,15 @@ def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) ->
     """
     run, traits = session.run, traits_of(session.recipe)
     assert traits is not None
-    _, credit = own_credit(session.recipe)
-    file, kept = files_of(run, stage)
+    name, credit = own_credit(session.recipe)
+    before = _states_before(run, carried_by(credit.needs), stage)
     episodes = measured(run.recipe, made.rows)
-    comparable = counted(episodes, traits.failed)
-    needed = compute_needed(
-        credit,
-        comparable,
-        run.paths,
-        run.recipe,
-        reference=stage.reference,
-        acted=policy_of(run.recipe, stage.iteration - 1),
-        judged=policy_of(run.recipe, 0),
-        iteration=stage.iteration,
-        critics=_critics_before(run, credit, stage),
-    )
+    source = RunSource(run.paths, run.recipe, stage.iteration, reference=stage.reference, states=before)
+    computed = compute(credit.needs, counted(episodes, traits.failed), source)
     rows = credit_groups(
         episodes,
         credit,
-        needed,
+        given(computed),
         drop_equal_outcomes=traits.drop_equal_outcomes,
         too_long=too_long(session.recipe, episodes),
         filtered=made.filtered,
@@ -86,33 +78,31 @@ def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) ->
     counts |= counts_of(groups_of(episodes), rows, traits.failed)
     said = (f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)
     mention("episodes:", ", ".join(said))
-    for key, number in explained(credit, comparable, needed).items():
+    for key, number in figures_of(computed).items():
         if number is not None:
             counts[key] = round(number, 4)
             mention(f"values: {key.replace('_', ' ')} {number:.3f}, each by other episodes")
-    critics = critics_in(needed)
-    if critics is not None:
-        write_critics(kept, critics)
-    write_credits(file, rows)
+    for key, state in states_of(computed).items():
+        write_state(run.paths.carried(key, stage.mark), state)
+    write_credits(run.paths.credit(name, stage.mark), rows)
 
 
-def _critics_before(run: Run, credit: Credit, stage: Stage) -> Critics | None:
-    """The critics that the iteration before left; None where none have begun, and where the credit reads none.
+def _states_before(run: Run, carried: Sequence[str], stage: Stage) -> dict[str, State]:
+    """What quantities have learned in the iteration before, by name; nothing where none has begun.
 
     Raises:
-        RunError: If they are not there.
+        RunError: If it is not there.
     """
     earlier = [mark(run.recipe, iteration) for iteration in range(1, stage.iteration)]
-    if "critics" not in credit.needs or not earlier:
-        return None
-    file = run.paths.critics(earlier[-1])
-    explored = (run.paths.trajectories(f"explore{each}") for each in earlier)
-    failures = failures_of(run.recipe)
-    if not file.is_file() and not any(
-        one.turns for each in explored for one in counted(read_trajectories(each), failures)
+    if not earlier:
+        return {}
+    files = {name: run.paths.carried(name, earlier[-1]) for name in carried}
+    explored = [run.paths.trajectories(f"explore{each}") for each in earlier]
+    if not any(file.is_file() for file in files.values()) and not any(
+        one.turns for each in explored for one in counted(read_trajectories(each), failures_of(run.recipe))
     ):
-        return None
-    return read_critics(file)
+        return {}
+    return {name: read_state(file, name) for name, file in files.items()}
 
 
 def _played(run: Run, credit: Credit, mark: str) -> list[Trajectory]:
@@ -132,7 +122,7 @@ def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
     played = {one.key: one for one in _played(run, credit, stage.mark)}
     trained = [_row(played[row.key], credit, row) for row in credited if row.bin == "trained"]
     assert run.recipe.align is not None
-    if build(LOSSES, run.recipe.align.loss, "align.loss").needs_reference:
+    if make_loss(run.recipe.align.loss, "align.loss").traits.needs_reference:
         still = [played[row.key] for row in credited if row.bin == "no_spread" and played[row.key].turns]
         cut = too_long(run.recipe, still)
         trained += [_row(one, credit, None) for one in still if one.key not in cut]

@@ -29,6 +29,7 @@ from perturn.settings.sections import Section
 from perturn.settings.stages import stages
 from perturn.table import locate
 from perturn.tables import table
+from perturn.traits import traits_of
 
 _READERS = {
     "expert": ("collect",),
@@ -237,7 +238,7 @@ def _read_by(section: Section | None, key: str, kind: str, begun: bool) -> Itera
             raise
         console.print(f"what {name} reads is not recorded: {error}", markup=False, soft_wrap=True)
         return
-    reads: Any = getattr(entry, "reads", None)
+    reads = traits_of(entry).reads if kind == "environments" else getattr(entry, "reads", None)
     if reads is not None:
         settings = {each: value for each, value in section.items() if each != "name"}
         yield key, gather(None, _all_files(_paths_of(reads, settings, name)))
@@ -256,8 +257,8 @@ def _paths_of(reads: Any, settings: Mapping[str, Any], name: str) -> list[str | 
         return [os.fspath(paths)] if isinstance(paths, str | os.PathLike) else list(map(os.fspath, paths))
     except Exception as error:  # a class is code of others
         raise ConfigError(
-            f"reads of {name} gives no paths: {type(error).__name__}: {error}; make it a list of paths, or a static "
-            "method from the settings to one."
+            f"reads of {name} gives no paths: {type(error).__name__}: {error}; make it a list of paths, or a function "
+            "from the settings to one."
         ) from error
 
 

@@ -36,7 +36,7 @@ def alike_within_limit(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[
     A pair of which a first turn does not fit is none of these; training refuses it, and says so. So is each pair where
     the policy cannot be read here.
     """
-    limit = _limit(recipe) if engine_settings(recipe).serves_checkpoints else None
+    limit = _limit(recipe) if engine_settings(recipe).traits.serves_checkpoints else None
     if limit is None:
         return [False] * len(pairs)
     renderer = make_renderer(recipe, base_of(recipe))

@@ -12,6 +12,7 @@ from typing import Any
 from perturn.data.paths import RunPaths
 from perturn.data.run_folder import run_folder
 from perturn.data.store import read_trajectories
+from perturn.envs.abilities import abilities_of
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, episode
 from perturn.episodes.replay import play_script
@@ -26,7 +27,6 @@ from perturn.run.maker import find_maker
 from perturn.run.panels import Panels
 from perturn.run.session import make_protocol, make_renderer, world_maker
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import VALUE, chosen_by
 from perturn.table import locate
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, failed, succeeded
 
@@ -101,7 +101,7 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
     source, seconds, played, began = "recorded expert episodes", 0.0, [], time.monotonic()
     with closing_world(world_maker(recipe)()) as env:
         known = panels.expert or panels.tasks.get("base") or panels.tasks.get("evaluate")
-        if not shown and known and hasattr(env, "expert"):
+        if not shown and known and "expert" in abilities_of(env):
             shown, seconds, first = _play(env, known, protocol)
             starting = max(0.0, first - began - seconds * len(shown[0].turns))
             source, played = "expert episodes played now", shown
@@ -120,7 +120,7 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
     counts: dict[str, Any] = {name: len(tasks) for name, tasks in panels.tasks.items()}
     if recipe.explore:
         counts["explore"] = (recipe.explore.per_iteration or counts["explore"]) * recipe.explore.samples
-    elif chosen_by(recipe) == VALUE and (maker := find_maker(recipe)):
+    elif recipe.evaluate and "explored" in recipe.evaluate.needs and (maker := find_maker(recipe)):
         counts["explore"] = maker.episodes
     if own and recipe.sft:
         counts["sft"] = sum(map(succeeded, shown))  # taught whatever the panel

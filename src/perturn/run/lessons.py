@@ -8,6 +8,7 @@ from typing import Any
 
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
+from perturn.envs.abilities import lacks
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Episode, Job, episode, play_alone
 from perturn.episodes.replay import play_script
@@ -82,11 +83,9 @@ def check_teacher(recipe: Recipe) -> None:
     if recipe.base is None:
         return
     with closing_world(world_maker(recipe)()) as env:
-        if not all(hasattr(env, part) for part in ("expert", "clumsy", "aimless")):
+        if problem := lacks(env, "expert", "clumsy", "aimless"):
             raise ConfigError(
-                f"base: environment {env.name} has no expert who also errs (perturn.envs.abilities.Teacher); "
-                "take alfworld or alfworld-like in this process (worlds.processes: 0), or leave base out and name "
-                "a model."
+                f"base needs an expert who also errs: {problem}, or leave base out and name a model."
             )
 
 

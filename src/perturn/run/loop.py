@@ -31,13 +31,12 @@ from perturn.run.inputs import note_inputs, refuse_changed
 from perturn.run.kept import let_go
 from perturn.run.lessons import check_teacher
 from perturn.run.live import Iterations, doing, shows_iterations
-from perturn.run.maker import Maker
 from perturn.run.measure import check_pathfinder
 from perturn.run.own_rules import ruled
 from perturn.run.panels import Panels, look_up
 from perturn.run.progress import at_work, console
-from perturn.run.rerank import check_rerank
 from perturn.run.row_stage import ROWS_OF, check_made
+from perturn.run.selectable import check_selection, refuse_seen
 from perturn.run.session import (
     Session,
     engine_settings,
@@ -45,7 +44,6 @@ from perturn.run.session import (
     make_renderer,
     world_maker,
 )
-from perturn.run.valued import refuse_seen
 from perturn.settings.parsing import to_yaml
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, makes, own_files, stages
@@ -116,7 +114,7 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
         raise ConfigError(f"the recipe has no stage of `{command}`; add the section {sections[command]}.")
     if not (recipe.base or recipe.sft or recipe.align) or command not in (None, "train"):
         return
-    if not engine_settings(recipe).serves_checkpoints:
+    if not engine_settings(recipe).traits.serves_checkpoints:
         raise ConfigError(
             f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
             "or do without training: perturn collect, pair, evaluate or report."
@@ -198,16 +196,16 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         except ConfigError as error:
             raise ConfigError(f"then: {error}") from error
     engine = engine_settings(recipe)
-    if engine.serves_checkpoints and recipe.base is None:
+    if engine.traits.serves_checkpoints and recipe.base is None:
         refuse_misspelt(recipe.model.name)  # before torch is loaded
     if recipe.base is not None or recipe.sft is not None or recipe.align is not None:
         locate("perturn.run.trainable:check_training")(recipe)
     check_teacher(recipe)
     check_made(recipe)
-    check_choices(recipe)
+    check_selection(recipe)
     engine.check(lambda: locate("perturn.run.buildable:empty_base")(recipe), to_yaml(recipe))
     renderer = None
-    if engine.serves_checkpoints:
+    if engine.traits.serves_checkpoints:
         renderer = make_renderer(recipe, recipe.model.name) if recipe.base is None else None
         locate("perturn.run.buildable:check_model")(recipe, command in (None, "train"), renderer)
     _check_sources(recipe, renderer)
@@ -260,22 +258,6 @@ def _check_row(renderer: Renderer, row: Row) -> None:
     for side in sides:
         if not failed(side) and (len(sides) == 2 or not side.environment or succeeded(side)):
             renderer.check(side)
-
-
-def check_choices(recipe: Recipe, maker: Maker | None = None) -> None:
-    """Refuse an evaluation that would choose among equal episodes or actions, or by what is not there.
-
-    Args:
-        recipe: Of the run that scores.
-        maker: The run that will have made its policy; None: look.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
-    if recipe.evaluate is not None and recipe.evaluate.best_of is not None:
-        locate("perturn.run.best_of:check_best_of")(recipe, maker)
-    if recipe.evaluate is not None and recipe.evaluate.rerank is not None:
-        check_rerank(recipe, maker)
 
 
 def run_stages(

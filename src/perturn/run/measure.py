@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from perturn.envs.abilities import lacks
 from perturn.episodes.replay import replay
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.faults import closing_world
@@ -19,20 +20,20 @@ from perturn.types import Environment, EpisodeProtocol, PreferencePair, Remainin
 
 
 def sense_of(recipe: Recipe) -> str | None:
-    """The sense in which rows or their credit read the remaining path of each turn; None: they do not.
+    """The sense in which rows or credits read the remaining path of each turn; None: they do not.
 
     Raises:
         ConfigError: If two readers want different ones.
     """
-    found = {
-        "rows": sense_in(recipe.rows.needs) if recipe.rows else None,
-        "credit": locate("perturn.run.trainable:distance_read")(recipe) if recipe.align else None,
-        "explore": sense_in(recipe.explore.needs) if recipe.explore else None,
-    }
-    if len(set(found.values()) - {None}) > 1:
-        said = ", ".join(f"{key}.distance is {sense}" for key, sense in found.items() if sense)
-        raise ConfigError(f"a run measures the remaining path in one sense, and {said}; set both alike.")
-    return found["rows"] or found["credit"]
+    rows = sense_in(recipe.rows.needs) if recipe.rows else None
+    credits = locate("perturn.run.trainable:distances_read")(recipe)
+    explorer = sense_in(recipe.explore.needs) if recipe.explore else None
+    if len({rows, explorer, *credits} - {None}) > 1:
+        raise ConfigError(
+            "the remaining path is read both as shortest and as searching, and a run measures it once; set "
+            "rows.distance, explore.distance and credit.distance alike."
+        )
+    return rows or next(iter(credits), None)
 
 
 def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
@@ -42,15 +43,11 @@ def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
         ConfigError: Saying which can.
     """
     read = sense_of(recipe) or (recipe.explore and sense_in(recipe.explore.needs))
-    if read and not hasattr(env, "remaining"):
-        which = (
-            f"environment {env.name} does not say"
-            if env
-            else "the recipe has no environment, which would say"
-        )
+    problem = lacks(env, "remaining") if env else "it has no environment, which would say"
+    if read and problem:
         raise ConfigError(
-            f"{which} how far an episode is from its end (perturn.envs.abilities.Pathfinder); take alfworld "
-            "or alfworld-like in this process (worlds.processes: 0), or rows, credit and explorer that do not read it."
+            f"the recipe reads how far an episode is from its end: {problem}, or take rows, credit and explorer that "
+            "do not read it."
         )
 
 

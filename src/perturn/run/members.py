@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from perturn.credit import Credit
 from perturn.data.paths import RunPaths
-from perturn.policy.credits import trains_branches
 from perturn.run.branch import stored_branches
 from perturn.settings.recipe import Recipe
 from perturn.types import Trajectory, came_back
@@ -32,6 +31,6 @@ def members_of(
     Raises:
         RunError: As `stored_branches`, where it trains branches.
     """
-    if not trains_branches(credit):
+    if not credit.traits.trains_branches:
         return list(explored)
     return [*explored, *filter(came_back, stored_branches(paths, recipe, mark))]

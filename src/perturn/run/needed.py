@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from perturn.credit import Credit
 from perturn.errors import ConfigError
-from perturn.policy.credits import (
-    named_credit,
-    reads_reward_model,
-    takes_unfinished,
-    trains_branches,
-    weighs_alone,
-)
-from perturn.policy.models import empty_model
-from perturn.run.answers import answer_form, check_answers
-from perturn.run.matches import check_gold_calls
+from perturn.policy.credits import named_credit, weighs_alone
+from perturn.quantities import Planned, policies_of, wanted
+from perturn.quantities.protocol import REWARD
+from perturn.run.answers import answer_form
 from perturn.run.panels import Panels
-from perturn.run.quantities import is_of_run, is_own_reference
 from perturn.settings.compatibility import explorer_name, misfit
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import makes, policy_of, stages
+from perturn.settings.stages import makes, stages
 from perturn.types import Environment
 
 
@@ -32,25 +25,28 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)
     tasks = panels.tasks.get("explore", [])
+    needs = wanted(credit.needs, f"credit {name}")
     check_prover(recipe, name, credit)
     grouped = makes(recipe, "groups")
     provides = recipe.explore.traits.provides if grouped and recipe.explore else frozenset()
-    if provides and not ("branches" in credit.needs or trains_branches(credit)):
+    if provides and not reads_branches(credit):
         raise ConfigError(
             f"credit {name} does not read {', '.join(sorted(provides))}, which explore.name={explorer_name(recipe)} "
             "provides; take explore.name=rollouts, or a credit that does, such as credit.name=spo."
         )
     if grouped:
-        _check_progress(recipe, name, credit)
+        _check_reward(recipe, name, credit)
         _check_samples(recipe, name, credit)
-    if "matches" in credit.needs:
-        check_gold_calls(env, tasks, name)
-    if "answer" in credit.needs:
-        check_answers(recipe, tasks)
-    if "answers" in credit.needs:
-        if getattr(credit, "reference", "own") == "gold":
-            check_answers(recipe, tasks)
-        answer_form(recipe)
+    references = {one.iteration: one.reference for one in stages(recipe) if one.command == "credit"}
+    planned = Planned(f"credit {name}", recipe, lambda: answer_form(recipe), references, env, tasks)
+    for quantity, request in needs.values():
+        quantity.check(request, planned)
+
+
+def reads_branches(credit: Credit) -> bool:
+    """Whether a credit reads branches, or trains on them."""
+    needs = wanted(credit.needs).values()
+    return credit.traits.trains_branches or any(quantity.traits.reads_branches for quantity, _ in needs)
 
 
 def _check_samples(recipe: Recipe, name: str, credit: Credit) -> None:
@@ -64,50 +60,27 @@ def _check_samples(recipe: Recipe, name: str, credit: Credit) -> None:
     if not weighs_alone(credit):
         raise ConfigError(
             f"explore.samples must be > 1 with credit {name}, which compares the samples of a task, got 1; or take one "
-            "that weighs each by itself, such as credit.name=turn-gae; one of your own says so by weighs_alone = True."
+            "that weighs each by itself, such as credit.name=turn-gae; one of your own has the trait weighs_alone."
         )
     drops = recipe.rows is not None and recipe.rows.traits.drop_equal_outcomes
-    if drops and not trains_branches(credit):
+    if drops and not credit.traits.trains_branches:
         raise ConfigError(
             "explore.samples must be > 1 with rows.drop_equal_outcomes, since no other outcome is there to be equal "
             "to, got 1; or leave it out."
         )
 
 
-def _check_progress(recipe: Recipe, name: str, credit: Credit) -> None:
-    """Refuse a reward model without its reader, or a reader without it, and a policy that is always its own reference.
+def _check_reward(recipe: Recipe, name: str, credit: Credit) -> None:
+    """Refuse a reward model that nothing reads.
 
     Raises:
-        PerturnError: Saying what to set, or that the policy which the credit names cannot be read.
+        ConfigError: Saying what to set.
     """
-    reads = reads_reward_model(credit)
-    if reads and recipe.reward is None:
-        raise ConfigError(
-            f"credit {name} reads a reward model that learns in each iteration; add a section reward, such as "
-            "reward: {}, or name a trained one in credit.checkpoint."
-        )
-    if recipe.reward is not None and not reads:
+    if recipe.reward is not None and REWARD not in policies_of(credit.needs):
         raise ConfigError(
             f"credit {name} reads no reward model of the run; leave reward out, or take credit.name=oprl without "
             "checkpoint."
         )
-    if "progress" not in credit.needs or reads:
-        return
-    references = {one.iteration: one.reference for one in stages(recipe) if one.command == "credit"}
-    if is_own_reference(credit, recipe, references):
-        raise ConfigError(
-            f"credit {name} would compare each policy with itself; take align.reference=start or average and several "
-            "iterations, or name another policy in credit.checkpoint."
-        )
-    named = getattr(credit, "checkpoint", None)
-    if named in (None, "base", policy_of(recipe, 0)):
-        return
-    if is_of_run(recipe, named):
-        raise ConfigError(
-            f"credit.checkpoint: policy {named} is not there before the loop; name one that is, base or sft, a folder, "
-            "or a Hub id."
-        )
-    empty_model(named)
 
 
 def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
@@ -123,13 +96,13 @@ def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
     """
     if recipe.explore is None:
         return
-    reads, trains = "branches" in credit.needs or trains_branches(credit), trains_branches(credit)
+    reads, traits = reads_branches(credit), credit.traits
     takes = {
-        "unfinished": takes_unfinished(credit) and not trains,
+        "unfinished": traits.takes_unfinished and not traits.trains_branches,
         "some-episodes": not reads,
-        "prover": not reads or (not trains and getattr(credit, "takes_prover", False)),
-        "cut-branches": not reads or takes_unfinished(credit),
-        "dependent-branches": not (trains and getattr(credit, "unbiased", False)),
+        "prover": not reads or (traits.takes_prover and not traits.trains_branches),
+        "cut-branches": not reads or traits.takes_unfinished,
+        "dependent-branches": not (traits.trains_branches and traits.unbiased),
     }
     needs = ("branches",) if reads else ()
     problem = misfit(recipe, f"credit {name}", needs, {each for each, taken in takes.items() if taken})

@@ -8,11 +8,10 @@ from typing import Any
 
 from perturn.data.paths import RunPaths
 from perturn.data.run_folder import run_folder
-from perturn.envs.declared import Declared, declared_rules
 from perturn.envs.load import environment_maker
 from perturn.envs.process import ProcessWorlds, runs_here
 from perturn.envs.protocols import PROTOCOLS
-from perturn.envs.remote import RemoteWorld
+from perturn.envs.remote import rules_of
 from perturn.errors import ConfigError, PerturnError, did_you_mean
 from perturn.faults import closing_world
 from perturn.run.panels import choose_tasks
@@ -68,7 +67,7 @@ def rules_for(protocol: str | None, env: Environment, task: Callable[[], Task]) 
     """
     if protocol is not None:
         return Rules({"name": protocol}, {})
-    declared: Declared = env.declared() if isinstance(env, RemoteWorld) else declared_rules(env)
+    declared = rules_of(env)
     named, source = declared.get("name", ("default", ""))
     if named not in PROTOCOLS and not {"system", "max_turns"} <= declared.keys() and "name" in declared:
         raise ConfigError(

@@ -43,9 +43,8 @@ from perturn.run.session import (
     engine_settings,
     evaluation_sampling,
 )
-from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import VALUE, Stage, chosen_by, makes, stages, starts_over
+from perturn.settings.stages import Stage, makes, stages, starts_over
 from perturn.table import locate
 
 if TYPE_CHECKING:
@@ -114,14 +113,15 @@ def make_plan(
     panels = check(recipe, command)
     startup = _import_stages(recipe, command) - began + (REPORT_SECONDS if command is None else 0.0)
     engine, machine = engine_settings(recipe), None
-    found = look_at_episodes(recipe, panels, renderer_of(recipe) if engine.serves_checkpoints else None)
-    if engine.serves_checkpoints:
+    found = look_at_episodes(
+        recipe, panels, renderer_of(recipe) if engine.traits.serves_checkpoints else None
+    )
+    if engine.traits.serves_checkpoints:
         model = locate("perturn.run.buildable:empty_base")(recipe)
         machine = _measured(recipe, model, found)
         how = _how(machine, found)
     else:
-        bound = getattr(engine, "bound", "unknown")
-        how = [f"Time is the server's and is not estimated. What it may spend: {bound}."]
+        how = [f"Time is the server's and is not estimated. What it may spend: {engine.traits.spending}."]
     done = manifest.get("stages", {})
     steps = []
     for stage in stages(recipe):
@@ -187,16 +187,15 @@ def _cost(
     assert part is not None
     if not explores and recipe.evaluate and recipe.evaluate.turns:
         found = _controlled(found, recipe.evaluate.turns)
-    if not explores and recipe.evaluate and recipe.evaluate.best_of:
-        episodes *= recipe.evaluate.best_of.samples
-    reranks = not explores and recipe.evaluate and recipe.evaluate.rerank
-    candidates = reranks.samples if reranks else 1
-    by_value = not explores and chosen_by(recipe) == VALUE
+    candidates, taught = 1, False
+    if not explores and recipe.evaluate:
+        episodes *= recipe.evaluate.candidates("episodes")
+        candidates, taught = recipe.evaluate.candidates("actions"), "explored" in recipe.evaluate.needs
     learned_from = f"{found.explore} {'explored ones' if recipe.explore else 'that another run explored'}"
     work = (
         f"{episodes} episodes of split {part.tasks.split}, about {found.policy_turns(learned):.0f} turns each"
-        + (f", {candidates} actions a turn" if reranks else "")
-        + (f", chosen by a head on {learned_from}" if by_value else "")
+        + (f", {candidates} actions a turn" if candidates > 1 else "")
+        + (f", chosen by what it learns from {learned_from}" if taught else "")
     )
     if stage.name == f"branch{stage.mark}":
         expected, policy = (
@@ -212,38 +211,39 @@ def _cost(
     if not (recipe.base or recipe.sft or recipe.align):
         # Whether the model writes as the expert or all it may is not known: halfway, in factors, errs least.
         most = ceil(sqrt(most * min(most, found.said)))
-    cache = getattr(engine_settings(recipe), "cache_gigabytes", None) or 2.0
+    cache = engine_settings(recipe).traits.cache_gigabytes or 2.0
     memory = (machine.base_gb + machine.parameters * machine.bytes / 1e9 + cache) * KEPT_BY_ALLOCATOR
     seconds = generation_seconds(machine, found, episodes, part.concurrency, learned, most, candidates)
     seconds += opening_seconds(machine, found, episodes, part.concurrency, _cores())
-    if by_value:
-        seconds += passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=bool(reranks)))
+    if taught:
+        seconds += passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=candidates > 1))
     return work, seconds, memory
 
 
 def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tuple[str, float, float]:
-    """One pass over the explored episodes for each quantity that the credit reads of a policy."""
+    """Passes over the explored episodes for the quantities that the credit reads of policies."""
     assert recipe.credit is not None
     needs = locate("perturn.policy.credits:make_credit")(recipe.credit).needs
-    of_policies = locate("perturn.run.readings:OF_ACTED") | {"reference", "progress", "critics"}
-    read = sorted(needs & of_policies - {"clusters"})
+    wanted = locate("perturn.quantities:wanted")(needs)
+    passes = {
+        name: quantity.traits.passes for name, (quantity, _) in wanted.items() if quantity.traits.passes
+    }
     members = _members(recipe, found)
     with_branches = f" and {members - found.explore} branches" if members > found.explore else ""
     work = f"groups of {found.explore} explored episodes{with_branches}" + (
-        f", read for {', '.join(read)}" if read else ""
+        f", read for {', '.join(passes)}" if passes else ""
     )
-    if machine is None or not read:
+    if machine is None or not passes:
         return work, 1.0, found.memory_gb
     tokens = trained_tokens(found, members, on_pairs=False, own=True)
-    passes = len(read) + ("critics" in read)  # Q and V each have one
-    seconds = 1.0 + passing_seconds(machine, 2 * passes * tokens)
+    seconds = 1.0 + passing_seconds(machine, 2 * sum(passes.values()) * tokens)
     return work, seconds, (machine.base_gb + machine.parameters * machine.bytes / 1e9) * KEPT_BY_ALLOCATOR
 
 
 def _members(recipe: Recipe, found: Episodes) -> int:
     """Episodes that a credit of groups weighs: explored ones, and branches where it trains on them too."""
     credit = locate("perturn.policy.credits:make_credit")(recipe.credit) if recipe.credit else None
-    if not makes(recipe, "groups") or not getattr(credit, "trains_branches", False):
+    if not makes(recipe, "groups") or credit is None or not credit.traits.trains_branches:
         return found.explore
     return found.explore + _branches(recipe, found, found.policy_turns(True)).played
 
@@ -281,8 +281,8 @@ def _training_cost(
     of_groups = once is None and not judges and makes(recipe, "groups")
     tokens = trained_tokens(found, rows, on_pairs, own=of_groups)
     work = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"
-    loss = build(locate("perturn.losses:LOSSES"), settings.loss, "loss")
-    seconds = training_seconds(machine, settings, tokens, bool(loss.needs_reference))
+    loss = locate("perturn.policy.credits:make_loss")(settings.loss)
+    seconds = training_seconds(machine, settings, tokens, loss.traits.needs_reference)
     return work, seconds + fitting_seconds(machine, settings, rows), training_gb(machine, settings)
 
 

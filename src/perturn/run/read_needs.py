@@ -1,19 +1,15 @@
-"""Quantities that an explorer reads of the policy that explored."""
+"""Quantities that an explorer reads of the episodes that it resumes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from perturn.needs import Need, SuccessChance
-from perturn.policy.entropies import turn_entropies
-from perturn.policy.logprobs import prepare
-from perturn.policy.reference import frozen
-from perturn.run.prospects import chances_of
-from perturn.run.quantities import open_policy
-from perturn.run.readings import Reader, encoded
+from perturn.needs import Distance, Need, name_of
+from perturn.quantities import compute
+from perturn.run.quantity_source import RunSource
 from perturn.run.session import Session
-from perturn.settings.stages import Stage, policy_of
+from perturn.settings.stages import Stage
 from perturn.types import Trajectory
 
 
@@ -26,23 +22,8 @@ def read_needs(
         session: The run.
         stage: The stage that plays branches.
         episodes: Explored ones that did not FAIL, by task and sample.
-        needs: Requests for `entropy` and `success-chance`; the distance to a success is none of the policy's.
+        needs: Requests; the distance to a success is measured into the episodes instead.
     """
-    reader = open_policy(session.run.paths, session.recipe, policy_of(session.recipe, stage.iteration - 1))
-    found: dict[str, Sequence[Any]] = {}
-    for need in needs:
-        if need == "entropy":
-            found["entropy"] = _entropies(episodes, reader)
-        elif isinstance(need, SuccessChance):
-            found[need.name] = chances_of(episodes, need.others, reader)
-    return found
-
-
-def _entropies(episodes: Sequence[Trajectory], reader: Reader) -> list[list[float]]:
-    """Entropy of the first token of each turn, without unit `[episodes][turns]`."""
-    rows = encoded(episodes, reader.renderer)
-    prepare(reader.model)
-    with frozen(reader.model):
-        entropies = turn_entropies(reader.model, [row.chosen for row in rows.values()], reader.token_budget)
-    by_index = dict(zip(rows, entropies, strict=True))
-    return [by_index.get(index, []) for index in range(len(episodes))]
+    wanted = [need for need in needs if name_of(need) != Distance.name]
+    source = RunSource(session.run.paths, session.recipe, stage.iteration)
+    return {name: one.entries for name, one in compute(wanted, episodes, source, "the explorer").items()}

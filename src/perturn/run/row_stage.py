@@ -117,7 +117,7 @@ def check_made(recipe: Recipe) -> None:
             f"rows.name={rows_name(recipe)} puts two episodes into one conversation, of which a policy must see all; "
             "set protocol.history=full."
         )
-    if traits.reads_logprobs and not engine_settings(recipe).serves_checkpoints:
+    if traits.reads_logprobs and not engine_settings(recipe).traits.serves_checkpoints:
         raise ConfigError(
             f"rows.name={rows_name(recipe)} reads the log-probabilities of what was sampled, which engine "
             f"{recipe.engine['name']!r} does not give; take rows.takeover=random, or engine.name=local."

@@ -65,7 +65,8 @@ def scoring_recipe(
     data["protocol"] = dict(rules.settings)
     own = [word for word in overrides if word.startswith("protocol.")]
     apply_overrides(data, own)
-    if getattr(PROTOCOLS.get(data["protocol"]["name"]), "sampling", None) is None:
+    named = PROTOCOLS.get(data["protocol"]["name"])
+    if named is None or named.sampling is None:
         data["evaluate"]["sampling"] = {"max_new_tokens": turn_tokens(data["protocol"].get("format"))}
     apply_overrides(data, overrides)
     said = {word.partition("=")[0].removeprefix("protocol.") for word in own}

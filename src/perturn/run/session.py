@@ -37,7 +37,8 @@ from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import ProtocolSettings
 from perturn.settings.stages import suffix_of
-from perturn.table import locate
+from perturn.table import check_names, locate
+from perturn.traits import EngineTraits
 from perturn.types import (
     Engine,
     Environment,
@@ -163,7 +164,8 @@ def engine_settings(recipe: Recipe) -> EngineSettings:
         ConfigError: If there is no such engine, a setting is wrong, or a foreign engine lacks a part of its contract.
     """
     settings: EngineSettings = build(ENGINES, recipe.engine, "engine")
-    missing = [part for part in ("serves_checkpoints", "check", "open") if not hasattr(settings, part)]
+    check_names(type(settings), kind="engine", known=("check", "open"), traits=EngineTraits)
+    missing = [part for part in ("traits", "check", "open") if not hasattr(settings, part)]
     if missing:
         raise ConfigError(
             f"engine {recipe.engine['name']!r} lacks {', '.join(missing)}; its settings must keep the Protocol "
@@ -179,7 +181,7 @@ def open_engine(run: Run, policy: str) -> Engine:
         RunError: If the policy is one that we trained, or will train, and the engine cannot serve it.
     """
     recipe, cluster = run.recipe, run.recipe.cluster
-    if not engine_settings(recipe).serves_checkpoints:
+    if not engine_settings(recipe).traits.serves_checkpoints:
         if policy == "base":
             return serve_policy(recipe, policy, None, run.folder, recipe.model.name)
         raise RunError(

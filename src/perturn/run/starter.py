@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from perturn.bounds import texts
+from perturn.envs.abilities import abilities_of
 from perturn.envs.load import environment_maker
 from perturn.envs.protocols import PROTOCOLS
 from perturn.errors import ConfigError, did_you_mean
@@ -23,7 +24,7 @@ from perturn.run.own_rules import EVALUATION_SPLITS, rules_for, some_task
 from perturn.settings.parsing import apply_overrides, parse
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.settings.shipped import shipped, shipped_recipe
-from perturn.table import name_of
+from perturn.table import locate, name_of
 from perturn.tables import table
 
 _TABLES = {
@@ -77,9 +78,11 @@ def write_recipe(
     """
     if file.exists():
         raise ConfigError(f"{file} exists and is left as it is; choose another name, or remove it.")
-    losses = table("losses")
-    if loss is not None and (loss not in losses or not losses[loss].needs_rejected):
-        fitting = [name for name, each in losses.items() if each.needs_rejected]
+    traits = {
+        name: locate("perturn.losses.protocol:default_traits")(each) for name, each in table("losses").items()
+    }
+    fitting = [name for name, each in traits.items() if each and each.needs_rejected]
+    if loss is not None and loss not in fitting:
         raise ConfigError(f"unknown loss {loss!r} for an alignment.{did_you_mean(loss, fitting)}")
     world: dict[str, Any] = {"environment": {"name": environment}}
     apply_overrides(world, [word for word in overrides if word.startswith("environment.")])
@@ -124,7 +127,7 @@ def _chosen(
     with closing_world(environment_maker(environment)()) as env:
         taught, explored, evaluated = _panels(env)
         protocol = _protocol(env, "action" if small else "react")
-        has_expert = hasattr(env, "expert")
+        has_expert = "expert" in abilities_of(env)
     most = 128 if protocol.get("format") in ("react", "tools") else 32
     training: dict[str, Any] = {"batch_size": 4}
     if small:

@@ -12,8 +12,10 @@ import torch
 from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
+from perturn.losses.protocol import default_traits
+from perturn.needs import Distance, request_of
 from perturn.policy.config import TurnConfig
-from perturn.policy.credits import choose_credit
+from perturn.policy.credits import choose_credit, make_loss
 from perturn.policy.models import compute_dtype, context_length, device
 from perturn.policy.templates import chat_template
 from perturn.ranks import share_of
@@ -21,7 +23,6 @@ from perturn.rows import ROWS
 from perturn.run.kept import goes_on
 from perturn.run.tracking import PROJECT
 from perturn.settings.making import RowMaker
-from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Train
 
@@ -53,9 +54,10 @@ def check_training(recipe: Recipe) -> None:
         if settings is None:
             continue
         rows = _rows_for(recipe, name)
-        loss = build(LOSSES, settings.loss, f"{name}.loss")
-        if (kind := _rows_of(loss)) != rows:
-            fitting = ", ".join(key for key, each in LOSSES.items() if _rows_of(each) == rows)
+        loss = make_loss(settings.loss, f"{name}.loss")
+        if (kind := loss.traits.rows) != rows:
+            known = {key: default_traits(each) for key, each in LOSSES.items()}
+            fitting = ", ".join(key for key, traits in known.items() if traits and traits.rows == rows)
             makers = (
                 f"rows.name one of {', '.join(_makers_of(kind))}{', or into sft' if kind == 'single' else ''}"
             )
@@ -85,12 +87,16 @@ def _rows_for(recipe: Recipe, name: str) -> str:
     return "pairs" if name == "reward" else "single"
 
 
-def distance_read(recipe: Recipe) -> str | None:
-    """The sense in which the credit of the alignment reads the distance to a success; None: it does not."""
-    assert recipe.align is not None
-    loss = build(LOSSES, recipe.align.loss, "align.loss")
-    credit = choose_credit(loss, recipe.align.loss, recipe.credit)
-    return getattr(credit, "distance", "shortest") if getattr(credit, "needs_remaining", False) else None
+def distances_read(recipe: Recipe) -> set[str]:
+    """Return the senses in which credits of a recipe read the remaining path of each turn."""
+    found = []
+    for name in ("reward", "align"):
+        settings = getattr(recipe, name)
+        if settings is not None:
+            loss = make_loss(settings.loss, f"{name}.loss")
+            credit = choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
+            found.append(request_of(credit.needs, Distance))
+    return {each.sense for each in found if each is not None}
 
 
 def _makers_of(kind: str) -> list[str]:
@@ -103,15 +109,6 @@ def _with_defaults(maker: Any) -> RowMaker | None:
     """A row maker with its defaults; None where a setting has none."""
     has_all = all(one.default is not MISSING or one.default_factory is not MISSING for one in fields(maker))
     return maker() if has_all else None
-
-
-def _rows_of(loss: Any) -> str:
-    """The kind of rows that a loss learns from."""
-    if getattr(loss, "needs_behavior", False):
-        return "groups"
-    if getattr(loss, "needs_mismatched", False):
-        return "labelled"
-    return "pairs" if loss.needs_rejected else "single"
 
 
 def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None) -> TurnConfig:

@@ -109,9 +109,8 @@ def check_compatible(recipe: Recipe) -> None:
         f"explore.name={explorer_name(recipe)} provides {', '.join(sorted(traits.provides))}, which "
         f"{reader or 'nothing'} reads{' not' if reader else ''}; take explore.name=rollouts.",
     )
-    choice = recipe.evaluate and (recipe.evaluate.best_of or recipe.evaluate.rerank)
-    if choice and choice.by == "value":
-        problem = misfit(recipe, "by=value", (), set(IMPOSED) - {"unfinished"})
+    if recipe.evaluate and "explored" in recipe.evaluate.needs:
+        problem = misfit(recipe, "evaluate.select", (), set(IMPOSED) - {"unfinished"})
         require(problem is None, problem or "")
     require(
         not traits.resumes_earlier or recipe.iterations > 1,

@@ -10,7 +10,7 @@ from perturn.needs import Need
 from perturn.settings.sections import COUNT, Tasks
 from perturn.types import Sampling
 
-EXPLORER = EntryOf("explorers", "rollouts")
+EXPLORER = EntryOf("explorers", default="rollouts")
 """Mark of the section `explore`."""
 
 

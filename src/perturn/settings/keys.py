@@ -43,6 +43,8 @@ def keys_of(kind: Any, where: str = "") -> Iterator[str]:
         mark = entry_of(hints[field.name])
         if mark:
             yield f"{path}.name"
+        if mark and mark.shared is not None:
+            yield from keys_of(mark.shared, path)
         parts = table(mark.table).values() if mark and mark.default else _parts(hints[field.name])
         yield from dict.fromkeys(key for part in parts for key in keys_of(part, path))
 

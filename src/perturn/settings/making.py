@@ -11,7 +11,7 @@ from perturn.errors import ConfigError
 from perturn.needs import Distance, Need
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
-ROWS = EntryOf("rows", "expert-pairs")
+ROWS = EntryOf("rows", default="expert-pairs")
 """Mark of the section `rows`."""
 
 Kind = Literal["pairs", "groups", "single", "labelled"]

@@ -77,7 +77,8 @@ def _settings(values: Mapping[str, Any], kind: Any, where: str) -> Iterator[Name
 def _of_entry(section: Mapping[str, Any], entry: EntryOf, where: str) -> Iterator[Named]:
     """Yield the inputs of a section that names an entry of a table, or a class of the user's own."""
     name = str(section.get("name"))
-    settings = {key: value for key, value in section.items() if key != "name"}
+    shared = {each.name for each in dataclasses.fields(entry.shared)} if entry.shared else set()
+    settings = {key: value for key, value in section.items() if key not in ("name", *shared)}
     if ":" in name:
         yield Named(f"{where}.name", name, "code")
         yield from _texts(settings, "maybe", where)

@@ -128,20 +128,28 @@ def parse(
         raise ConfigError(_join(where, str(error))) from None
 
 
-def build(table: Mapping[str, Any], section: Mapping[str, Any], where: str, *, root: Any = None) -> Any:
+def build(
+    table: Mapping[str, Any],
+    section: Mapping[str, Any],
+    where: str,
+    also: Sequence[str] = ("name",),
+    *,
+    root: Any = None,
+) -> Any:
     """Section -> the object its `name` picks from a table, made with its other keys.
 
     Args:
         table: Name -> class.
         section: `name` and settings.
         where: Dotted path of the section in the recipe.
+        also: Keys of the section that are no settings of the object.
         root: The dataclass of the whole recipe, for messages; None: the section stands alone.
     """
     name = str(section.get("name"))
     if name not in table:
         raise ConfigError(unknown_name(where, name, table))
-    settings = {key: value for key, value in section.items() if key != "name"}
-    return parse(table[name], settings, where, also=("name",), root=root, table=table)
+    settings = {key: value for key, value in section.items() if key not in also}
+    return parse(table[name], settings, where, also=also, root=root, table=table)
 
 
 def build_entry(mark: EntryOf, section: Mapping[str, Any], where: str, *, root: Any = None) -> Any:

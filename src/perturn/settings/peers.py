@@ -183,7 +183,7 @@ PEERS: dict[str, Peer] = {
     "attn_implementation": _same("Perturn packs rows with an attention of its own; leave it out."),
     # Playing
     "num_generations": _played("explore.samples", "number of episodes of each task"),
-    "num_generations_eval": _played("evaluate.best_of.samples", "number of episodes of each scored task"),
+    "num_generations_eval": _played("evaluate.select.samples", "number of episodes of each scored task"),
     "generation_batch_size": _played("explore.per_iteration", "number of tasks of an iteration"),
     "steps_per_generation": _played(
         "align.minibatches", "number of optimizer steps on one iteration's episodes"

@@ -21,20 +21,13 @@ _SCORE = (
     "evaluate.tasks",
     "evaluate.sampling",
     "evaluate.concurrency",
-    "evaluate.best_of",
-    "evaluate.rerank",
+    "evaluate.select",
     "evaluate.turns",
 )
 _EXPERT = (*_WORLD, "expert")
 _SFT = (*_EXPERT, *_MODEL, "sft")
 _EXPLORE = (*_SFT, *_PLAY)
 _LOOP = (*_EXPLORE, "explore", "reward", "rows", "credit", "align")
-
-
-VALUE = "value"
-"""Chooses by a head on the policy's hidden states that has learned from explored episodes."""
-IMPLICIT = "implicit"
-"""Chooses by the reward that is implicit in a policy and in the one it was trained from."""
 
 
 @dataclass(frozen=True)
@@ -140,22 +133,15 @@ def learned_from(recipe: Recipe, policy: str) -> str | None:
     return "base" if policy == "sft" or starts_over(recipe) else policy_of(recipe, 0)
 
 
-def chosen_by(recipe: Recipe) -> str | None:
-    """How an evaluation chooses one of several episodes, or actions; None: it does not."""
-    part = recipe.evaluate
-    choice = part and (part.best_of or part.rerank)
-    return choice.by if choice else None
-
-
 def explored_before(recipe: Recipe, policy: str) -> str:
-    """The stage that explores last before a policy is evaluated by values; of what the loop begins with, the first."""
+    """The stage that explores last before a policy is evaluated; of what the loop begins with, the first."""
     its = [number for number in range(1, recipe.iterations + 1) if policy_of(recipe, number) == policy]
     return f"explore{mark(recipe, its[0] if its else 1)}"
 
 
 def _explores_first(recipe: Recipe) -> bool:
-    """Whether an evaluation learns from what is explored here, so that this comes first."""
-    return chosen_by(recipe) == VALUE and recipe.explore is not None
+    """Whether the selector of an evaluation needs what is explored here, so that this comes first."""
+    return recipe.explore is not None and recipe.evaluate is not None and "explored" in recipe.evaluate.needs
 
 
 def average_of(recipe: Recipe, iteration: int) -> str:
@@ -172,7 +158,7 @@ def is_scored(recipe: Recipe, iteration: int) -> bool:
 def _first(recipe: Recipe) -> Iterator[Stage]:
     """The stages that are done once: the base, the expert's episodes, the base's score, SFT and its score.
 
-    Scores that are chosen by values come after the first exploration.
+    Where the selector of the evaluation needs explored episodes, these scores come after the first exploration.
     """
     scores = recipe.evaluate is not None and not _explores_first(recipe)
     made = ("base",) if recipe.base else ()

@@ -11,9 +11,10 @@ from perturn.data.rows import read_rows
 from perturn.errors import ConfigError, PerturnError
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
-from perturn.run.loop import check, check_choices, refuse_early
+from perturn.run.loop import check, refuse_early
 from perturn.run.maker import Maker
 from perturn.run.panels import choose_tasks, look_up
+from perturn.run.selectable import check_selection
 from perturn.run.session import world_maker
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Tasks
@@ -43,7 +44,7 @@ def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True
     for cell in cells:
         try:
             scoring = cell.scoring_recipe(cell.recipe.model.name)
-            check_choices(scoring, _maker(cell))
+            check_selection(scoring, _maker(cell))
             refuse_early(cell.recipe, None, trains_here=trains_here)
             if (key := _panels(cell.recipe)) not in panels:
                 _refuse_overlap(study, cell)

@@ -96,7 +96,7 @@ def test_the_most_frequent_of_a_servers_actions_is_taken(recipe, perturn, server
     server.reply = split
     words = [
         "evaluate.sampling.temperature=1.0",
-        "evaluate.rerank={samples: 3, by: frequency}",
+        "evaluate.select={name: frequency, among: actions, samples: 3}",
         "engine.concurrency=1",
     ]
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from peft import LoraConfig
-from tests.conftest import make_tiny_model
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
@@ -16,6 +15,7 @@ from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import compute_logprobs
 from perturn.types import Action, PreferencePair
+from support.models import make_tiny_model
 
 from ..training import turn_by_turn
 from .episodes import WORDS, history, play, weighted, weights

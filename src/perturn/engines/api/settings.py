@@ -14,6 +14,7 @@ from perturn.data.paths import RunPaths
 from perturn.engines.protocol import Serving
 from perturn.errors import ConfigError
 from perturn.table import locate, require
+from perturn.traits import EngineTraits
 from perturn.types import Engine
 
 _OWN = {"model", "messages", "tools", "stop", "stream", "n"}
@@ -24,8 +25,6 @@ _OWN = {"model", "messages", "tools", "stop", "stream", "n"}
 class ApiSettings:
     """Any server of the chat-completions protocol: OpenAI, vLLM, llama.cpp and others."""
 
-    serves_checkpoints: ClassVar[bool] = False
-    distributions: ClassVar[tuple[str, ...]] = ("openai",)
     SECRET_LENGTH: ClassVar[int] = 8
     """Length from which a key is secret; shorter ones are placeholders such as EMPTY, and may stand in any text."""
 
@@ -96,14 +95,13 @@ class ApiSettings:
         return engine
 
     @property
-    def bound(self) -> str:
-        """The most that the run may spend, in words."""
-        bound = self.max_cost or self.max_tokens_total
-        return (
-            f"engine's bound: {bound}"
-            if bound
-            else "no bound: set engine.max_cost or engine.max_tokens_total"
+    def traits(self) -> EngineTraits:
+        """It serves what its server serves, and spends money."""
+        most = self.max_cost or self.max_tokens_total
+        spending = (
+            f"engine's bound: {most}" if most else "no bound: set engine.max_cost or engine.max_tokens_total"
         )
+        return EngineTraits(serves_checkpoints=False, distributions=("openai",), spending=spending)
 
     @property
     def host(self) -> str:

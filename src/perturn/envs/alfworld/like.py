@@ -15,6 +15,7 @@ from perturn.envs.alfworld.play import TextGame, check_grammar
 from perturn.envs.alfworld.teaching import GamesTaught
 from perturn.envs.benchmark import check_known, choose_kinds
 from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
 VERSION = "1.0"
@@ -28,8 +29,7 @@ class ALFWorldLike(GamesTaught):
     layouts.
     """
 
-    in_process: ClassVar[bool] = True
-    protocol: ClassVar[str] = "alfworld-eto"
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(in_process=True, protocol="alfworld-eto")
 
     def __init__(
         self,

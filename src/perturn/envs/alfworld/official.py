@@ -17,6 +17,7 @@ from perturn.envs.alfworld.expert import Player, demonstrate
 from perturn.envs.alfworld.games import KINDS, Games, GameText, game_files
 from perturn.envs.benchmark import NO_EPISODE, check_installed, choose_kinds
 from perturn.errors import EnvironmentFailure
+from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
 _PARTS = {
@@ -37,8 +38,11 @@ class ALFWorldOfficial:
     own, which is where recipes run it; worlds in threads disturb each other.
     """
 
-    protocol: ClassVar[str] = "alfworld-eto"
-    distributions: ClassVar[tuple[str, ...]] = tuple(_PARTS.values())
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
+        protocol="alfworld-eto",
+        distributions=tuple(_PARTS.values()),
+        reads=lambda settings: game_files(settings.get("data")),
+    )
 
     def __init__(self, data: str | None = None, kinds: tuple[str, ...] = ()) -> None:
         """Check the settings; no game is read yet.
@@ -53,11 +57,6 @@ class ALFWorldOfficial:
         self.kinds = choose_kinds(kinds, KINDS, "alfworld")
         self._games = Games(data)
         self._game: OfficialGame | None = None
-
-    @staticmethod
-    def reads(settings: Mapping[str, Any]) -> Sequence[Path]:
-        """Return the files of the games, of all splits."""
-        return game_files(settings.get("data"))
 
     def tasks(self, split: str) -> Sequence[Task]:
         """All tasks of a split, as `ALFWorld.tasks` lists them."""

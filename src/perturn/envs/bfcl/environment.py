@@ -33,6 +33,7 @@ from perturn.envs.bfcl.matched import Matched
 from perturn.episodes.tool_calls import NO_CALL, ToolAction, ToolCall, read_action, write_action
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
 from perturn.io.reading import user_path
+from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
 STEP_LIMIT = 20
@@ -66,8 +67,9 @@ class Bfcl:
     and `train` the rest: a division of ours, for training, whose scores are not BFCL's.
     """
 
-    protocol: ClassVar[str] = "bfcl-multi-turn"
-    distributions: ClassVar[tuple[str, ...]] = ("bfcl-eval",)
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
+        protocol="bfcl-multi-turn", distributions=("bfcl-eval",)
+    )
 
     def __init__(
         self,

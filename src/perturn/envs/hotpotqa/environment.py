@@ -20,6 +20,7 @@ from perturn.envs.hotpotqa.fireact import Recorded, read_recorded
 from perturn.envs.index import MODULES, content_key, open_index
 from perturn.errors import EnvironmentFailure
 from perturn.io.reading import user_path
+from perturn.traits import EnvironmentTraits
 from perturn.types import Action, Observation, Task, Trajectory, Turn
 
 REWARDS: dict[str, Callable[[str, str], float]] = {
@@ -55,10 +56,12 @@ class HotpotQA:
     `state_key` is the task, the open page and how far the look-up has come.
     """
 
-    in_process: ClassVar[bool] = True
-    protocol: ClassVar[str] = "hotpotqa-react"
-    distributions: ClassVar[tuple[str, ...]] = ("bm25s",)
-    answer_action: ClassVar[str] = "finish[{answer}]"
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
+        in_process=True,
+        protocol="hotpotqa-react",
+        distributions=("bm25s",),
+        answer_action="finish[{answer}]",
+    )
 
     name = _VERSION
     """Followed by reward, match and a hash of the corpus, since scores depend on them."""

@@ -6,14 +6,14 @@ Needs `pip install "perturn[api]"`, the questions, and a judge; `docs/environmen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from perturn.envs.benchmark import NO_EPISODE, check_known, short_hash
 from perturn.envs.mt_bench.data import data_files, read_tasks
 from perturn.envs.mt_bench.judge import BEST, Judge, JudgeSettings
 from perturn.errors import EnvironmentFailure
+from perturn.traits import EnvironmentTraits
 from perturn.types import EpisodeProtocol, Observation, Sampling, Task
 
 MT_BENCH = EpisodeProtocol(
@@ -38,9 +38,12 @@ class MTBench:
     reference answer (math, reasoning, coding) are rated by it. A judge that gives no rating fails the episode.
     """
 
-    in_process: ClassVar[bool] = True
-    protocol: ClassVar[str] = "mt-bench"
-    distributions: ClassVar[tuple[str, ...]] = ("openai",)
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
+        in_process=True,
+        protocol="mt-bench",
+        distributions=("openai",),
+        reads=lambda settings: data_files(settings.get("data")),
+    )
 
     def __init__(self, judge: JudgeSettings, data: str | None = None) -> None:
         """Read the questions and the forms; nothing is sent yet.
@@ -56,11 +59,6 @@ class MTBench:
         self._task: Task | None = None
         self._answers: list[str] = []
         self._ratings: list[float] = []
-
-    @staticmethod
-    def reads(settings: Mapping[str, Any]) -> Sequence[Path]:
-        """Return the files of questions and reference answers."""
-        return data_files(settings.get("data"))
 
     def tasks(self, split: str) -> Sequence[Task]:
         """All questions; the one split is `test`."""

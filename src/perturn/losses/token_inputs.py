@@ -1,0 +1,110 @@
+"""Per-token inputs of a loss: numbers that it reads of each token beside log-probabilities of the usual policies."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from torch import Tensor
+
+from perturn.errors import ConfigError, did_you_mean
+from perturn.table import Table, check_names
+
+FIELDS = ("policy", "reference", "behavior", "proximal")
+"""Log-probabilities that `TurnLogprobs` has a field for; no input has such a name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Some of a batch's predictions with all logits, from which an input is computed."""
+
+    hidden: Tensor
+    """Last hidden states [tokens, features]."""
+
+    logits: Tensor
+    """After scale and softcap, float32 at least [tokens, vocabulary]."""
+
+    target: Tensor
+    """Ids of the tokens that came [tokens]."""
+
+    @cached_property
+    def logprobs(self) -> Tensor:
+        """Log-probability of every token of the vocabulary, in nats [tokens, vocabulary]."""
+        return self.logits.log_softmax(-1)
+
+
+@dataclass(frozen=True)
+class TokenInputTraits:
+    """Where a per-token input comes from."""
+
+    policy: str | None = None
+    """Name or folder of a frozen policy. The input is then the log-probability of each token under this policy, in
+    nats, computed once before training. None: the input is computed from the trained policy, in each pass."""
+
+
+class TokenInput(Protocol):
+    """A frozen dataclass of settings that says how a number of each token is computed; see `TokenInputTraits`."""
+
+    @property
+    def name(self) -> str:
+        """Key of the input in `TurnLogprobs.inputs`."""
+
+    @property
+    def traits(self) -> TokenInputTraits:
+        """Where the input comes from."""
+
+
+class PolicyInput(TokenInput, Protocol):
+    """An input that is computed from the trained policy, with gradient; its `traits.policy` is None."""
+
+    def __call__(self, chunk: Chunk) -> Tensor:
+        """Return one number a token, floating point [tokens]; it depends on the token's own row alone."""
+
+
+TOKEN_INPUTS: Table[type[TokenInput]] = Table(
+    "perturn.token_inputs", {"entropy": "perturn.losses.token_entropy:TokenEntropy"}
+)
+"""Per-token input by name: the frozen dataclass that holds its settings and computes it."""
+
+
+def token_inputs(reads: Collection[str | TokenInput]) -> dict[str, TokenInput]:
+    """Return the inputs that a loss reads by their names, in order of the names.
+
+    Args:
+        reads: Names in `TOKEN_INPUTS`, whose entries take their default settings, and inputs with settings.
+
+    Raises:
+        ConfigError: If there is no input of a name, if two have one name, or an input does not keep `TokenInput`.
+    """
+    found: dict[str, TokenInput] = {}
+    for each in reads:
+        if isinstance(each, str) and each not in TOKEN_INPUTS:
+            raise ConfigError(f"there is no token input {each!r}.{did_you_mean(each, TOKEN_INPUTS)}")
+        entry = TOKEN_INPUTS[each]() if isinstance(each, str) else each
+        _check(entry)
+        if entry.name in found or entry.name in FIELDS:
+            raise ConfigError(
+                f"token input {type(entry).__name__} has the name {entry.name!r}, which another one has; the names of "
+                f"all inputs that a loss reads must differ from each other and from {', '.join(FIELDS)}."
+            )
+        found[entry.name] = entry
+    return dict(sorted(found.items()))
+
+
+def _check(entry: TokenInput) -> None:
+    """Reject an input that lacks a member of `TokenInput`, or has one that is misspelt."""
+    members = ("name", "traits")
+    check_names(type(entry), kind="token input", known=members, traits=TokenInputTraits)
+    for member in members:
+        if member not in dir(entry):
+            raise ConfigError(
+                f"token input {type(entry).__name__} must have {member!r}, and has none; see "
+                "perturn.losses.token_inputs.TokenInput."
+            )
+    if entry.traits.policy is None and not callable(entry):
+        raise ConfigError(
+            f"token input {type(entry).__name__} must be callable on a Chunk, or name a frozen policy in "
+            "TokenInputTraits(policy=...)."
+        )

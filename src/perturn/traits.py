@@ -1,0 +1,92 @@
+"""Traits of environments and engines, and the signature of an environment's ability.
+
+Standard library alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from perturn.errors import ConfigError
+
+Form = Literal["task", "actions", "turns", "plain"]
+"""How a value crosses to another process or node: a `Task`; a list of texts; a list of (thought, action); or numbers,
+texts, None, and lists and dicts of them."""
+_OWN = {"name", "tasks", "reset", "step", "close", "declared", "played", "traits"}
+"""Names that an ability cannot have."""
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True)
+class Ability:
+    """The signature of an optional method of an environment, by which its calls cross to another process or node."""
+
+    takes: tuple[Form, ...]
+    """Forms of the arguments, in order."""
+    gives: Form
+    """Form of the result."""
+    or_none: bool = False
+    """Whether the result may also be None."""
+    crosses: bool = True
+    """Whether the method can be called in a world elsewhere."""
+
+
+@dataclass(frozen=True)
+class EnvironmentTraits:
+    """Traits of an environment, in its class attribute `traits`."""
+
+    in_process: bool = False
+    """Whether a process around a world only costs. Its simulator then runs in a process of its own anyway, or it is
+    Python of ours, which waits for nothing and whose worlds share what they hold."""
+    protocol: str | None = None
+    """Named protocol that published scores on it were made under."""
+    distributions: tuple[str, ...] = ()
+    """Installed packages that its results depend on; the run's manifest keeps their versions."""
+    reads: Paths | Callable[[Mapping[str, Any]], Paths] | None = None
+    """Files and folders that it reads beyond those that its settings name, or a function from the settings to them.
+    A run keeps their digests, and rejects them when they change. None: those that its code names."""
+    answer_action: str | None = None
+    """The action that gives an answer, such as `finish[{answer}]`. Each task then has its gold answer as a text in
+    `data["answer"]`, and credits may ask how likely the policy finds it."""
+    adapts: bool = False
+    """Whether `played` holds an object of the user's with another interface, whose class may declare rules."""
+    abilities: Mapping[str, Ability] = field(default_factory=dict)
+    """Optional methods of its own, by name, beside those of the table `ABILITIES`."""
+
+    def __post_init__(self) -> None:
+        if taken := sorted(_OWN & self.abilities.keys()):
+            raise ConfigError(
+                f"abilities cannot be named {', '.join(taken)}, as every environment has these; rename."
+            )
+
+
+@dataclass(frozen=True)
+class EngineTraits:
+    """Traits of an engine, in the attribute `traits` of its settings; a property if they depend on the settings."""
+
+    serves_checkpoints: bool
+    """Whether it can serve policies that we trained."""
+    distributions: tuple[str, ...] = ()
+    """Installed packages that its answers depend on; the run's manifest keeps their versions."""
+    cache_gigabytes: float | None = None
+    """Its memory for keys and values, for `--dry-run`; None: not known."""
+    spending: str = "unknown"
+    """Most that it may spend, in words, for `--dry-run`."""
+
+
+def traits_of(environment: Any) -> EnvironmentTraits:
+    """Return the traits of an environment or its class; a class without the attribute has the defaults.
+
+    Raises:
+        ConfigError: If the attribute is something else.
+    """
+    found = getattr(environment, "traits", EnvironmentTraits())
+    if not isinstance(found, EnvironmentTraits):
+        raise ConfigError(
+            f"traits of an environment must be a perturn.traits.EnvironmentTraits, got {found!r:.80}; rename the "
+            "attribute if it is of the game."
+        )
+    return found

@@ -1,0 +1,155 @@
+"""Tables of studies on the pages of results: filled from the studies' folders, and equal to them."""
+
+import importlib.util
+import json
+import re
+import shutil
+
+import pytest
+
+from perturn.study.episode_rows import EPISODES, read_episodes
+from perturn.study.page import write_study_page
+from support.docs import ROOT
+
+PAGE = "Before.\n\n<!-- study lab -->\nold\n<!-- end -->\n\nBetween.\n\n<!-- study two -->\n<!-- end -->\nAfter.\n"
+
+
+def load():
+    """The script."""
+    spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "docs/tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def page(tmp_path):
+    """A page with two blocks beside two studies."""
+    for name in ("lab", "two"):
+        (tmp_path / "studies/results" / name).mkdir(parents=True)
+        (tmp_path / "studies/results" / name / "table.md").write_text(f"| {name} |\n|---|\n")
+    file = tmp_path / "docs/results/lab.md"
+    file.parent.mkdir(parents=True)
+    file.write_text(PAGE)
+    (tmp_path / "docs/results.md").write_text("No table.\n")
+    return file
+
+
+def call(page, *words):
+    return load().main([*words, "--root", str(page.parents[2])])
+
+
+@pytest.mark.parametrize(
+    "study", sorted((ROOT / "studies/results").glob("*/study.yaml")), ids=lambda file: file.parent.name
+)
+def test_a_studys_numbers_follow_from_its_episodes(study, tmp_path):
+    """Summary and table as they are in the repository, from `episodes.parquet` alone."""
+    names = ("study.yaml", "cells.json", EPISODES, "protocols.json")
+    for name in names:
+        shutil.copy(study.parent / name, tmp_path / name)
+    write_study_page(tmp_path)
+
+    for name in ("summary.json", "table.md"):
+        assert (tmp_path / name).read_text() == (study.parent / name).read_text()
+
+
+def test_the_pages_have_the_tables_of_their_studies():
+    assert load().main(["--check"]) is None
+
+
+def test_each_block_gets_the_table_of_its_study(page):
+    """Text around the blocks stays, and a second call changes nothing."""
+    assert call(page) is None
+
+    expected = PAGE.replace("\nold\n", "\n\n| lab |\n|---|\n\n").replace(
+        "two -->\n", "two -->\n\n| two |\n|---|\n\n"
+    )
+    assert page.read_text() == expected
+    assert call(page, "--check") is None
+    assert call(page) is None
+    assert page.read_text() == expected
+
+
+def test_a_check_of_another_table_fails_and_writes_nothing(page):
+    assert call(page, "--check") == "lab.md: a table is not that of its study; run `python docs/tables.py`."
+    assert page.read_text() == PAGE
+
+
+def test_a_block_without_an_end_is_refused(page):
+    """Else it would swallow all that follows, up to the end of the next one."""
+    page.write_text(PAGE.replace("<!-- end -->", "", 1))
+
+    assert call(page) == "lab.md: <!-- study lab --> has no <!-- end -->; add it."
+
+
+def test_a_study_without_a_table_is_refused(page):
+    page.write_text(PAGE.replace("study two", "study three"))
+
+    assert "studies/results/three/table.md" in call(page)
+
+
+@pytest.mark.parametrize(
+    "name", ["study.yaml", "cells.json", EPISODES, "protocols.json", "summary.json", "table.md"]
+)
+def test_results_of_studies_name_no_place_on_a_machine(name):
+    """They are committed, and are to be the same wherever a study is made."""
+    files = sorted((ROOT / "studies/results").glob(f"*/{name}"))
+    assert files
+    for file in files:
+        text = json.dumps(read_episodes(file)) if name == EPISODES else file.read_text(encoding="utf-8")
+        found = re.search(r"(?<![\w.])/(home|Users|root|tmp|work|mnt|data)/\S+", text)
+
+        assert found is None, f"{file}: {found}"
+
+
+TABLE = """| method | tasks × seeds | success, % | against sft, points | p (Holm) |
+|---|---|---|---|---|
+| dpo | 140 × 5 | 55.0 [50.0, 60.0] | −1.0 [−2.0, +0.1] | 0.08 |
+
+| A against B | tasks × seeds | A − B, points | p (Holm) |
+|---|---|---|---|
+| tlm-dre against dpo | 139 × 4 | +0.5 [−1.0, +2.0] | 0.61 |
+
+| method | tasks × seeds | score | against sft, score | p (Holm) |
+|---|---|---|---|---|
+| dpo | 140 × 5 | 0.550 [0.500, 0.600] | −0.010 [−0.020, +0.001] | 0.07 |
+
+| A against B | tasks × seeds | A − B, score | p (Holm) |
+|---|---|---|---|
+| tlm-dre against dpo | 139 × 4 | +0.005 [−0.010, +0.020] | 0.62 |
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("dpo", "−1.0 [−2.0, +0.1]; 140 × 5; p 0.08"),
+        ("tlm-dre against dpo", "+0.5 [−1.0, +2.0]; 139 × 4; p 0.61"),
+        ("dpo, score", "−0.010 [−0.020, +0.001]; 140 × 5; p 0.07"),
+        ("tlm-dre against dpo, score", "+0.005 [−0.010, +0.020]; 139 × 4; p 0.62"),
+    ],
+)
+def test_a_cell_gets_the_difference_of_its_row(page, key, said):
+    (page.parents[2] / "studies/results/lab/table.md").write_text(TABLE)
+    page.write_text(f"| claim | <!-- row lab: {key} -->old<!-- --> | <!-- row lab: dpo --><!-- --> |\n")
+
+    assert call(page) is None
+
+    dpo = "−1.0 [−2.0, +0.1]; 140 × 5; p 0.08"
+    assert page.read_text() == (
+        f"| claim | <!-- row lab: {key} -->{said}<!-- --> | <!-- row lab: dpo -->{dpo}<!-- --> |\n"
+    )
+    assert call(page, "--check") is None
+
+
+def test_a_row_that_no_table_has_is_refused(page):
+    page.write_text("<!-- row lab: gone --><!-- -->\n")
+
+    assert call(page) == "lab.md: no row of the table begins with 'gone' and has points."
+
+
+def test_a_row_without_scores_is_refused(page):
+    (page.parents[2] / "studies/results/lab/table.md").write_text(TABLE.partition("\n\n")[0])
+    page.write_text("<!-- row lab: dpo, score --><!-- -->\n")
+
+    assert call(page) == "lab.md: no row of the table begins with 'dpo' and has score."

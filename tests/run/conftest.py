@@ -1,0 +1,48 @@
+"""Fixtures of runs."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from support.credited import EPISODES, explored_by
+from support.loop import RECIPE, finish, make_place
+from support.models import write_tiny_policy
+
+from . import online
+from .online import begin
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory, tokenizer):
+    """A tiny policy on disk with a small vocabulary, in which whole runs take half the time."""
+    return write_tiny_policy(tmp_path_factory.mktemp("models") / "tiny", tokenizer)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_folder):
+    """A folder with a world, a policy and a recipe, and a cache of its own."""
+    return make_place(tmp_path_factory.mktemp("loop"), tiny_folder)
+
+
+@pytest.fixture(scope="module")
+def run_once(place, tiny_folder, recorded):
+    """Do `perturn run` in a folder like `place`, once for all workers; put a copy into `place` and return it."""
+
+    def run_once(name, *words, begin=begin):
+        def make(folder):
+            printed, _ = finish(begin(make_place(folder, tiny_folder), name, *words))
+            (folder / "printed.txt").write_text(printed)
+
+        made = recorded(make, RECIPE, online.RECIPE, begin.__name__, name, words)
+        for file in made.glob("*.*"):
+            shutil.copy(file, place)
+        return Path(shutil.copytree(made / "runs" / name, place / "runs" / name))
+
+    return run_once
+
+
+@pytest.fixture
+def explored(recipe):
+    """A run of two iterations that has explored once and credited nothing."""
+    return explored_by(recipe, EPISODES)

@@ -1,0 +1,153 @@
+"""Plugin of pytest: a test of the fast tier may use three seconds of CPU time.
+
+The budget counts the CPU time of this process and of the processes it started, so that a busy machine fails no test.
+It leaves out what several tests share: first imports, recordings (`support.recorded`), and fixtures of a module or of
+the session. Tests marked `slow` have no budget.
+"""
+
+import contextlib
+import importlib._bootstrap as bootstrap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_TIMES = slice(
+    11, 15
+)  # of the fields after a process's name in /proc/PID/stat: its own times, and its ended children's
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the setting for pyproject.toml."""
+    parser.addini(
+        "cpu_seconds", "CPU seconds that a test without the mark `slow` may use; 0: any", default="0"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure the tests of this session if they have a budget."""
+    if limit := float(config.getini("cpu_seconds")):
+        config.pluginmanager.register(_Meter(limit), "cpu-meter")
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time that this process and its descendants have used, including those that ended.
+
+    Where there is no /proc as Linux has it, a descendant counts when it has ended.
+    """
+    own = os.times()
+    return own.user + own.system + own.children_user + own.children_system + sum(map(_used, _descendants()))
+
+
+def _used(process: int) -> float:
+    """CPU seconds of a process, and of its children that ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended
+        return 0.0
+    return sum(map(int, fields[_TIMES])) / _TICKS
+
+
+def _descendants() -> Iterator[int]:
+    """Numbers of the processes below this one."""
+    left = [os.getpid()]
+    while left:
+        process = left.pop()
+        with contextlib.suppress(OSError):  # it has ended, or this system has no such files
+            for thread in os.listdir(f"/proc/{process}/task"):
+                found = [
+                    int(child)
+                    for child in Path(f"/proc/{process}/task/{thread}/children").read_text().split()
+                ]
+                left += found
+                yield from found
+
+
+class _Charge:
+    """CPU time that tests are charged for: all of it but what they share."""
+
+    def __init__(self) -> None:
+        self._shared = 0.0
+        self._depth = 0
+
+    def seconds(self) -> float:
+        """Return the CPU seconds that count so far."""
+        return cpu_seconds() - self._shared
+
+    @contextlib.contextmanager
+    def uncharged(self) -> Iterator[None]:
+        """Charge no test for what is done inside; a block inside another is counted once."""
+        begun, self._depth = (0.0 if self._depth else self.seconds()), self._depth + 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._shared += self.seconds() - begun
+
+
+_charge = _Charge()
+uncharged = _charge.uncharged
+
+
+class _Meter:
+    """Measures each test, and fails the tests that use more than their budget."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._begun = 0.0
+        self._find_and_load = bootstrap._find_and_load  # type: ignore[attr-defined]
+        bootstrap._find_and_load = self._import  # type: ignore[attr-defined]
+
+    def _import(self, *arguments: Any) -> Any:
+        """Import a module for the first time."""
+        with uncharged():
+            return self._find_and_load(*arguments)
+
+    def pytest_unconfigure(self) -> None:
+        """Import without measuring again."""
+        bootstrap._find_and_load = self._find_and_load  # type: ignore[attr-defined]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Any:
+        """Charge no test for a fixture that other tests use too."""
+        with contextlib.nullcontext() if fixturedef.scope == "function" else uncharged():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self) -> Any:
+        """Start to measure a test."""
+        self._begun = _charge.seconds()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Any:
+        """Run a test that may not exceed its budget."""
+        result = yield
+        self._check(item)
+        return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Any:
+        """Clean up after a test, which may not exceed its budget."""
+        over = self._used() > self._limit  # it has failed for that already
+        result = yield
+        if not over:
+            self._check(item)
+        return result
+
+    def _used(self) -> float:
+        """CPU seconds of the test under way."""
+        return _charge.seconds() - self._begun
+
+    def _check(self, item: pytest.Item) -> None:
+        """Fail a test that is over its budget."""
+        if (used := self._used()) > self._limit and item.get_closest_marker("slow") is None:
+            pytest.fail(
+                f"The test used {used:.1f} CPU seconds; a test of the fast tier may use {self._limit:g}. Make it "
+                "faster, share what it makes (tests/support/recorded.py), or mark it slow for `make test-all`.",
+                pytrace=False,
+            )

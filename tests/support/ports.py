@@ -1,0 +1,10 @@
+"""Ports for servers of tests."""
+
+import socket
+
+
+def free_port():
+    """A port that nothing listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])

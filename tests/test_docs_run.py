@@ -1,0 +1,84 @@
+"""What the documentation shows in Python runs as printed; `tests/lints` reads the rest of it."""
+
+import json
+import shlex
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from perturn.cli import app
+from support.docs import PAGES, ROOT, blocks
+
+
+@pytest.fixture
+def demo_folder(tiny_folder, tmp_path):
+    """What the pages take from a run: its policies, which are a tiny model here, and an export of its pairs."""
+    (tmp_path / "runs/demo-scienceworld/checkpoints").mkdir(parents=True)
+    for policy in ("sft", "tlm-dre"):
+        (tmp_path / "runs/demo-scienceworld/checkpoints" / policy).symlink_to(tiny_folder)
+    task, good, bad = (
+        [{"role": role, "content": text}]
+        for role, text in (("user", "Find it."), ("assistant", "go"), ("assistant", "wait"))
+    )
+    (tmp_path / "demo-scienceworld-trl").mkdir()
+    (tmp_path / "demo-scienceworld-trl/pairs.jsonl").write_text(
+        json.dumps({"prompt": task, "chosen": good, "rejected": bad})
+    )
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*gradient_checkpointing.* is deprecated:FutureWarning"
+)  # peft's and TRL's
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_python_blocks_run_as_printed(page, tiny_folder, demo_folder, tmp_path, monkeypatch):
+    """In order, in one folder, with a tiny model in the place of the pretrained one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
+
+    for block in blocks(page, "python"):
+        names = {"__name__": page}
+        exec(block.replace("smollm2-135m", str(tiny_folder)), names)
+        if "from_nested" in block:
+            assert names["value"].shape == (1,)
+        if "output_dir" in block:
+            assert list(tmp_path.glob("*/checkpoint-*/*model.safetensors"))
+
+
+def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, monkeypatch):
+    """Its scores, check and run, with a tiny model in the place of the pretrained one, beside the example alone."""
+    page, section = "docs/environments.md", "## Your own"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
+    shutil.copy(ROOT / "examples/own_environment.py", tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    recipe = blocks(page, "yaml", section)[0]
+    (tmp_path / "guess.yaml").write_text(recipe.replace("smollm2-135m", str(tiny_folder)))
+    commands = [line for block in blocks(page, "shell", section) for line in block.splitlines()]
+    commands = [line for line in commands if line.startswith("perturn")]
+
+    for command in commands:
+        words = shlex.split(command.replace("smollm2-135m", str(tiny_folder)))[1:]
+        result = CliRunner().invoke(app, words, input="9\n10\n11\n12\n")
+        assert result.exit_code == 0, (command, result.output)
+
+    assert [each.split()[1] for each in commands] == ["evaluate", "play", "check-env", "run", "inspect"]
+    assert (tmp_path / "runs/guess/report.html").is_file()
+
+
+def test_the_notebook_runs(tiny_folder, tmp_path, monkeypatch, capsys):
+    """Its code cells in their order, with a tiny model in the place of the pretrained one; it ends in two scores."""
+    cells = json.loads((ROOT / "docs/examples/turns.ipynb").read_text())["cells"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
+    names = {"__name__": "notebook"}
+
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"]  # a number of the page would be of no run that anybody can look up
+            exec("".join(cell["source"]).replace("smollm2-135m", str(tiny_folder)), names)
+
+    printed = capsys.readouterr().out
+    assert "8 episodes, 24 turns" in printed
+    assert printed.count("n = 4") == 2
+    assert names["after"].n == 4

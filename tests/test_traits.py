@@ -1,0 +1,215 @@
+"""Entries of tables, environments and engines say what they can in typed traits: nothing is looked for by its name."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perturn.engines import ENGINES
+from perturn.envs import ENVIRONMENTS, abilities
+from perturn.envs.abilities import ABILITIES
+from perturn.envs.own import lacking
+from perturn.errors import ConfigError
+from perturn.table import check_names
+from perturn.traits import EngineTraits, EnvironmentTraits
+
+SOURCE = Path(abilities.__file__).parents[1]
+
+_MODEL = "a transformers model, layer or config, which need not have it"
+_PLAIN = "a value of the user's: a number, text, list, tensor or array"
+_ERROR = "an exception of another library"
+_SYSTEM = "a function that only some systems have"
+_CALLER = "a callable of the user's, which need not have a name"
+_CLOSED = "a world of the user's, which need not be closed"
+
+ALLOWED = {
+    "audit/check.py:audit": _MODEL,
+    "bounds.py:marks": "a type hint",
+    "cli/__init__.py:main": "whatever ended the command",
+    "cluster/connect.py:Connection.get": _ERROR,
+    "data/forms.py:_holds": _PLAIN,
+    "data/forms.py:_may_be": _PLAIN,
+    "data/forms.py:_plain": _PLAIN,
+    "data/jsons.py:_Values._value": _ERROR,
+    "data/trl.py:label_of": _PLAIN,
+    "engines/api/engine.py:ApiEngine._failure": _ERROR,
+    "engines/api/engine.py:ApiEngine._said": _ERROR,
+    "engines/local/models.py:check_layers": _MODEL,
+    "engines/local/packed.py:_can_be_packed": "an operation that only some builds of torch have",
+    "engines/local/packed.py:_gated": _MODEL,
+    "envs/awaiting.py:AwaitedWorld.close": _CLOSED,
+    "envs/check.py:check_environment": _CALLER,
+    "envs/child.py:_die_with_parent": _SYSTEM,
+    "envs/gymnasium.py:Gymnasium.close": _CLOSED,
+    "envs/load.py:_module_of_file": "a module, which need not have a file",
+    "envs/outside.py:schema_of": _CALLER,
+    "envs/own.py:_plain": _PLAIN,
+    "faults.py:_plain": _PLAIN,
+    "io/reading.py:_yaml_reason": _ERROR,
+    "losses/nested.py:turn_lengths": _PLAIN,
+    "memory.py:_trim": _SYSTEM,
+    "memory.py:_used": _SYSTEM,
+    "policy/attention.py:forest_attention": _MODEL,
+    "policy/config.py:TurnConfig._check_optimizer": "an enum of transformers, or its value",
+    "policy/config.py:_reentrant": _MODEL,
+    "policy/ends.py:declared_ends": _MODEL,
+    "policy/ends.py:keep_ends": _MODEL,
+    "policy/head.py:_last_layer": _MODEL,
+    "policy/head.py:spare_last_layer": _MODEL,
+    "policy/logprobs.py:_head": _MODEL,
+    "policy/logprobs.py:_window": _MODEL,
+    "policy/logprobs.py:check_architecture": _MODEL,
+    "policy/logprobs.py:prepare": _MODEL,
+    "policy/models.py:add_adapters": "a config or a layer of peft",
+    "policy/models.py:context_length": _MODEL,
+    "policy/models.py:vocabulary": _MODEL,
+    "policy/packing.py:Filled.set_epoch": "a sampler of torch",
+    "policy/trainer.py:TurnTrainer._get_dataloader": "a loader of torch or accelerate",
+    "policy/trainer.py:TurnTrainer.training_step": "an optimizer, which need not have modes",
+    "rope.py:steady_length": _MODEL,
+    "rope.py:usable_length": _MODEL,
+    "run/direct/playing.py:_maker": _CALLER,
+    "run/direct/playing.py:tokenizer_of": _MODEL,
+    "run/plan.py:_cores": _SYSTEM,
+    "run/train.py:_save_whole": "a model with adapters of peft, or without",
+    "settings/parsing.py:_value": "a section of a recipe, which may be written as one setting",
+    "study/loop.py:_crew": _SYSTEM,
+    "traits.py:traits_of": "a class of the user's, which needs no traits",
+}
+"""`getattr` and `hasattr` with a literal name, by module and function: on what foreign object, and why."""
+
+REMAINING = {
+    "credit/group.py:GroupCredit.__call__",
+    "credit/meter.py:_advantages",
+    "credit/meter.py:claims",
+    "credit/meter.py:measure",
+    "credit/meter.py:objective_discount",
+    "policy/config.py:refuse_read_tokens",
+    "policy/credits.py:check_credit",
+    "policy/credits.py:choose_credit",
+    "policy/credits.py:needs_group",
+    "policy/credits.py:reads_clip",
+    "policy/credits.py:reads_reward_model",
+    "policy/credits.py:sets_clip",
+    "policy/credits.py:takes_unfinished",
+    "policy/credits.py:trains_branches",
+    "policy/credits.py:weighs_alone",
+    "policy/metrics.py:step_metrics",
+    "policy/reference.py:asked_clips",
+    "policy/reference.py:weigh",
+    "policy/reference.py:weigh_all",
+    "policy/sampled.py:as_row",
+    "policy/sampled.py:weigh_groups",
+    "policy/trainer.py:TurnTrainer._needs_behavior",
+    "policy/trainer.py:TurnTrainer._needs_mismatched",
+    "policy/trainer.py:TurnTrainer._needs_proximal",
+    "policy/trainer.py:TurnTrainer.get_batch_samples",
+    "run/clusters.py:clusters_of",
+    "run/credit.py:_make_credit",
+    "run/inputs.py:_read_by",
+    "run/loop.py:_check_sources",
+    "run/matches.py:match",
+    "run/needed.py:_check_progress",
+    "run/needed.py:check_needed",
+    "run/needed.py:check_prover",
+    "run/plan.py:_members",
+    "run/quantities.py:compute_needed",
+    "run/quantities.py:progress_policy",
+    "run/readings.py:critics_of",
+    "run/readings.py:read_acted",
+    "run/readings.py:scores_of",
+    "run/signals.py:check_signals",
+    "run/trainable.py:_rows_of",
+    "run/trainable.py:check_measured",
+    "tables.py:_first_line",
+    "tables.py:_method",
+}
+"""The same on credits, losses, rows and sections, until their traits are typed; to be emptied."""
+
+
+def _lookups(node: ast.AST, function: str = "") -> Iterator[str]:
+    """The function of each `getattr` or `hasattr` with a literal name below a node of a syntax tree."""
+    for child in ast.iter_child_nodes(node):
+        named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        within = f"{function}.{child.name}".lstrip(".") if named else function
+        match child:
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[_, ast.Constant(value=str()), *_]):
+                yield function
+        yield from _lookups(child, within)
+
+
+def test_no_entry_environment_or_engine_is_asked_by_a_literal_name():
+    """Every lookup is on a list, and no place on a list is without one."""
+    found = {
+        f"{file.relative_to(SOURCE).as_posix()}:{function}"
+        for file in SOURCE.rglob("*.py")
+        for function in _lookups(ast.parse(file.read_text(encoding="utf-8")))
+    }
+
+    assert found - ALLOWED.keys() - REMAINING == set(), "new: use a trait, or say why the object is foreign"
+    assert (ALLOWED.keys() | REMAINING) - found == set(), "stale: take it off its list"
+    assert ALLOWED.keys() & REMAINING == set()
+
+
+def test_a_lookup_is_found_wherever_it_stands():
+    tree = ast.parse(
+        "class A:\n def f(self): return [x for x in y if hasattr(x, 'a')]\ngetattr(z, 'b')\ngetattr(z, b)"
+    )
+
+    assert list(_lookups(tree)) == ["A.f", ""]
+
+
+@pytest.mark.parametrize("name", list(ENVIRONMENTS))
+def test_our_environments_have_traits_and_no_misspelt_name(name):
+    entry = ENVIRONMENTS[name]
+
+    assert isinstance(entry.__dict__["traits"], EnvironmentTraits)
+    check_names(entry, kind="environment", known=ABILITIES, traits=EnvironmentTraits)
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_our_engines_have_traits_and_no_misspelt_name(name):
+    entry = ENGINES[name]
+
+    assert isinstance(entry().traits, EngineTraits)
+    check_names(entry, kind="engine", known=("check", "open"), traits=EngineTraits)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("experts", "expert"),
+        ("answer_actions", "EnvironmentTraits(answer_action=...)"),
+        ("answer_action", "EnvironmentTraits(answer_action=...)"),
+        ("max_turn", "max_turns"),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_rejected_at_the_border(name, meant):
+    """Also of a world with `async def` methods, whose object is behind another."""
+    methods = {each: lambda self, value="": value for each in ("tasks", "reset", "step")}
+
+    (problem,) = lacking(type("Game", (), {**methods, name: ""})(), "Game")
+
+    assert problem == f"environment Game has {name!r}, which is never read. Did you mean `{meant}`?"
+    assert (
+        lacking(type("Game", (), {**methods, "close": 1, "closed": 1, "steps": 1, "export": 1})(), "Game")
+        == []
+    )
+
+
+def test_an_ability_takes_what_its_protocol_says():
+    """The two are written in one file; each field of the signature is counted."""
+    protocols = [
+        each for each in vars(abilities).values() if isinstance(each, type) and each.__name__ != "Table"
+    ]
+    methods = {name: getattr(each, name) for name in ABILITIES for each in protocols if name in vars(each)}
+
+    assert methods.keys() == set(ABILITIES)
+    for name, method in methods.items():
+        assert len(ABILITIES[name].takes) == method.__code__.co_argcount - 1
+
+
+def test_an_ability_cannot_have_the_name_of_what_every_environment_has():
+    with pytest.raises(ConfigError, match="abilities cannot be named reset, step"):
+        EnvironmentTraits(abilities={"step": ABILITIES["expert"], "reset": ABILITIES["expert"]})
