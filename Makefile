@@ -21,7 +21,7 @@ TORCH ?= $(shell if test "$$(uname -s)" = Linux && ! command -v nvidia-smi >/dev
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 BASE_STAMP := $(VENV)/.base-$(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
-.PHONY: setup base demo demo-scienceworld image lab test test-all test-oldest fuzz audit test-cluster test-vllm check docs bench format clean
+.PHONY: setup base demo demo-scienceworld image lab test test-all oldest test-oldest fuzz audit test-cluster test-vllm check docs bench format clean
 
 # What a run needs: torch, transformers, Perturn. About 1.1 GB without a GPU.
 base: $(BASE_STAMP)
@@ -90,9 +90,11 @@ test-all: setup
 # Fast tests on the oldest versions that pyproject.toml allows: those that call torch, transformers and peft, which are
 # models, training, losses, credits and the local engine. `make test-all` adds those that call other libraries. Warnings
 # are those of the old versions, so they are no errors.
-OLDEST_TESTS ?= $(addprefix tests/,credit losses policy engines/test_local.py engines/test_local_models.py)
+OLDEST_TESTS ?= $(addprefix tests/,credit/test_golden.py credit/test_hand_worked.py losses policy engines/test_local.py \
+	engines/test_local_models.py)
 OLDEST_ALL := $(addprefix tests/,audit credit data engines envs episodes io losses policy report settings test_cli.py)
-test-oldest: $(OLDEST_STAMP)
+oldest: $(OLDEST_STAMP)
+test-oldest: oldest
 	$(OLDEST_BIN)/python $(PYTEST) -W default $(OLDEST_TESTS)
 
 $(OLDEST_STAMP): pyproject.toml constraints-oldest.txt

@@ -95,7 +95,7 @@ def test_a_recipe_runs_with_entries_of_a_foreign_package(run):
     assert all(stage["done"] for stage in manifest["stages"].values())
     assert policies[0] == "parrot-left"
     assert policies[1].startswith("sft@")
-    logged = [json.loads(line) for line in (run / "metrics" / "guest-twice.jsonl").read_text().splitlines()]
+    logged = [json.loads(line) for line in (run / "metrics" / "align.jsonl").read_text().splitlines()]
 
     assert weights == {0.25}
     assert all(entry["certainty"] < 0 for entry in logged if "loss" in entry)

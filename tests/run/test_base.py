@@ -121,6 +121,7 @@ def test_report_and_watch_show_how_it_was_trained(made):
     assert Watcher(made.folder).look().metrics["base"]["loss"] == last["loss"]
 
 
+@pytest.mark.slow
 def test_the_runs_seed_does_not_move_the_base_and_its_own_does(made, tmp_path):
     """Equal weights under another run's seed; others under another seed of the base."""
     names = ["lessons", "base"]

@@ -189,7 +189,7 @@ PLAIN = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns
 
 
 def test_values_come_to_the_exact_ones():
-    """After heads 1 - 0.7^2, after tails 0.3^2, after one of each 0.3; within 4 standard errors of 2000 episodes."""
+    """After heads 1 - 0.7^2, after tails 0.3^2, after one of each 0.3; within 4 standard errors of 1000 episodes."""
     script = [Action("Action: heads"), Action("Action: tails"), Action("Action: tails")]
     first = play_script(
         episode(Coin(), Job(Task("coin"), 3), protocol=PLAIN), script, EngineFailure("no more")
@@ -199,14 +199,14 @@ def test_values_come_to_the_exact_ones():
         script[1:] + script[:1],
         EngineFailure("no more"),
     )
-    jobs = jobs_of(Branches(every=1, branches=2000, samples=2), [first, other])
+    jobs = jobs_of(Branches(every=1, branches=1000, samples=2), [first, other])
 
     found = list(play(jobs, Tosses(), Coin, protocol=PLAIN, sampling=Sampling(), concurrency=8))
 
-    assert len(found) == 8000
+    assert len(found) == 4000
     values = branch_values([first, other], found, Return())
     for value, exact in zip([*values[0][1:], *values[1][1:]], [0.51, 0.3, 0.09, 0.0], strict=True):
-        assert abs(value - exact) <= 4 * math.sqrt(exact * (1 - exact) / 2000)
+        assert abs(value - exact) <= 4 * math.sqrt(exact * (1 - exact) / 1000)
 
 
 def heads():
@@ -529,6 +529,7 @@ def test_branches_that_are_not_whole_are_not_weighed_by(online, tmp_path, harm):
         credit_run(folder, ["credit.name=spo"], name="again")
 
 
+@pytest.mark.slow
 def test_worlds_that_do_not_come_back_are_counted(place, monkeypatch):
     """One that never says the same twice: hardly a branch begins, and the run goes on without."""
     (place / "wandering.py").write_text(WANDERING)
@@ -574,6 +575,7 @@ def test_pairs_share_the_turns_before_they_part(place, run_once):
         assert {pair.chosen.origin, pair.rejected.origin} != {None}
 
 
+@pytest.mark.slow
 def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(place, run_once):
     """SFT's policy plays on; the aligned one explored the second iteration. Either may be chosen."""
     run_once("paired-proved", *PAIRS, "explore.policy=sft")

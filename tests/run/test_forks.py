@@ -232,6 +232,7 @@ def test_the_loop_plays_on_from_what_was_chosen(trees, name):
             assert len(branches) <= len(begun)
 
 
+@pytest.mark.slow
 def test_a_killed_choice_ends_in_the_same_branches(trees, place):
     """Stopped within the branches: what was chosen stands, and the rest is played."""
     cut, whole = place / "runs/trace-cut", trees / "trace"

@@ -179,6 +179,7 @@ def test_the_moving_average_is_one(place, run_once):
     assert {folder.name for folder in policies.iterdir()} == {"sft", "dpo-001", "dpo-002", "average-002"}
 
 
+@pytest.mark.slow
 def test_an_iteration_without_anything_to_learn_leaves_the_policy_as_it_is(place, run_once):
     """No gap is larger than 2; the loop goes on."""
     run_once("idle", "rows.threshold=2", "iterations=2")

@@ -135,6 +135,7 @@ def test_the_loop_with_trees(place, run_once):
     assert kept > 0
 
 
+@pytest.mark.slow
 def test_a_killed_search_ends_in_the_same_trees(place, run_once):
     """Interrupted in the middle of a round: the rest is played as it would have been."""
     for name in ("whole", "cut"):
@@ -164,6 +165,7 @@ def test_a_killed_search_ends_in_the_same_trees(place, run_once):
     assert trees("cut") == trees("whole")
 
 
+@pytest.mark.slow
 def test_worlds_that_do_not_come_back_end_their_trees(place):
     (place / "wandering.py").write_text(WANDERING)
     own = [

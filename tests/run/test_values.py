@@ -153,6 +153,7 @@ def test_one_episode_of_a_task_is_enough_where_none_are_compared(place, monkeypa
         check(recipe_of(place, *WORDS, "explore.samples=1", "rows.drop_equal_outcomes=true"))
 
 
+@pytest.mark.slow
 def test_an_episode_alone_in_its_task_is_trained(place, run_once):
     """Every one of them, by what it earned beyond V."""
     words = ["explore.samples=1", "explore.per_iteration=8", "iterations=1", "evaluate=null"]
