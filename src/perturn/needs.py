@@ -1,4 +1,4 @@
-"""Requests for quantities: what an entry of a table must be given, by name or with the settings of the quantity."""
+"""Requests for quantities by entries of a table: a name, or a name with the settings of the quantity."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SuccessChance(Need):
 
     name: ClassVar[str] = "success-chance"
     others: str = "tasks"
-    """What a head learns from: episodes of other tasks (tasks), or any other episodes (episodes)."""
+    """Episodes that a head learns from: those of other tasks (tasks), or any others (episodes)."""
 
 
 def name_of(need: str | Need) -> str:
