@@ -1,4 +1,4 @@
-"""Requests for quantities: what a credit, a row maker or another entry must be given, and how it is computed."""
+"""Requests for quantities by entries of a table: a name, or a name with the settings of the quantity."""
 
 from __future__ import annotations
 

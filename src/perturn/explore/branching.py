@@ -1,4 +1,4 @@
-"""What explorers share that resume episodes at turns which are chosen before any is resumed."""
+"""Common part of the explorers that resume episodes at turns chosen beforehand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Brancher(Explorer):
         return 1
 
     def turns_of(self, one: Trajectory) -> Sequence[int]:
-        """Return the turns at which an episode is resumed, where nothing else decides."""
+        """Return the turns at which an episode is resumed, where nothing else chooses them."""
         return ()
 
     def choose(self, inputs: ExploreInputs) -> list[Forks]:
@@ -105,7 +105,7 @@ class ExploredBrancher(Brancher):
         return open_to(explored, self.of)
 
     def imposed(self, policy: Prover | None) -> frozenset[str]:
-        """Return what readers of its branches must take, where such a policy plays them."""
+        """Return the properties of its branches that readers must take, where a policy plays them."""
         found = {
             "some-episodes": self.of == "failures",
             "prover": policy is not None,

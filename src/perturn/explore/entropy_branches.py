@@ -28,7 +28,7 @@ class EntropyBranches(ExploredBrancher):
     chance: Annotated[float, Bound(least=0, most=1)] = 0.5
     """Chance of a turn whose entropy is that of the first turn."""
     gain: Annotated[float, Bound(least=0)] = 0.2
-    """What is added to the chance for an entropy that is higher by all that there is, log(vocabulary)."""
+    """Increase of the chance for the largest possible increase of the entropy, log(vocabulary)."""
     policy: Prover | None = None
     """Who plays the branches: base, the model that the run begins with, or sft, the policy after SFT. None: the policy
     that explored."""

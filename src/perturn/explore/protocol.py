@@ -1,4 +1,4 @@
-"""What an explorer is: a frozen dataclass that says which episodes of an iteration are played."""
+"""Explorer: a frozen dataclass that says which episodes of an iteration are played."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perturn.types import Task, Trajectory
 
 @dataclass(frozen=True)
 class ExploreInputs:
-    """What an explorer is handed. All episodes are sorted by task and sample."""
+    """Inputs of an explorer. All episodes are sorted by task and sample."""
 
     seed: int
     """Seed of the run."""
@@ -32,17 +32,17 @@ class ExploreInputs:
     read: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """The other `needs`, by name: an entry for each explored episode."""
     chosen: Sequence[Forks] = ()
-    """What `Explorer.choose` returned, perhaps in an earlier call that was stopped."""
+    """Turns that `Explorer.choose` returned, perhaps in an earlier call that was stopped."""
     played: Sequence[Trajectory] = ()
     """Episodes of the rounds before, in any order; perhaps some of this round too, of a call that was stopped."""
 
 
 class Forecast(NamedTuple):
-    """What the rounds after the rollouts are expected to play."""
+    """Expected amount of play in the rounds after the rollouts."""
 
     begun: int = 0
     """Episodes that are resumed."""
-    places: int = 0
+    points: int = 0
     """Turns of these where new episodes begin."""
     played: int = 0
     """New episodes."""

@@ -255,7 +255,7 @@ def _controlled(found: Episodes, control: TurnControl) -> Episodes:
 
 
 def _branches(recipe: Recipe, found: Episodes, turns: float) -> Forecast:
-    """What the explorer is expected to play after its rollouts, which have so many turns."""
+    """Expected play after the rollouts, which have so many turns."""
     return explorer_of(recipe).forecast(found.explore, turns, found.turns)
 
 
@@ -295,7 +295,7 @@ def _pairs(recipe: Recipe, found: Episodes) -> int:
     """Pairs that are assumed: of explored episodes, or of the turns that branches, or nodes of a tree, begin at."""
     groups = found.explore
     if recipe.explore and recipe.explore.rounds and not recipe.explore.traits.expert:
-        groups = _branches(recipe, found, found.policy_turns(True)).places
+        groups = _branches(recipe, found, found.policy_turns(True)).points
     return round(KEPT * groups)
 
 

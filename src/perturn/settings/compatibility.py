@@ -1,4 +1,4 @@
-"""The one rule on choices that go together: what is read must be provided, imposed properties taken, and all read."""
+"""The rule on choices that go together: needs are provided, imposed properties are taken, and nothing goes to waste."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _PROVIDED = {
     "regular-branches": "branches at regular turns",
     "turn-branches": "branches at every turn (explore.every=1)",
 }
-"""What an explorer provides -> in words, where they differ from the name."""
+"""Episodes that an explorer provides -> in words, where they differ from the name."""
 
 Needs = Iterable[str | Collection[str]]
-"""What a reader needs of the explorer; of a collection any one will do."""
+"""Needs of a reader of the explorer; of a collection any one will do."""
 
 
 def explorer_name(recipe: Recipe) -> str:

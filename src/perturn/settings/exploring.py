@@ -1,4 +1,4 @@
-"""What all explorers have in common: settings of their episodes, and what they declare of themselves."""
+"""Common part of all explorers: settings of their episodes, and their traits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXPLORER = EntryOf("explorers", default="rollouts")
 
 @dataclass(frozen=True)
 class ExplorerTraits:
-    """What an explorer declares: stages, checks and the list of alternatives in messages follow from it."""
+    """Traits of an explorer, from which stages, checks and the alternatives in messages follow."""
 
     provides: frozenset[str] = frozenset()
     """Episodes beyond plain rollouts, by name, such as branches or tree; row makers and credits need some of them."""
@@ -49,7 +49,7 @@ class ExploreSettings:
 
     @property
     def traits(self) -> ExplorerTraits:
-        """What it declares; plain rollouts by default."""
+        """Traits of the episodes; those of plain rollouts by default."""
         return ExplorerTraits()
 
     @property
