@@ -35,6 +35,12 @@ TAKEN = [*DECODED, "evaluate.rerank={samples: 3, by: value}"]
 IMPLICIT = [*DECODED, "evaluate.best_of={samples: 3, by: implicit}"]
 
 
+@pytest.fixture(scope="session")
+def tiny_folder(whole_vocabulary):
+    """The tiny policy that knows all words of the tokenizer."""
+    return whole_vocabulary
+
+
 @pytest.fixture
 def explore(renderer):
     """Writes what a run explored: each of its tasks twice, of which the second won."""
