@@ -33,7 +33,8 @@ def run_once(place, tiny_folder, recorded):
         def make(folder):
             finish(begin(make_place(folder, tiny_folder), name, *words))
 
-        made = recorded(make, RECIPE, online.RECIPE, begin.__name__, name, words)
+        policy = (tiny_folder / "config.json").read_text()
+        made = recorded(make, RECIPE, online.RECIPE, policy, begin.__name__, name, words)
         for file in (*made.glob("*.py"), *made.glob("*.yaml")):
             shutil.copy(file, place)
         return Path(shutil.copytree(made / "runs" / name, place / "runs" / name))
