@@ -88,8 +88,14 @@ def tiny_model():
 
 
 @pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory, tokenizer):
-    """A tiny policy on disk, as `save_pretrained` writes it."""
+def tiny_folder(whole_vocabulary):
+    """A tiny policy on disk. Tests of runs and studies have one with a smaller vocabulary under this name."""
+    return whole_vocabulary
+
+
+@pytest.fixture(scope="session")
+def whole_vocabulary(tmp_path_factory, tokenizer):
+    """A tiny policy on disk with SmolLM2's vocabulary, as `save_pretrained` writes it."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     make_tiny_model().save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -31,11 +31,11 @@ def run_once(place, tiny_folder, recorded):
 
     def run_once(name, *words, begin=begin):
         def make(folder):
-            printed, _ = finish(begin(make_place(folder, tiny_folder), name, *words))
-            (folder / "printed.txt").write_text(printed)
+            finish(begin(make_place(folder, tiny_folder), name, *words))
 
-        made = recorded(make, RECIPE, online.RECIPE, begin.__name__, name, words)
-        for file in made.glob("*.*"):
+        policy = (tiny_folder / "config.json").read_text()
+        made = recorded(make, RECIPE, online.RECIPE, policy, begin.__name__, name, words)
+        for file in (*made.glob("*.py"), *made.glob("*.yaml")):
             shutil.copy(file, place)
         return Path(shutil.copytree(made / "runs" / name, place / "runs" / name))
 

@@ -37,9 +37,10 @@ STEPS = {"metrics/sft.jsonl": 4 * 8 // 4, "metrics/align.jsonl": 2 * 8 // 2}
 
 
 @pytest.fixture(scope="module")
-def whole(place, run_once):
+def whole(place):
     """A run that nothing interrupted, and what it printed."""
-    return run_once("whole", begin=start), (place / "printed.txt").read_text()
+    printed, _ = finish(start(place, "whole"))
+    return place / "runs" / "whole", printed
 
 
 @pytest.fixture
