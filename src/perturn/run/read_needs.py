@@ -1,4 +1,4 @@
-"""Quantities that an explorer reads of the episodes that it resumes."""
+"""Quantities that an explorer or a row maker reads of explored episodes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from perturn.types import Trajectory
 
 
 def read_needs(
-    session: Session, stage: Stage, episodes: Sequence[Trajectory], needs: Sequence[str | Need]
+    session: Session,
+    stage: Stage,
+    episodes: Sequence[Trajectory],
+    needs: Sequence[str | Need],
+    reader: str = "the explorer",
 ) -> dict[str, Sequence[Any]]:
     """Return the requested quantities by name, an entry for each episode.
 
     Args:
         session: The run.
-        stage: The stage that plays branches.
+        stage: The stage that plays branches, or makes rows.
         episodes: Explored ones that did not FAIL, by task and sample.
         needs: Requests; the distance to a success is measured into the episodes instead.
+        reader: Who needs them, for messages.
     """
     wanted = [need for need in needs if name_of(need) != Distance.name]
     source = RunSource(session.run.paths, session.recipe, stage.iteration)
-    return {name: one.entries for name, one in compute(wanted, episodes, source, "the explorer").items()}
+    return {name: one.entries for name, one in compute(wanted, episodes, source, reader).items()}

@@ -12,6 +12,7 @@ from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs, read_records, read_trajectories, write_pairs, write_records
 from perturn.errors import ConfigError, RunError
 from perturn.io.reading import user_path
+from perturn.needs import Distance, name_of
 from perturn.rows.pairing import pair_within_groups, starting
 from perturn.run.branch import played_on
 from perturn.run.correct import corrected
@@ -22,7 +23,7 @@ from perturn.settings.making import Limit, RowInputs, sense_in
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, mark, rows_name
 from perturn.table import locate
-from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, succeeded
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
 ROWS_OF = {"pairs": PreferencePair, "single": Trajectory, "labelled": WeightedTrajectory}
 """Kind of rows -> class of a row of the user's own."""
@@ -147,11 +148,29 @@ def _inputs(session: Session, stage: Stage) -> RowInputs:
         begun=played_on(session, explored) if traits.branches else (),
         earlier=_earlier(run, stage) if traits.aggregates else (),
         given=given,
+        quantities=_quantities(session, stage, [one for one in explored if not failed(one)]),
         seed=recipe.seed,
         limit=_limit(recipe),
         measure=list if sense is None else partial(measured, recipe),
         correct=partial(corrected, recipe),
     )
+
+
+def _quantities(
+    session: Session, stage: Stage, ended: Sequence[Trajectory]
+) -> dict[str, dict[tuple[str, int], Any]]:
+    """What a row maker needs beside the distance to a success, by name and by the key of an episode."""
+    rows = session.recipe.rows
+    assert rows is not None
+    needs = [need for need in rows.needs if name_of(need) != Distance.name]
+    if not needs:
+        return {}
+    read, reader = locate("perturn.run.read_needs:read_needs"), f"rows.name={rows_name(session.recipe)}"
+    found: dict[str, Sequence[Any]] = read(session, stage, ended, needs, reader)
+    return {
+        name: {one.key: entry for one, entry in zip(ended, entries, strict=True)}
+        for name, entries in found.items()
+    }
 
 
 def _explored(run: Run, stage: Stage) -> list[Trajectory]:

@@ -102,8 +102,9 @@ class RowInputs:
     """Rows of the iteration before, for a row maker that `aggregates`."""
     given: Sequence[Any] = ()
     """Rows of `RowTraits.source`."""
-    quantities: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """What else it `needs`, by keyword: an entry for each explored episode."""
+    quantities: Mapping[str, Mapping[Key, Any]] = field(default_factory=dict)
+    """What else it `needs`, by the name of the quantity: the entry of each explored episode that did not FAIL, by the
+    key of the episode."""
     seed: int = 0
     """Seed of the run."""
     limit: Limit = Limit()

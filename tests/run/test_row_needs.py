@@ -1,0 +1,67 @@
+"""A row maker of another package is given the quantities that it needs."""
+
+import sys
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, EntryPoints
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+import perturn.table
+from perturn.data.store import read_pairs
+from perturn.rows import ROWS
+from perturn.run.loop import open_run
+from perturn.run.row_stage import make_rows
+from perturn.run.session import Session
+from perturn.settings.making import Made, RowTraits
+from perturn.settings.stages import stages
+from perturn.types import PreferencePair
+from support.corrections import explore
+from support.credited import episode
+
+from .online import recipe_of
+
+
+@dataclass(frozen=True)
+class SurePairs:
+    """The episode whose turns began surest over the one whose turns began least sure."""
+
+    traits: ClassVar[RowTraits] = RowTraits("pairs")
+    needs: ClassVar[tuple[str, ...]] = ("entropy",)
+
+    def __call__(self, inputs):
+        """Pair the first and the last by mean entropy."""
+        entropy = {key: sum(found) / len(found) for key, found in inputs.quantities["entropy"].items()}
+        ranked = sorted(inputs.explored, key=lambda one: entropy[one.key])
+        return Made([PreferencePair(ranked[0], ranked[-1])], {"kept": 2, "read": len(entropy)})
+
+
+@pytest.fixture
+def guest(monkeypatch):
+    """A package that adds the row maker `sure`."""
+    point = EntryPoint("sure", "guest:SurePairs", "perturn.rows")
+    monkeypatch.setitem(sys.modules, "guest", SimpleNamespace(SurePairs=SurePairs))
+    monkeypatch.setattr(
+        perturn.table, "_entry_points", lambda **wanted: EntryPoints([point]).select(**wanted)
+    )
+    ROWS.__dict__.pop("_foreign", None)
+    yield
+    ROWS.__dict__.pop("_foreign", None)
+
+
+def test_a_quantity_is_computed_for_rows_that_need_it(place, monkeypatch, guest):
+    """Of each explored episode, by the policy that explored."""
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+    words = ["sft=null", "rows={name: sure}", "iterations=1", "evaluate=null"]
+    played = [episode("train/0", 0, [1.0]), episode("train/0", 1, [0.0] * 3, "aaa")]
+    with open_run(recipe_of(place, *words)) as run:
+        explore(run, "explore", played)
+        with Session(run) as session:
+            stage = next(one for one in stages(run.recipe) if one.name == "pair")
+            make_rows(session, stage)
+    (pair,) = read_pairs(run.paths.pairs())
+
+    assert run.manifest["stages"]["pair"]["counts"] == {"kept": 2, "read": 2}
+    assert {pair.chosen.sample, pair.rejected.sample} == {0, 1}
