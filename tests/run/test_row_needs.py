@@ -10,8 +10,9 @@ import pytest
 
 import perturn.table
 from perturn.data.store import read_pairs
+from perturn.errors import ConfigError
 from perturn.rows import ROWS
-from perturn.run.loop import open_run
+from perturn.run.loop import check, open_run
 from perturn.run.row_stage import make_rows
 from perturn.run.session import Session
 from perturn.settings.making import Made, RowTraits
@@ -65,3 +66,13 @@ def test_a_quantity_is_computed_for_rows_that_need_it(place, monkeypatch, guest)
 
     assert run.manifest["stages"]["pair"]["counts"] == {"kept": 2, "read": 2}
     assert {pair.chosen.sample, pair.rejected.sample} == {0, 1}
+
+
+def test_a_quantity_that_there_is_not_is_refused_before_work(place, monkeypatch, guest):
+    """With the name that was meant."""
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.setattr(SurePairs, "needs", ("entropi",))
+
+    with pytest.raises(ConfigError, match=r"rows\.name=sure needs .*entropi.* Did you mean 'entropy'"):
+        check(recipe_of(place, "sft=null", "rows={name: sure}", "iterations=1", "evaluate=null"))

@@ -220,6 +220,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         refuse_seen(recipe, panels)
         if makes(recipe, "groups"):  # what asks torch is loaded where it is needed
             locate("perturn.run.needed:check_needed")(recipe, env, panels)
+        if recipe.rows is not None and recipe.rows.needs:
+            locate("perturn.run.needed:check_rows")(recipe, env, panels)
         if recipe.explore is not None:
             check_explorer(recipe, panels.tasks.get("explore", []))
         first = next((tasks[0] for tasks in panels.tasks.values()), None)

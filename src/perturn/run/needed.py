@@ -11,7 +11,7 @@ from perturn.run.answers import answer_form
 from perturn.run.panels import Panels
 from perturn.settings.compatibility import explorer_name, misfit
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import makes, stages
+from perturn.settings.stages import makes, rows_name, stages
 from perturn.types import Environment
 
 
@@ -40,6 +40,19 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
     references = {one.iteration: one.reference for one in stages(recipe) if one.command == "credit"}
     planned = Planned(f"credit {name}", recipe, lambda: answer_form(recipe), references, env, tasks)
     for quantity, request in needs.values():
+        quantity.check(request, planned)
+
+
+def check_rows(recipe: Recipe, env: Environment, panels: Panels) -> None:
+    """Refuse rows that need a quantity that cannot be computed.
+
+    Raises:
+        PerturnError: Saying what is missing.
+    """
+    assert recipe.rows is not None
+    reader = f"rows.name={rows_name(recipe)}"
+    planned = Planned(reader, recipe, lambda: answer_form(recipe), {}, env, panels.tasks.get("explore", []))
+    for quantity, request in wanted(recipe.rows.needs, reader).values():
         quantity.check(request, planned)
 
 
