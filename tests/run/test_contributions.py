@@ -17,9 +17,9 @@ from perturn.credit.spa import Shares
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
-from perturn.quantities.contributions import contributions_of
+from perturn.quantities.contributions import contributions_of, explained_scores, scores_of
 from perturn.quantities.readers import open_reader
-from perturn.run.credit import credit_run, explained
+from perturn.run.credit import credit_run
 
 from .online import GROUPS, begin
 from .test_credit import EPISODES, KEPT, explored  # noqa: F401  a fixture
@@ -135,7 +135,7 @@ def test_explained_variance_worked_by_hand():
     empty = replace(lost, turns=())
 
     shares = [Shares([own]) for own in ([0.5, 0.5], [0.25, 0.75], [0.0, 0.0], [])]
-    found = explained(SPA(), [lost, won, lost, empty], {"contributions": shares})
+    found = explained_scores(shares, scores_of([lost, won, lost, empty], SPA().returns))
 
     assert found == {"explained_variance": pytest.approx(0.0, abs=1e-12)}
     assert explained(SPA(), [won], {"contributions": shares[1:2]}) == {"explained_variance": None}
