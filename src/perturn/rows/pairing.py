@@ -1,4 +1,4 @@
-"""What pairs of several row makers have in common: who is clearly better, best over worst, and where two sides part."""
+"""Shared by row makers of pairs: who is clearly better, best over worst, and where two sides part."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) ->
 
 
 def _states_before(run: Run, carried: Sequence[str], stage: Stage) -> dict[str, State]:
-    """What quantities have learned in the iteration before, by name; nothing where none has begun.
+    """States that quantities have learned in the iteration before, by name; nothing where none has begun.
 
     Raises:
         RunError: If it is not there.

@@ -1,4 +1,4 @@
-"""What the length limit of training does to episodes and pairs."""
+"""Episodes and pairs against the length limit of training: which fit, whole or at their start."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def check_made(recipe: Recipe) -> None:
 
 
 def _inputs(session: Session, stage: Stage) -> RowInputs:
-    """What the row maker of the recipe reads, as its traits say."""
+    """Return the inputs of the row maker of the recipe, as its traits say."""
     run, recipe = session.run, session.recipe
     assert recipe.rows is not None
     traits, alone = recipe.rows.traits, recipe.rows.traits.makes in ("single", "labelled")
@@ -159,7 +159,7 @@ def _inputs(session: Session, stage: Stage) -> RowInputs:
 def _quantities(
     session: Session, stage: Stage, ended: Sequence[Trajectory]
 ) -> dict[str, dict[tuple[str, int], Any]]:
-    """What a row maker needs beside the distance to a success, by name and by the key of an episode."""
+    """Return the quantities that a row maker needs beside the distance to a success, by name and by the key of an episode."""
     rows = session.recipe.rows
     assert rows is not None
     needs = [need for need in rows.needs if name_of(need) != Distance.name]

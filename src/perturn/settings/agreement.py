@@ -1,4 +1,4 @@
-"""What must agree between the rows of an alignment and the sections that play, weigh and train: one rule on traits."""
+"""Agreement between the rows of an alignment and the sections that play, weigh and train: one rule on traits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all row makers have in common: what they declare, what they are given, and what they return."""
+"""Row makers: their traits, their inputs, their results, and the protocol that they follow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANY_BRANCHES = frozenset({"some-episodes", "prover", "dependent-branches"})
 
 @dataclass(frozen=True)
 class RowTraits:
-    """What a row maker declares: stages, checks and the list of alternatives in messages follow from it."""
+    """Declarations of a row maker: stages, checks and the list of alternatives in messages follow from it."""
 
     makes: Kind
     """Kind of its rows; the loss must learn from this kind."""
@@ -86,7 +86,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class RowInputs:
-    """What a row maker is handed. It finds here what its traits and `needs` ask for."""
+    """Inputs of a row maker. It finds here what its traits and `needs` ask for."""
 
     explored: Sequence[Trajectory] = ()
     """Explored episodes of the iteration, by task and sample."""
@@ -103,7 +103,7 @@ class RowInputs:
     given: Sequence[Any] = ()
     """Rows of `RowTraits.source`."""
     quantities: Mapping[str, Mapping[Key, Any]] = field(default_factory=dict)
-    """What else it `needs`, by the name of the quantity: the entry of each explored episode that did not FAIL, by the
+    """Other quantities that it `needs`, by name: the entry of each explored episode that did not FAIL, by the
     key of the episode."""
     seed: int = 0
     """Seed of the run."""
@@ -116,12 +116,12 @@ class RowInputs:
 
 @dataclass(frozen=True)
 class Made:
-    """What a row maker returns."""
+    """Result of a row maker."""
 
     rows: Sequence[Any]
     """Pairs, weighted trajectories, or the members of groups."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What became of the episodes, by name."""
+    """Counts of what became of the episodes, by name."""
     lacks: str = ""
     """Why the rows are not worth training on, such as `none is a failure`; empty: they are."""
     filtered: Collection[Key] = ()
@@ -152,7 +152,7 @@ class RowMaker(Protocol):
 
     @property
     def traits(self) -> RowTraits:
-        """What it declares; a class variable where nothing depends on settings."""
+        """Declarations; a class variable where nothing depends on settings."""
         ...
 
     @property

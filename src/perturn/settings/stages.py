@@ -93,7 +93,7 @@ def rows_name(recipe: Recipe) -> str:
 
 
 def traits_of(recipe: Recipe) -> RowTraits | None:
-    """What the row maker of a recipe declares; None where it makes no rows."""
+    """Return the traits of the row maker of a recipe; None where it makes no rows."""
     return recipe.rows.traits if recipe.rows else None
 
 
