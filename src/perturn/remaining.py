@@ -42,7 +42,7 @@ def remaining_of(trajectory: Trajectory) -> list[Remaining]:
         index = [turn.remaining for turn in trajectory.turns].index(None)
         raise DataError(
             f"task {trajectory.task.id!r:.80}, sample {trajectory.sample}: turns[{index}].remaining was "
-            "not measured; set pair.remaining, or groups.remaining, to shortest or searching."
+            "not measured; a run measures it for whatever needs distance."
         )
     return found
 
