@@ -1,6 +1,5 @@
 """What the documentation shows is run: code blocks, example files and commands."""
 
-import dataclasses
 import importlib.util
 import inspect
 import itertools
@@ -24,7 +23,7 @@ from perturn.envs import ENVIRONMENTS
 from perturn.envs.protocols import PROTOCOLS
 from perturn.losses import LOSSES
 from perturn.run.session import engine_settings
-from perturn.settings.parsing import parse
+from perturn.settings.parsing import parse, to_mapping
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.study.again import AgainFile
 from perturn.study.cells import Plan
@@ -215,7 +214,7 @@ def test_yaml_blocks_are_parts_of_a_recipe(page, block):
     shown = yaml.safe_load(block)
     recipe = parse(Recipe, merged(demo, shown))
 
-    taken = json.loads(json.dumps(dataclasses.asdict(recipe)))
+    taken = json.loads(json.dumps(to_mapping(recipe)))
     assert merged(taken, shown) == taken
     assert engine_settings(recipe)
 
