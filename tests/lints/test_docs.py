@@ -1,6 +1,5 @@
 """The documentation is right: commands, recipes, tables, names. `tests/test_docs_run.py` runs its Python."""
 
-import dataclasses
 import importlib.util
 import inspect
 import itertools
@@ -23,7 +22,7 @@ from perturn.envs import ENVIRONMENTS
 from perturn.envs.protocols import PROTOCOLS
 from perturn.losses import LOSSES
 from perturn.run.session import engine_settings
-from perturn.settings.parsing import parse
+from perturn.settings.parsing import parse, to_mapping
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.study.again import AgainFile
 from perturn.study.cells import Plan
@@ -167,7 +166,7 @@ def test_yaml_blocks_are_parts_of_a_recipe(page, block):
     shown = yaml.safe_load(block)
     recipe = parse(Recipe, merged(demo, shown))
 
-    taken = json.loads(json.dumps(dataclasses.asdict(recipe)))
+    taken = json.loads(json.dumps(to_mapping(recipe)))
     assert merged(taken, shown) == taken
     assert engine_settings(recipe)
 

@@ -552,7 +552,7 @@ def test_a_run_without_branches_has_nothing_to_weigh_by(recipe):
     folder = explored_by(recipe, EPISODES)
 
     with pytest.raises(
-        RunError, match=r"branch-001\.jsonl is not there; explore with explore\.name=branches or"
+        ConfigError, match=r"credit spo needs branches, and explore\.name=rollouts provides none"
     ):
         credit_run(folder, ["credit.name=spo"])
 
