@@ -45,6 +45,7 @@ def test_python_blocks_run_as_printed(page, tiny_folder, demo_folder, tmp_path, 
             assert list(tmp_path.glob("*/checkpoint-*/*model.safetensors"))
 
 
+@pytest.mark.slow
 def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, monkeypatch):
     """Its scores, check and run, with a tiny model in the place of the pretrained one, beside the example alone."""
     page, section = "docs/environments.md", "## Your own"
