@@ -18,7 +18,7 @@ from perturn.credit.processes import PROCESSES
 from perturn.settings.parsing import apply_overrides, build
 
 LOOP, NEUTRAL, FORK, SHARED = PROCESSES
-PAGE = Path(__file__).parents[2] / "docs" / "credits.md"
+PAGE = Path(__file__).parents[2] / "docs" / "methods" / "bias.md"
 
 
 def documented():
