@@ -1,6 +1,7 @@
 """Reference pages of the entries of each table, made from their code: docstring, settings, traits.
 
-Every page has the same headings. Text of its own that a page needs beside its class lies in `docs/notes/<entry>.md`.
+Every page has the same headings. Text that a page needs beside the docstring of its class lies in
+`docs/notes/<table>/<entry>.md`.
 """
 
 import dataclasses
@@ -97,9 +98,9 @@ def _page(kind: str, name: str, entry: Any) -> Iterator[str]:
     yield f"## Example\n\n```{language}\n{shown}\n```"
     if kind == "credits":
         yield f"## Bias\n\n{_bias(name)}"
-    note = DOCS / "notes" / f"{name}.md"
-    if kind in ("credits", "losses") and note.is_file():
-        yield f"## Notes\n\n{note.read_text(encoding='utf-8').strip().replace('](../', '](../../')}"
+    note = DOCS / "notes" / kind / f"{name}.md"  # as deep as the page, so that its links hold on both
+    if note.is_file():
+        yield f"## Notes\n\n{note.read_text(encoding='utf-8').strip()}"
     if results := _results(name):
         yield f"## Results\n\n{results}"
 
@@ -113,8 +114,8 @@ def documentation(entry: Any) -> dict[str, str]:
     return {
         "says": _flat(parts["says"]),
         "formula": "\n\n".join(map(_block, parts["formula"].split("\n\n"))) if parts["formula"] else "",
-        "source": _flat(parts["source"]),
-        "differs": "None." if differs in ("nothing.", "nothing") else differs[:1].upper() + differs[1:],
+        "source": _linked(_flat(parts["source"])),
+        "differs": "None." if differs == "nothing." else _linked(differs[:1].upper() + differs[1:]),
     }
 
 
@@ -138,7 +139,7 @@ def _settings(settings: Any) -> str:
     lines = ["| setting | default | allowed | meaning |", "|---|---|---|---|"]
     for field in dataclasses.fields(settings):
         allowed = "; ".join(_allowed(hints[field.name])) or "–"
-        meaning = _flat(says.get(field.name, "")) or "–"
+        meaning = re.sub(r"\bNone\b", "`null`", _flat(says.get(field.name, ""))) or "–"
         lines.append(f"| `{field.name}` | {_default(field)} | {_cell(allowed)} | {_cell(meaning)} |")
     return "\n".join(lines)
 
@@ -223,6 +224,11 @@ def _results(name: str) -> str:
 def _flat(text: str) -> str:
     """A text on one line, paragraph by paragraph."""
     return "\n\n".join(" ".join(each.split()) for each in text.strip().split("\n\n"))
+
+
+def _linked(text: str) -> str:
+    """A text whose papers are links."""
+    return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
 
 
 def _cell(text: str) -> str:
