@@ -15,6 +15,7 @@ from typing import Any
 
 from entry_kinds import KINDS
 
+from perturn import types
 from perturn.bounds import Bound, bounds, texts
 from perturn.tables import methods, table
 
@@ -135,7 +136,8 @@ def _settings(settings: Any) -> str:
     """Name, default, allowed values and meaning of each setting."""
     if not dataclasses.is_dataclass(settings) or not dataclasses.fields(settings):
         return "None."
-    hints, says = typing.get_type_hints(settings, include_extras=True), texts(settings)
+    hints = typing.get_type_hints(settings, include_extras=True, localns=vars(types))
+    says = texts(settings)
     lines = ["| setting | default | allowed | meaning |", "|---|---|---|---|"]
     for field in dataclasses.fields(settings):
         allowed = "; ".join(_allowed(hints[field.name])) or "–"

@@ -102,8 +102,6 @@ def _selector_needs(name: str, entry: Any) -> Iterable[str]:
     yield (
         f"It needs {code(sorted(traits.needs))}." if traits.needs else "It needs the sampled episodes alone."
     )
-    if traits.needs_among_actions:
-        yield f"Among actions it needs {code(sorted(traits.needs_among_actions))} too."
     yield "Cost: `samples` times the episodes, or the actions of a turn."
 
 
