@@ -21,7 +21,7 @@ TORCH ?= $(shell if test "$$(uname -s)" = Linux && ! command -v nvidia-smi >/dev
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 BASE_STAMP := $(VENV)/.base-$(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
-.PHONY: setup base demo demo-scienceworld image lab test test-all test-oldest fuzz audit test-cluster test-vllm check docs bench format clean
+.PHONY: setup base demo demo-scienceworld image lab test test-all oldest test-oldest fuzz audit test-cluster test-vllm check docs bench format clean
 
 # What a run needs: torch, transformers, Perturn. About 1.1 GB without a GPU.
 base: $(BASE_STAMP)
@@ -84,15 +84,17 @@ test: setup
 
 # The slow tests too, and all that have run on the oldest versions. About an hour; before a release, or an issue is closed.
 test-all: setup
-	$(BIN)/python $(PYTEST) -m "not cluster"
+	$(BIN)/python $(PYTEST) -m "not cluster" --hypothesis-profile thorough
 	$(MAKE) test-oldest OLDEST_TESTS="$(OLDEST_ALL)"
 
 # Fast tests on the oldest versions that pyproject.toml allows: those that call torch, transformers and peft, which are
 # models, training, losses, credits and the local engine. `make test-all` adds those that call other libraries. Warnings
 # are those of the old versions, so they are no errors.
-OLDEST_TESTS ?= $(addprefix tests/,credit losses policy engines/test_local.py engines/test_local_models.py)
+OLDEST_TESTS ?= $(addprefix tests/,credit/test_golden.py credit/test_hand_worked.py losses policy engines/test_local.py \
+	engines/test_local_models.py)
 OLDEST_ALL := $(addprefix tests/,audit credit data engines envs episodes io losses policy report settings test_cli.py)
-test-oldest: $(OLDEST_STAMP)
+oldest: $(OLDEST_STAMP)
+test-oldest: oldest
 	$(OLDEST_BIN)/python $(PYTEST) -W default $(OLDEST_TESTS)
 
 $(OLDEST_STAMP): pyproject.toml constraints-oldest.txt
@@ -108,7 +110,7 @@ $(OLDEST_STAMP): pyproject.toml constraints-oldest.txt
 # Every reader of what comes from outside, with over 100,000 inputs that are not as they should be; `make test` has twenty.
 FUZZ_CASES ?= 4000
 fuzz: setup
-	PERTURN_FUZZ=$(FUZZ_CASES) $(BIN)/python -m pytest tests/fuzz -o timeout=0
+	PERTURN_FUZZ=$(FUZZ_CASES) $(BIN)/python -m pytest tests/fuzz -o timeout=0 -o cpu_seconds=0
 
 # Known holes in what we depend on. It asks a service on the network.
 audit: setup
@@ -116,12 +118,12 @@ audit: setup
 
 # Nodes of a Ray cluster on this machine. Ray gives its processes 30 s to start, which a busy machine does not keep.
 test-cluster: setup
-	$(BIN)/python -m pytest -m cluster
+	$(BIN)/python -m pytest -m cluster -o cpu_seconds=0
 
 # vLLM wants other versions than we pin, so it has an environment of its own (3.5 GB). Builds of torchvision and its kin
 # that are made for CUDA cannot be imported beside torch for CPUs; vLLM does without them for text. Warnings are its own.
 test-vllm: $(VLLM_STAMP)
-	$(VLLM_BIN)/python -m pytest -W default tests/engines/test_vllm*.py tests/policy/test_agreement.py
+	$(VLLM_BIN)/python -m pytest -W default -o cpu_seconds=0 tests/engines/test_vllm*.py tests/policy/test_agreement.py
 
 $(VLLM_STAMP): pyproject.toml
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
@@ -138,7 +140,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	.ci/size
-	$(BIN)/python -m pytest -n $(JOBS) tests/lints
+	$(BIN)/python -m pytest -n $(JOBS) -o cpu_seconds=0 tests/lints
 	$(MAKE) docs
 
 docs: setup

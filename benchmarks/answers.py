@@ -22,18 +22,18 @@ from typing import Any
 import torch
 
 from perturn import collect
-from perturn.credit.siop import SIOP
 from perturn.envs.protocols import PROTOCOLS
-from perturn.policy.answers import answer_logprobs
-from perturn.policy.branches import Branch, as_sequences, branches, branches_of
+from perturn.needs import AnswerClusters
 from perturn.policy.logprobs import prepare
 from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import compute_logprobs
 from perturn.policy.tokens import Renderer
-from perturn.run.clusters import clusters_of
-from perturn.run.readings import Reader, own_answers_of
+from perturn.quantities.answer import answer_logprobs
+from perturn.quantities.answer_clusters import clusters_of, own_answers_of
+from perturn.quantities.answer_turns import Branch, as_sequences, branches, branches_of
+from perturn.quantities.readers import Reader
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Sampling, Trajectory, failed
 
@@ -123,7 +123,7 @@ def main() -> None:
         {
             "ours": lambda: answer_logprobs(model, renderer, kept, FORM),
             "alone": lambda: alone(model, found),
-            "own": lambda: own_answers_of(kept, SIOP(), FORM, reader),
+            "own": lambda: own_answers_of(kept, AnswerClusters(), FORM, reader),
         },
         given.repeats,
     )
@@ -132,7 +132,7 @@ def main() -> None:
         for each in zip(results["ours"], results["alone"], strict=True)
         for a, b in zip(*each, strict=True)
     )
-    texts = clusters_of(kept, SIOP(), FORM)[1]
+    texts = clusters_of(kept, AnswerClusters(), FORM)[1]
     own = [
         [one for each in branches_of(renderer, trajectory, FORM, asked) if each for one in each]
         if asked

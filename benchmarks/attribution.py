@@ -24,9 +24,9 @@ from mechanism_statistics import Statistic, Turns, auc, difference, interval
 from perturn.data.paths import begun
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.store import read_trajectories
+from perturn.quantities.readers import open_reader, reference_of
 from perturn.run.measure import measured
-from perturn.run.readings import open_reader, reference_of
-from perturn.settings.stages import policy_of
+from perturn.settings.stages import makes, policy_of
 from perturn.types import failed, succeeded
 
 CONTRASTS = {"first wrong against those before it": (first, before), "wrong against right": (wrong, right)}
@@ -48,10 +48,11 @@ def scored_turns(folders: Sequence[Path]) -> dict[str, Turns]:
     episode = 0
     for base, folder in enumerate(folders):
         paths, recipe = begun(folder), resolve_recipe(folder)
-        assert recipe.groups is not None, f"{folder} learns from no groups; name online runs"
-        known = replace(recipe, groups=replace(recipe.groups, remaining="searching"))
+        assert makes(recipe, "groups"), f"{folder} learns from no groups; name online runs"
         explored = read_trajectories(paths.trajectories("explore-001"))
-        failures = measured(known, [one for one in explored if not succeeded(one) and not failed(one)])
+        failures = measured(
+            recipe, [one for one in explored if not succeeded(one) and not failed(one)], "searching"
+        )
         last, start = (
             reference_of(failures, open_reader(paths.checkpoint(policy_of(recipe, number))))
             for number in (recipe.iterations, 0)

@@ -18,13 +18,13 @@ from perturn.data.paths import RunPaths
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.store import read_trajectories
 from perturn.episodes.play import play
+from perturn.explore.branching import branch_jobs
 from perturn.policy.names import load_tokenizer
 from perturn.policy.templates import chat_template
 from perturn.policy.tokens import Renderer
-from perturn.run.branch import branch_jobs
 from perturn.run.session import make_protocol, serve_policy, world_maker
-from perturn.settings.branch import Branch
 from perturn.settings.stages import policy_of
+from perturn.types import failed
 
 
 def main() -> None:
@@ -50,7 +50,11 @@ def main() -> None:
         embedding.register_forward_hook(
             lambda _, given, __, fed=fed: fed.__setitem__(0, fed[0] + given[0].numel())
         )
-        jobs = branch_jobs(explored, Branch(every=asked.every, samples=samples), recipe.seed, samples=8)
+        turns = {
+            one.key: range(asked.every, len(one.turns), asked.every) for one in explored if not failed(one)
+        }
+        begun = [one for one in explored if one.key in turns]
+        jobs = branch_jobs(begun, turns, recipe.seed, branches=samples, samples=8)
         began = time.perf_counter()
         how = {"protocol": make_protocol(recipe.protocol), "sampling": recipe.explore.sampling}
         played = list(play(jobs, engine, world_maker(recipe), **how, concurrency=len(jobs)))

@@ -22,8 +22,8 @@ from statistics import NormalDist, mean, stdev
 from perturn.credit.returns import Return
 from perturn.envs.alfworld.like import ALFWorldLike
 from perturn.episodes.play import Job, play
-from perturn.run.branch import branch_jobs, branch_values
-from perturn.settings.branch import Branch
+from perturn.explore.branching import branch_jobs
+from perturn.quantities.branch_returns import branch_values
 from perturn.stats import rate_interval
 from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Task, Trajectory
 
@@ -159,7 +159,8 @@ def measure(games: Sequence[Game], samples: int, seed: int, explored: int = EXPL
     playing = partial(play, engine=engine, make_environment=ALFWorldLike, protocol=PROTOCOL)
     first = [Job(game.task, 1000 * seed + sample, sample) for game in games for sample in range(explored)]
     begun = sorted(playing(first, sampling=Sampling()), key=lambda one: one.key)
-    jobs = branch_jobs(begun, Branch(every=1, samples=samples), seed, explored)
+    turns = {one.key: range(1, len(one.turns)) for one in begun}
+    jobs = branch_jobs(begun, turns, seed, branches=samples, samples=explored)
     branches = sorted(playing(jobs, sampling=Sampling()), key=lambda one: one.key)
     by_turn: dict[tuple[str, int | None, int], list[float]] = {}
     for one in sorted(branches, key=lambda one: one.sample):

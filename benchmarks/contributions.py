@@ -17,21 +17,25 @@ from pathlib import Path
 import numpy as np
 
 from perturn.credit import CREDITS
+from perturn.credit.returns import Return
 from perturn.data.groups import counted
 from perturn.data.paths import begun
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.store import read_trajectories
 from perturn.policy.templates import chat_template
 from perturn.policy.values import FOLDS
-from perturn.run.credit import credit_groups, explained
-from perturn.run.readings import contributions_of, open_reader, scores_of, values_of
+from perturn.quantities import compute, figures_of, given
+from perturn.quantities.contributions import scores_of
+from perturn.quantities.protocol import ACTED
+from perturn.quantities.readers import Models, open_reader
+from perturn.run.credit import credit_groups
 from perturn.types import Trajectory
 
 
 def by_length(episodes: Sequence[Trajectory]) -> float:
     """Share of the variance of scores that a line in the number of turns explains, fitted on the other folds."""
     ordered = sorted(episodes, key=lambda one: one.key)
-    scores = np.array(scores_of(ordered, CREDITS["spa"]()))
+    scores = np.array(scores_of(ordered, Return()))
     rows = np.array([[1.0, len(one.turns)] for one in ordered])
     found = np.empty_like(scores)
     for fold in range(FOLDS):
@@ -45,26 +49,26 @@ def main() -> None:
     folder, policy, *marks = [*sys.argv[1:], "sft"][: max(2, len(sys.argv) - 1)]
     paths, recipe = begun(Path(folder)), resolve_recipe(Path(folder))
     name = str(paths.checkpoint(policy))
-    reader = open_reader(name, None, chat_template(recipe.model))
+    source = Models({ACTED: open_reader(name, None, chat_template(recipe.model))})
     spa, gae = CREDITS["spa"](), CREDITS["turn-gae"]()
     for mark in marks or ["1"]:
         episodes = counted(read_trajectories(paths.trajectories(f"explore-{int(mark):03d}")))
         start = time.perf_counter()
-        shares = contributions_of(episodes, spa, reader)
+        of_spa = compute(spa.needs, episodes, source)
         middle = time.perf_counter()
-        values = values_of(episodes, gae, reader)
+        of_gae = compute(gae.needs, episodes, source)
         end = time.perf_counter()
-        told = explained(gae, episodes, {"values": values})["explained_variance"]
+        told, sums = (figures_of(each)["explained_variance"] for each in (of_gae, of_spa))
         print(
             f"iteration {mark}: contributions {middle - start:.1f} s, values {end - middle:.1f} s; "
-            f"explained: sums {explained(spa, episodes, {'contributions': shares})['explained_variance']:.2f}, "
+            f"explained: sums {sums:.2f}, "
             f"turns {by_length(episodes):.2f}, values {told:.2f}"
         )
         for name, needed in {
             "rloo": {},
             "trloo": {},
-            "turn-gae": {"values": values},
-            "spa": {"contributions": shares},
+            "turn-gae": given(of_gae),
+            "spa": given(of_spa),
         }.items():
             weights = [
                 weight for row in credit_groups(episodes, CREDITS[name](), needed) for weight in row.weight

@@ -2,7 +2,7 @@ r"""One episode as every credit sees it: a row a credit, a column a turn.
 
     python benchmarks/credit_picture.py RUN --task PART-OF-ITS-ID --sample 0 --figure docs/figures/credits.svg
 
-Takes an online run of a recipe with `branch` and episodes of its first iteration, which SFT's policy explored, on a
+Takes an online run of a recipe with branches and episodes of its first iteration, which SFT's policy explored, on a
 world that knows how far it is from the end (docs/environments.md). Without --task it lists failed episodes of groups in
 which others succeed, with their first wrong turn. `progress-advantage` compares the run's last policy with SFT's, and
 shows that alone. Credits that need answers, gold calls or a reward model are left out. Half a minute on one core for
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +23,24 @@ from perturn.data.groups import counted, groups_of
 from perturn.data.paths import begun
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.store import read_trajectories
+from perturn.needs import Distance, Progress, names_of, reads
+from perturn.quantities import compute, given, policies_of
+from perturn.quantities.protocol import REWARD
 from perturn.remaining import wrong_turns
 from perturn.run.credit import credit_groups
 from perturn.run.measure import measured
 from perturn.run.members import members_of
-from perturn.run.quantities import compute_needed
-from perturn.settings.recipe import Recipe
-from perturn.settings.stages import policy_of
+from perturn.run.quantity_source import RunSource
+from perturn.settings.stages import makes, policy_of
 from perturn.types import Trajectory, succeeded
 
-LEFT_OUT = {"answer", "answers", "matches"}
+LEFT_OUT = {"answer", "answer-clusters", "tool-matches"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "infopo": {"placeholder": "Nothing happens."},
     "progress-advantage": {"outcome": False},
-    "slate": {"by": "progress"},
+    "slate": {"by": "progress", "distance": "searching"},
+    "first-error": {"distance": "searching"},
+    "process-score": {"distance": "searching"},
 }
 MARK = "-001"
 
@@ -50,27 +53,23 @@ def weights_of(folder: Path, episodes: Sequence[Trajectory], chosen: Trajectory)
         episodes: Those of the iteration.
         chosen: The episode.
     """
-    paths, recipe = begun(folder), _measuring(resolve_recipe(folder))
+    paths, recipe = begun(folder), resolve_recipe(folder)
     found = {}
     last = {"checkpoint": policy_of(recipe, recipe.iterations)}
     for name, kind in CREDITS.items():
-        if kind.needs & LEFT_OUT or getattr(kind, "reads_reward_model", False):
+        credit = kind(**SETTINGS.get(name, {}))
+        if names_of(credit.needs) & LEFT_OUT or REWARD in policies_of(credit.needs):
             continue
-        credit = kind(**SETTINGS.get(name, {}), **(last if "progress" in kind.needs else {}))
+        if reads(credit.needs, Progress):
+            credit = kind(**SETTINGS.get(name, {}), **last)
         members = members_of(credit, episodes, paths, recipe, MARK)
-        members = counted(measured(recipe, members) if getattr(credit, "needs_remaining", False) else members)
-        needed = compute_needed(
-            credit, members, paths, recipe, reference="sft", acted="sft", judged="sft", iteration=1
-        )
+        measures = reads(credit.needs, Distance)
+        members = counted(measured(recipe, members, "searching") if measures else members)
+        source = RunSource(paths, recipe, reference="sft", acted="sft", start="sft")
+        needed = given(compute(credit.needs, members, source))
         rows = {row.key: row.weight for row in credit_groups(members, credit, needed)}
         found[name] = list(rows[chosen.key])
     return found
-
-
-def _measuring(recipe: Recipe) -> Recipe:
-    """A recipe that asks how far its episodes are from their ends."""
-    assert recipe.groups is not None, "the run learns from no groups; name an online run"
-    return replace(recipe, groups=replace(recipe.groups, remaining="searching"))
 
 
 def draw(chosen: Trajectory, weights: Mapping[str, Sequence[float]], file: Path) -> None:
@@ -126,8 +125,9 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--figure", type=Path, default=Path("docs/figures/credits.svg"))
     given = parser.parse_args()
-    known = _measuring(resolve_recipe(given.run))
-    episodes = measured(known, read_trajectories(begun(given.run).trajectories(f"explore{MARK}")))
+    recipe, paths = resolve_recipe(given.run), begun(given.run)
+    assert makes(recipe, "groups"), "the run learns from no groups; name an online run"
+    episodes = measured(recipe, read_trajectories(paths.trajectories(f"explore{MARK}")), "searching")
     if given.task is None:
         print("\n".join(candidates(episodes)))
         return

@@ -16,8 +16,10 @@ from pathlib import Path
 
 from perturn.credit import CREDITS
 from perturn.credit.archer import Critique
-from perturn.credit.meter import Measurement, measure
-from perturn.credit.processes import PROCESSES
+from perturn.credit.siop import OwnAnswer
+from perturn.credit_check.meter import Measurement, measure
+from perturn.credit_check.processes import PROCESSES
+from perturn.needs import keyword, names_of
 from perturn.settings.parsing import apply_overrides, build
 from perturn.types import Action, Task, Trajectory, Turn
 
@@ -75,19 +77,19 @@ def seconds(name: str, groups: list[list[Trajectory]]) -> float:
     credit = CREDITS[name]()
     given = {
         "values": lambda turns: [0.5] * turns,
-        "matches": lambda turns: [(0.5, 1.0)] * turns,  # two calls a turn
+        "tool-matches": lambda turns: [(0.5, 1.0)] * turns,  # two calls a turn
         "answer": lambda turns: [-0.5] * (turns + 1),
-        "branches": lambda turns: [0.5] * turns,
+        "branch-returns": lambda turns: [0.5] * turns,
         "feedback": lambda turns: [0.5] * turns,
         "contributions": lambda turns: [0.05] * turns,
         "critics": lambda turns: Critique([[0.5] * turns] * 2, [[0.25] * turns] * 2),
         "progress": lambda turns: [[-0.5] * 10] * turns,
         "reference": lambda turns: [[-0.6] * 10] * turns,
-        "answers": lambda turns: [[-0.5] * 3] * (turns + 1),
-        "clusters": lambda _: 0,
+        "answer-clusters": lambda turns: OwnAnswer(0, [[-0.5] * 3] * (turns + 1)),
     }
     needed = [
-        {name: [given[name](len(one.turns)) for one in group] for name in credit.needs} for group in groups
+        {keyword(name): [given[name](len(one.turns)) for one in group] for name in names_of(credit.needs)}
+        for group in groups
     ]
     start = time.perf_counter()
     for group, its in zip(groups, needed, strict=True):

@@ -16,7 +16,6 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +169,7 @@ def different_pairs(folders: Sequence[Path]) -> Iterator[tuple[RunPaths, tuple[i
 def measured(paths: RunPaths, sense: Sense) -> list[PreferencePair]:
     """The pairs of a run with the way that is left around each turn."""
     recipe = resolve_recipe(paths.folder)
-    assert recipe.pair is not None
-    recipe = replace(recipe, pair=replace(recipe.pair, remaining=sense))
-    return measured_pairs(recipe, read_pairs(paths.pairs()))
+    return measured_pairs(recipe, read_pairs(paths.pairs()), sense)
 
 
 def turns_of(runs: Sequence[tuple[RunPaths, tuple[int, int]]], sense: Sense) -> Turns:

@@ -21,7 +21,7 @@ from statistics import mean
 import torch
 from branch_values import TURNS, Game, small_games
 
-from perturn.credit.processes import PROCESSES, Process
+from perturn.credit_check.processes import PROCESSES, Process
 from perturn.envs.alfworld.like import ALFWorldLike
 
 Chances = list[tuple[float, float]]

@@ -26,9 +26,11 @@ pytest_addoption = budget.pytest_addoption
 pytest_configure = budget.pytest_configure
 
 # A run of CI repeats; runs elsewhere look for new cases. Examples have no deadline: a busy machine would not keep it.
-hypothesis.settings.register_profile("new", deadline=None)
-hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
-hypothesis.settings.load_profile("repeatable" if os.environ.get("CI") else "new")
+# `make test-all` takes the profile `thorough`.
+_REPEATS = {"deadline": None, "derandomize": bool(os.environ.get("CI"))}
+hypothesis.settings.register_profile("fast", max_examples=25, **_REPEATS)
+hypothesis.settings.register_profile("thorough", max_examples=100, **_REPEATS)
+hypothesis.settings.load_profile("fast")
 
 _RECIPE = """
 name: one
@@ -86,8 +88,14 @@ def tiny_model():
 
 
 @pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory, tokenizer):
-    """A tiny policy on disk, as `save_pretrained` writes it."""
+def tiny_folder(whole_vocabulary):
+    """A tiny policy on disk. Tests of runs and studies have one with a smaller vocabulary under this name."""
+    return whole_vocabulary
+
+
+@pytest.fixture(scope="session")
+def whole_vocabulary(tmp_path_factory, tokenizer):
+    """A tiny policy on disk with SmolLM2's vocabulary, as `save_pretrained` writes it."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     make_tiny_model().save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""A package of someone else's, as a wheel: one loss, one credit, one environment and one engine."""
+"""A package of someone else's, as a wheel: one loss with an input of its own, one credit, environment and engine."""
 
 import zipfile
 from pathlib import Path
@@ -89,15 +89,19 @@ from typing import ClassVar
 
 import torch
 
+from perturn.credit import CreditTraits
 from perturn.credit.turns import Uniform, weigh_group
 from perturn.losses import LOSSES, LossTraits
+from perturn.losses.token_inputs import TokenInputTraits
+from perturn.needs import Needs
 
 
 @dataclass(frozen=True)
 class Half:
     """The same weight for every turn."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[Needs] = ()
+    traits: ClassVar[CreditTraits] = CreditTraits()
     value: float = 0.5
 
     def __call__(self, group, **_):
@@ -108,20 +112,40 @@ class Half:
 
 
 @dataclass(frozen=True)
-class Twice:
-    """DIL's loss, doubled."""
+class Certainty:
+    """Largest log-probability of the words that may come."""
 
-    traits: ClassVar = LossTraits(needs_rejected=True, needs_reference=True)
+    name: ClassVar[str] = "guest-certainty"
+    traits: ClassVar = TokenInputTraits()
+
+    def __call__(self, chunk):
+        return chunk.logprobs.amax(-1)
+
+
+@dataclass(frozen=True)
+class Twice:
+    """DIL's loss, doubled, and a price of certainty."""
+
+    traits: ClassVar = LossTraits(
+        needs_rejected=True, needs_reference=True, diagnostics=True, reads=frozenset({"guest-certainty"})
+    )
     credit: ClassVar = Uniform()
 
+    price: float = 0.01
+
     def __call__(self, chosen, rejected):
-        return 2 * LOSSES["dil"]()(chosen, rejected)
+        certainty = chosen.mean_by_trajectory(chosen.input("guest-certainty"))
+        return 2 * LOSSES["dil"]()(chosen, rejected) + self.price * certainty
+
+    def diagnostics(self, chosen, rejected):
+        return {"certainty": chosen.input("guest-certainty").detach()}
 
     def rewards(self, side):
         return LOSSES["dil"]().rewards(side)
 '''
 ENTRIES = {
     "perturn.losses": {"guest-twice": "guest_tensors:Twice"},
+    "perturn.token_inputs": {"guest-certainty": "guest_tensors:Certainty"},
     "perturn.credits": {"guest-half": "guest_tensors:Half"},
     "perturn.environments": {"guest-corridor": "guest_code:Corridor"},
     "perturn.engines": {"guest-parrot": "guest_code:Settings"},

@@ -10,11 +10,13 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Return
 from perturn.credit.rloo import RLOO
 from perturn.envs.alfworld.expert import Player, demonstrate
 from perturn.envs.alfworld.like import ALFWorldLike
 from perturn.episodes.formats import FORMATS
+from perturn.needs import Needs
 from perturn.policy.words import make_tokenizer
 from perturn.types import Task
 
@@ -76,8 +78,8 @@ class ShortGames:
 class Flipped:
     """The negative advantage of RLOO."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
+    needs: ClassVar[Needs] = ()
+    traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True)
 
     def __call__(self, group, **_):
         """One tensor a trajectory [turns]."""

@@ -309,7 +309,7 @@ def test_lists_and_checks_print_json_for_machines(perturn, own_environment):
         ),
         ("engines", ["local", "api", "vllm"]),
         ("credits", ["uniform", "confidence", "discount"]),
-        ("outcomes", ["rft", "kto", "nat", "coh", "oec"]),
+        ("rows", ["expert-pairs", "groups", "rft", "kto", "nat", "coh", "oec", "file"]),
     ],
 )
 def test_list_names_every_entry_with_a_sentence(perturn, what, names):
@@ -339,8 +339,8 @@ def test_what_a_credit_reads_is_listed_with_it(perturn):
 
     assert code == 0
     assert "Costs: episodes that are played on." in output
-    assert listed["spo"]["reads"] == ["branches", "groups"]
-    assert listed["first-error"]["reads"] == ["remaining"]
+    assert listed["spo"]["reads"] == ["branch-returns", "groups"]
+    assert listed["first-error"]["reads"] == ["distance"]
     assert "arXiv:2505.23564" in listed["spo"]["source"]
 
 
@@ -564,13 +564,13 @@ def test_a_measured_credit_is_json_for_machines(perturn):
 def test_a_credit_of_ones_own_with_the_sign_turned_is_caught(perturn, tmp_path, monkeypatch):
     """Code 1; and one that raises is a mistake, explained in one line."""
     (tmp_path / "perturn_own_credit.py").write_text(
-        "from perturn.credit import CREDITS\n"
+        "from perturn.credit import CREDITS, CreditTraits\n"
         "class Turned:\n"
-        "    needs, unbiased = frozenset(), True\n"
+        "    needs, traits = (), CreditTraits(unbiased=True)\n"
         "    def __call__(self, group, **_):\n"
         "        return [-one for one in CREDITS['rloo']()(group)]\n"
         "class Broken:\n"
-        "    needs = frozenset()\n"
+        "    needs, traits = (), CreditTraits()\n"
         "    def __call__(self, group, **_):\n"
         "        return group[0].scores\n"
     )

@@ -73,7 +73,7 @@ def test_init_writes_at_most_forty_lines_that_run(example, at_root, tiny_folder,
 
     assert len(file.read_text().splitlines()) <= 40
     words = [f"output={tmp_path}", "worlds.processes=0", "protocol.max_turns=2", "explore.samples=2"]
-    small = ["iterations=2"] if "text" in example else ["pair.threshold=0"]
+    small = ["iterations=2"] if "text" in example else ["rows.threshold=0"]
     check(read_recipe(file, [*words, *small]))
     assert yaml.safe_load(file.read_text())["protocol"]["format"] == "action"
 

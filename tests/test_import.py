@@ -27,7 +27,7 @@ HEAVY = ("torch", "transformers", "trl", "peft", "matplotlib", "openai", "datase
         "perturn.engines.local.settings",
         "perturn.policy.tokens",
         "perturn.run.collect",
-        "perturn.run.pair",
+        "perturn.run.row_stage",
         "perturn.run.evaluate",
         "perturn.run.starter",
     ],

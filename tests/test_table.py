@@ -14,7 +14,10 @@ import pytest
 import guest
 from perturn.cli import main
 from perturn.data.store import read_trajectories
+from perturn.envs.abilities import ABILITIES, abilities_of, ability
+from perturn.envs.process import ProcessWorlds
 from perturn.errors import ConfigError
+from perturn.settings.sections import Worlds
 from perturn.table import Table, check_names, locate, package_of
 
 RECIPE = """
@@ -92,7 +95,10 @@ def test_a_recipe_runs_with_entries_of_a_foreign_package(run):
     assert all(stage["done"] for stage in manifest["stages"].values())
     assert policies[0] == "parrot-left"
     assert policies[1].startswith("sft@")
+    logged = [json.loads(line) for line in (run / "metrics" / "align.jsonl").read_text().splitlines()]
+
     assert weights == {0.25}
+    assert all(entry["certainty"] < 0 for entry in logged if "loss" in entry)
     assert (run / "checkpoints" / "guest-twice" / "config.json").is_file()
 
 
@@ -131,12 +137,12 @@ def test_foreign_entries_are_listed(perturn, kind, name):
     assert name in json.loads(listed)
 
 
-def install(folder, monkeypatch, entries):
-    """Metadata of an installed package that adds entries."""
+def install(folder, monkeypatch, entries, group="perturn.things"):
+    """Metadata of an installed package that adds entries to a group."""
     info = folder / "perturn_other-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: perturn-other\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(guest.entry_points({"perturn.things": entries}))
+    (info / "entry_points.txt").write_text(guest.entry_points({group: entries}))
     monkeypatch.syspath_prepend(folder)
 
 
@@ -170,6 +176,33 @@ def test_an_entry_that_cannot_be_imported_says_whose_it_is(tmp_path, monkeypatch
         "perturn-other",
         None,
     )
+
+
+def test_an_ability_of_a_package_is_called_in_a_process(tmp_path, monkeypatch):
+    """The package adds its signature; any environment with the method then has the ability."""
+    install(tmp_path, monkeypatch, {"whisper": "whisper:WHISPER"}, "perturn.abilities")
+    monkeypatch.setattr(ABILITIES, "_foreign", Table("perturn.abilities", {})._foreign)
+    (tmp_path / "whisper.py").write_text(WHISPER)
+
+    world = ProcessWorlds({"name": "whisper:Game"}, Worlds())()
+
+    assert "whisper" in abilities_of(world)
+    assert ability(world, "whisper")(["a", "b"]) == {"heard": 2}
+    world.close()
+
+
+WHISPER = """
+from perturn.traits import Ability
+
+WHISPER = Ability(("actions",), "plain")
+
+
+class Game:
+    def tasks(self, split): return [1]
+    def reset(self, task): return "Go."
+    def step(self, action): return "Over.", 1, True
+    def whisper(self, actions): return {"heard": len(actions)}
+"""
 
 
 def test_templates_are_listed_with_what_was_changed(monkeypatch, capsys):

@@ -10,6 +10,7 @@ from perturn.engines import ENGINES
 from perturn.envs import ENVIRONMENTS, abilities
 from perturn.envs.abilities import ABILITIES
 from perturn.envs.own import lacking
+from perturn.errors import ConfigError
 from perturn.table import check_names
 from perturn.traits import EngineTraits, EnvironmentTraits
 
@@ -207,3 +208,8 @@ def test_an_ability_takes_what_its_protocol_says():
     assert methods.keys() == set(ABILITIES)
     for name, method in methods.items():
         assert len(ABILITIES[name].takes) == method.__code__.co_argcount - 1
+
+
+def test_an_ability_cannot_have_the_name_of_what_every_environment_has():
+    with pytest.raises(ConfigError, match="abilities cannot be named reset, step"):
+        EnvironmentTraits(abilities={"step": ABILITIES["expert"], "reset": ABILITIES["expert"]})

@@ -6,8 +6,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Return
 from perturn.credit.rloo import RLOO
+from perturn.needs import Needs
 from perturn.types import Trajectory
 
 
@@ -15,8 +17,8 @@ from perturn.types import Trajectory
 class Flipped:
     """The negative advantage of RLOO."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
+    needs: ClassVar[Needs] = ()
+    traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True)
 
     returns: Return = Return()  # noqa: RUF009  frozen
     """Rewards that count."""

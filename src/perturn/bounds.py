@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal, TypeVar
 
+from perturn.checks import check_choice
+
 T = TypeVar("T")
 
 
@@ -31,6 +33,13 @@ class Bound:
             f"< {self.below}": self.below is None or value < self.below,
         }
         return next((side for side, true in holds.items() if not true), None)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Values that a setting may have."""
+
+    known: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,11 @@ class EntryOf:
 
     table: str
     """Kind of the table, as `perturn.tables` names it."""
+    shared: type | None = None
+    """Dataclass of settings that the section has beside `name`, whatever entry it picks; None: none."""
+    default: str | None = None
+    """The entry that a section without `name` picks. A section with a default is parsed into the entry; without one it
+    stays a mapping."""
 
 
 SEED = Bound(least=0, below=2**32)
@@ -75,10 +89,10 @@ SECONDS = Bound(above=0, most=10**9)
 
 
 def check_bounds(settings: Any) -> None:
-    """Compare the fields of a dataclass with the bounds that they declare.
+    """Compare the fields of a dataclass with the bounds and the values that they declare.
 
     Raises:
-        ValueError: For the first number outside.
+        ValueError: For the first value outside.
     """
     for name, hint in typing.get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name)
@@ -86,6 +100,9 @@ def check_bounds(settings: Any) -> None:
             side = bound.broken_by(value) if isinstance(value, int | float) else None
             if side is not None:
                 raise ValueError(f"{name} must be {side}, got {value}.")
+        for mark in marks(hint):
+            if isinstance(mark, OneOf):
+                check_choice(name, value, mark.known)
 
 
 def bounded(kind: type[T]) -> type[T]:

@@ -31,16 +31,26 @@ class Remaining:
         return self.before is not None and (self.after is None or self.after > self.before)
 
 
+def remaining_of(trajectory: Trajectory) -> list[Remaining]:
+    """Return the way to a success around each turn, as it was measured [turns].
+
+    Raises:
+        DataError: If it was not.
+    """
+    found = [turn.remaining for turn in trajectory.turns if turn.remaining is not None]
+    if len(found) < len(trajectory.turns):
+        index = [turn.remaining for turn in trajectory.turns].index(None)
+        raise DataError(
+            f"task {trajectory.task.id!r:.80}, sample {trajectory.sample}: turns[{index}].remaining was "
+            "not measured; set pair.remaining, or groups.remaining, to shortest or searching."
+        )
+    return found
+
+
 def wrong_turns(trajectory: Trajectory) -> list[bool]:
     """Whether each turn brought the success no nearer [turns]; the first one that did not is the first error.
 
     Raises:
         DataError: If that was not measured.
     """
-    found = [turn.remaining for turn in trajectory.turns]
-    if None in found:
-        raise DataError(
-            f"task {trajectory.task.id!r:.80}, sample {trajectory.sample}: turns[{found.index(None)}].remaining was "
-            "not measured; set pair.remaining, or groups.remaining, to shortest or searching."
-        )
-    return [each is not None and each.is_wrong for each in found]
+    return [each.is_wrong for each in remaining_of(trajectory)]

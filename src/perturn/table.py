@@ -75,6 +75,21 @@ class Table(Mapping[str, T], Generic[T]):
         return name in self._own or name in self._foreign
 
 
+def name_of(entries: Mapping[str, Any], kind: type) -> str:
+    """Return the name under which a table has a class.
+
+    Raises:
+        ConfigError: If the table has no such class.
+    """
+    found = next((name for name, entry in entries.items() if entry is kind), None)
+    if found is None:
+        raise ConfigError(
+            f"{kind.__module__}.{kind.__qualname__} is no entry of its table, which has {', '.join(entries)}; add an "
+            "entry point to your package (docs: perturn.table.Table)."
+        )
+    return found
+
+
 def locate(where: str) -> Any:
     """The object that `module:object` names, loaded when it is asked for.
 

@@ -15,6 +15,8 @@ from perturn.errors import ConfigError
 Form = Literal["task", "actions", "turns", "plain"]
 """How a value crosses to another process or node: a `Task`; a list of texts; a list of (thought, action); or numbers,
 texts, None, and lists and dicts of them."""
+_OWN = {"name", "tasks", "reset", "step", "close", "declared", "played", "traits"}
+"""Names that an ability cannot have."""
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -53,6 +55,12 @@ class EnvironmentTraits:
     """Whether `played` holds an object of the user's with another interface, whose class may declare rules."""
     abilities: Mapping[str, Ability] = field(default_factory=dict)
     """Optional methods of its own, by name, beside those of the table `ABILITIES`."""
+
+    def __post_init__(self) -> None:
+        if taken := sorted(_OWN & self.abilities.keys()):
+            raise ConfigError(
+                f"abilities cannot be named {', '.join(taken)}, as every environment has these; rename."
+            )
 
 
 @dataclass(frozen=True)

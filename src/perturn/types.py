@@ -31,7 +31,7 @@ class Status(StrEnum):
     FAILED = "failed"
     """The environment or the engine raised; `Trajectory.error` says what."""
     UNFINISHED = "unfinished"
-    """It has played its turns of an iteration (`explore.window`), and goes on in the next one."""
+    """It has played its turns of an iteration (explorer `window`), and goes on in the next one."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perturn.credit.processes import PROCESSES, Outcome, Process
+from perturn.credit_check.processes import PROCESSES, Outcome, Process
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 

@@ -52,7 +52,7 @@ def evaluated(recipe, folder, *overrides):
 
 @pytest.mark.cluster
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [(), ("evaluate.rerank={samples: 3, by: likelihood}",)])
+@pytest.mark.parametrize("words", [(), ("evaluate.select={name: likelihood, among: actions, samples: 3}",)])
 def test_a_cluster_plays_what_one_process_plays(nodes, recipe, tmp_path, words):
     """Two nodes with a replica each: the sampled texts are those of one process, also of several candidates a turn."""
     nodes.add(2)

@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from perturn.credit.siop import OwnAnswer
+from perturn.needs import keyword, names_of
 from support.states import episode as _episode
 
 
@@ -86,10 +88,9 @@ _NEEDED = {
     "reference": _reference,
     "progress": _progress,
     "answer": _answers,
-    "answers": _own_answers,
-    "clusters": _clusters,
-    "matches": _matches,
-    "branches": _branches,
+    "answer-clusters": lambda group: list(map(OwnAnswer, _clusters(group), _own_answers(group))),
+    "tool-matches": _matches,
+    "branch-returns": _branches,
     "feedback": _feedback,
     "contributions": _contributions,
 }
@@ -98,7 +99,11 @@ _NEEDED = {
 @pytest.fixture(scope="session")
 def weigh():
     """Return what asks a credit, and gives it what it needs beside the group."""
-    return lambda credit, group: credit(group, **{name: _NEEDED[name](group) for name in credit.needs})
+
+    def ask(credit, group):
+        return credit(group, **{keyword(name): _NEEDED[name](group) for name in names_of(credit.needs)})
+
+    return ask
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,10 @@ from torch.testing import assert_close
 
 from perturn.credit import CREDITS
 from perturn.credit.archer import Critique
-from perturn.credit.meter import claims, measure
-from perturn.credit.processes import PROCESSES
+from perturn.credit.protocol import CreditTraits
+from perturn.credit_check.meter import measure
+from perturn.credit_check.processes import PROCESSES
+from perturn.needs import Critics, Needs
 
 ArCHer = CREDITS["archer"]
 
@@ -86,7 +88,8 @@ def test_settings_outside_their_range_are_refused(settings, said):
 class Bent:
     """ArCHer by critics that are wrong: each is given as (action, error) and adds this to Q of that action."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"critics"})
+    needs: ClassVar[Needs] = (Critics(1.0, 0.1, 1000, 1e-4),)
+    traits: ClassVar[CreditTraits] = CreditTraits()
 
     errors: tuple[tuple[str, float], ...] = ()
     """Of each critic; an action of `all` means each."""
@@ -138,4 +141,4 @@ def test_what_a_critic_overrates_bends_the_gradient_and_a_second_one_that_does_n
 
 def test_it_never_claims_to_be_unbiased():
     """Learned critics bend the gradient, whatever exact ones do."""
-    assert not claims(ArCHer(gamma=1.0))
+    assert not ArCHer(gamma=1.0).traits.unbiased

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from perturn.credit import CREDITS
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES, TurnLogprobs
-from perturn.run.trainable import check_measured
+from perturn.run.measure import sense_of
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
 from perturn.types import Action, Remaining, Task, Trajectory, Turn
@@ -172,8 +172,8 @@ def test_settings_outside_their_range_are_refused(choice, message):
         CREDITS["first-error"](**choice)
 
 
-def test_what_was_not_measured_is_refused_before_work():
-    """By the recipe, which must set pair.remaining; and by the turns themselves."""
+def test_the_remaining_path_is_measured_as_the_credit_reads_it():
+    """A recipe has it measured in the sense that the credit reads; turns by themselves are refused."""
     recipe = {
         "name": "x",
         "model": {"name": "smollm2-135m"},
@@ -184,10 +184,10 @@ def test_what_was_not_measured_is_refused_before_work():
     }
     credit = CREDITS["first-error"]()
 
-    with pytest.raises(
-        ConfigError, match=r"FirstError reads the remaining path .* set pair\.remaining to shortest"
-    ):
-        check_measured(parse(Recipe, recipe), credit)
-    check_measured(parse(Recipe, recipe | {"pair": {"remaining": "shortest"}}), credit)
+    assert sense_of(parse(Recipe, recipe)) == "shortest"
+    searching = {"credit": {"name": "first-error", "distance": "searching"}}
+    assert sense_of(parse(Recipe, recipe | searching)) == "searching"
+    with pytest.raises(ConfigError, match=r"both as shortest and as searching, and a run measures it once"):
+        sense_of(parse(Recipe, recipe | {"rows": {"name": "corrections", "distance": "searching"}}))
     with pytest.raises(DataError, match=r"turns\[0\]\.remaining was not measured"):
         credit([Trajectory(Task("t"), (Turn((), Action("go")),))])

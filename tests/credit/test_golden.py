@@ -12,6 +12,8 @@ from torch.testing import assert_close
 
 from perturn.credit import CREDITS
 from perturn.credit.archer import Critique
+from perturn.credit.siop import OwnAnswer
+from perturn.needs import keyword, names_of
 from perturn.types import Remaining
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "credits.json").read_text())
@@ -30,6 +32,19 @@ def unknown_as_nan(numbers):
     if not isinstance(numbers, list):
         return numbers
     return [math.nan if number is None else number for number in numbers]
+
+
+STORED = {"tool-matches": "matches", "branch-returns": "branches"}
+"""Quantity -> its key in the stored cases, where that is another one."""
+
+
+def given(name, row):
+    """A quantity of a trajectory, as a credit is given it."""
+    if name == "answer-clusters":
+        return OwnAnswer(row["clusters"], unknown_as_nan(row["answers"]))
+    if name == "distance":
+        return row["path"]
+    return unknown_as_nan(row[STORED.get(name, name)])
 
 
 def test_no_credit_of_a_group_is_left_out():
@@ -53,7 +68,7 @@ def test_a_credit_is_its_formula(episode, case):
             for i, one in enumerate(rows)
         ]
 
-        needed = {name: [unknown_as_nan(one[name]) for one in rows] for name in credit.needs}
+        needed = {keyword(name): [given(name, one) for one in rows] for name in names_of(credit.needs)}
         found = credit(group, **needed)
 
         for one, other in zip(found, expected, strict=True):

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 from perturn.credit import CREDITS
 from perturn.credit.matchtir import ASSIGNMENTS
-from perturn.credit.meter import claims, measure, summary
-from perturn.credit.processes import PROCESSES, Outcome, Process
+from perturn.credit_check.meter import measure, summary
+from perturn.credit_check.processes import PROCESSES, Outcome, Process
 from perturn.stats.matching import greedy_matches, hard_matches
 from perturn.types import Status
 
@@ -45,7 +45,7 @@ def make(episode, rows, task="t"):
 
 
 def weigh(group, matches, **settings_):
-    return CREDITS["matchtir"](**settings_)(group, matches=matches)
+    return CREDITS["matchtir"](**settings_)(group, tool_matches=matches)
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_a_failed_trajectory_counts_with_score_0_and_may_have_no_turns(episode, 
 @pytest.mark.parametrize(
     ("matches", "message"),
     [
-        (None, "needs matches="),
+        (None, "needs tool_matches="),
         ([[[]]], "one list of calls for each turn"),
         ([[[], []]], "one list of calls for each turn"),
         ([[[], []], [[float("nan")], []]], "finite numbers"),
@@ -296,5 +296,5 @@ def test_a_call_that_takes_an_earlier_ones_gold_call_biases_the_turns_part(match
 
 
 def test_it_claims_nothing():
-    assert not claims(CREDITS["matchtir"]())
+    assert not CREDITS["matchtir"]().traits.unbiased
     assert all(measure(CREDITS["matchtir"](), process, 2).cosine > 0 for process in PROCESSES)

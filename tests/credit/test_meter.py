@@ -13,8 +13,11 @@ import torch
 
 from perturn.credit import CREDITS
 from perturn.credit.group import returns_to_go
-from perturn.credit.meter import SIZES, check_credit, claims, measure, summary
-from perturn.credit.processes import PROCESSES
+from perturn.credit.protocol import CreditTraits
+from perturn.credit_check.meter import SIZES, check_credit, measure, summary
+from perturn.credit_check.processes import PROCESSES
+from perturn.errors import ConfigError
+from perturn.needs import Needs
 from perturn.settings.parsing import apply_overrides, build
 
 LOOP, NEUTRAL, FORK, SHARED = PROCESSES
@@ -88,7 +91,7 @@ def test_what_claims_to_be_unbiased_is(name, settings):
     """At 1e-9 on every process and size; a factor is allowed, and is (N - 1) / N for the group mean."""
     credit = CREDITS[name](**settings)
 
-    assert claims(credit)
+    assert credit.traits.unbiased
     for one in check_credit(credit):
         assert one.relative_bias <= 1e-9
         assert one.tolerance == 1e-9
@@ -100,7 +103,7 @@ def test_what_claims_to_be_unbiased_is(name, settings):
 
 def test_no_other_credit_claims_it():
     """At its defaults."""
-    assert {name for name, each in CREDITS.items() if claims(each())} == {
+    assert {name for name, each in CREDITS.items() if each().traits.unbiased} == {
         *(
             "rloo",
             "trloo",
@@ -115,11 +118,11 @@ def test_no_other_credit_claims_it():
             "hiper",
         ),
     }
-    assert not claims(CREDITS["rloo"](statistics="steps"))
-    assert not claims(CREDITS["trloo"](lam=0.9))
-    assert not claims(CREDITS["turn-gae"](gamma=0.9))
+    assert not CREDITS["rloo"](statistics="steps").traits.unbiased
+    assert not CREDITS["trloo"](lam=0.9).traits.unbiased
+    assert not CREDITS["turn-gae"](gamma=0.9).traits.unbiased
     for settings in ({"gamma": 0.9}, {"high_level_lam": 0.9}, {"switch": "x"}):
-        assert not claims(CREDITS["hiper"](**settings))
+        assert not CREDITS["hiper"](**settings).traits.unbiased
 
 
 def test_segments_that_begin_with_a_reply_bend_nothing_with_exact_values_and_those_of_an_action_do():
@@ -135,7 +138,8 @@ def test_segments_that_begin_with_a_reply_bend_nothing_with_exact_values_and_tho
 class Shaped:
     """Implicit rewards, and those of later turns, without a baseline."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"progress", "reference"})
+    needs: ClassVar[Needs] = ("progress", "reference")
+    traits: ClassVar[CreditTraits] = CreditTraits()
     later: bool = True
 
     def __call__(self, group, *, progress, reference):
@@ -170,7 +174,8 @@ def test_a_discounted_credit_is_about_the_discounted_return():
 class PerIndex:
     """Return to go, or immediate rewards, less the mean at the same turn index; rewards are summed after that."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[Needs] = ()
+    traits: ClassVar[CreditTraits] = CreditTraits()
     immediate: bool = False
 
     def __call__(self, group, **_):
@@ -229,8 +234,8 @@ def test_a_neutral_bonus_turns_the_sign_of_these(credit):
 class Planted:
     """The unbiased anchor with a mistake in it."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    unbiased: ClassVar[bool] = True
+    needs: ClassVar[Needs] = ()
+    traits: ClassVar[CreditTraits] = CreditTraits(unbiased=True)
     mistake: str = "none"
 
     def __call__(self, group, **_):
@@ -275,7 +280,8 @@ def test_a_credit_that_does_not_learn_has_no_direction():
 def test_float32_is_held_to_what_it_can():
     @dataclass(frozen=True)
     class Single:
-        needs: ClassVar[frozenset[str]] = frozenset()
+        needs: ClassVar[Needs] = ()
+        traits: ClassVar[CreditTraits] = CreditTraits()
 
         def __call__(self, group, **_):
             return [one.float() for one in CREDITS["rloo"]()(group)]
@@ -326,13 +332,15 @@ def test_multisets_are_all_groups():
 
 def test_what_cannot_be_measured_says_why():
     class Foreign:
-        needs = frozenset({"mood"})
+        needs = ("mood",)
+        traits = CreditTraits()
 
-    with pytest.raises(ValueError, match="Foreign needs mood, which a small process does not have"):
+    with pytest.raises(ConfigError, match="Foreign needs 'mood', and nothing computes it"):
         measure(Foreign(), LOOP, 2)
 
     class Short:
-        needs = frozenset()
+        needs = ()
+        traits = CreditTraits()
 
         def __call__(self, group, **_):
             return [torch.zeros(1) for _ in group]

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.meter import SIZES, check_credit, measure
 from perturn.credit.pav import PAV
-from perturn.credit.processes import PROCESSES
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Return
 from perturn.credit.spo import SPO
+from perturn.credit_check.meter import SIZES, check_credit, measure
+from perturn.credit_check.processes import PROCESSES
 
 RLOO = CREDITS["rloo"]
 
@@ -29,7 +30,7 @@ def test_hand_worked(episode):
     """
     group = [episode([None] * 4, [0.0, 0.0, 0.0, 1.0]), episode([None], [0.0], sample=1)]
 
-    first, other = PAV(alpha=0.5)(group, branches=[[nan, nan, 0.25, 0.75], [nan]])
+    first, other = PAV(alpha=0.5)(group, branch_returns=[[nan, nan, 0.25, 0.75], [nan]])
 
     assert_close(first, torch.tensor([1.125, 1.125, 1.25, 1.125], dtype=torch.float64), rtol=0, atol=0)
     assert other.tolist() == [-1.125]
@@ -38,7 +39,7 @@ def test_hand_worked(episode):
 def test_a_value_before_the_first_turn_is_not_read(episode):
     group = [episode([None] * 2, [0.0, 1.0]), episode([None] * 2, [0.0, 0.0], sample=1)]
 
-    one, other = (PAV()(group, branches=[[known, 0.5], [known, 0.25]]) for known in (nan, 9.0))
+    one, other = (PAV()(group, branch_returns=[[known, 0.5], [known, 0.25]]) for known in (nan, 9.0))
 
     assert [each.tolist() for each in one] == [each.tolist() for each in other]
 
@@ -47,7 +48,7 @@ def test_an_invalid_turn_costs_its_segment_and_its_score(episode):
     """Scores 7/8 and 0; first segments -1/8 + 1/2 and 0: 7/8 + 3/8, and then 7/8 + 1 - 1/2."""
     group = [episode([None] * 2, [0.0, 1.0], valid=[False, True]), episode([None], [0.0], sample=1)]
 
-    found = PAV(returns=Return(invalid_penalty=0.125))(group, branches=[[nan, 0.5], [nan]])
+    found = PAV(returns=Return(invalid_penalty=0.125))(group, branch_returns=[[nan, 0.5], [nan]])
 
     assert found[0].tolist() == [1.25, 1.375]
 
@@ -68,7 +69,7 @@ def test_without_alpha_it_is_rloo(rows, episode):
     """Whatever the prover says."""
     group, branches = of_rows(rows, episode)
 
-    for one, other in zip(PAV(alpha=0.0)(group, branches=branches), RLOO()(group), strict=True):
+    for one, other in zip(PAV(alpha=0.0)(group, branch_returns=branches), RLOO()(group), strict=True):
         assert_close(one, other, rtol=0, atol=1e-12)
 
 
@@ -76,9 +77,9 @@ def test_without_alpha_it_is_rloo(rows, episode):
 def test_behind_the_first_segment_progress_is_that_of_spo(rows, alpha, episode):
     """There it adds alpha times SPO's advantage to RLOO's."""
     group, branches = of_rows(rows, episode)
-    found, outcome = PAV(alpha=alpha)(group, branches=branches), RLOO()(group)
+    found, outcome = PAV(alpha=alpha)(group, branch_returns=branches), RLOO()(group)
     for of_one, score, progress, known in zip(
-        found, outcome, SPO()(group, branches=branches), branches, strict=True
+        found, outcome, SPO()(group, branch_returns=branches), branches, strict=True
     ):
         first = next((t for t in range(1, len(known)) if known[t] == known[t]), len(known))
 
@@ -89,7 +90,7 @@ def test_behind_the_first_segment_progress_is_that_of_spo(rows, alpha, episode):
 def test_it_is_what_fractions_say(rows, episode):
     """An independent way: each turn looks for both ends of its segment by itself, and the first ones are compared."""
     group, branches = of_rows(rows, episode)
-    found = PAV(alpha=2.0)(group, branches=branches)
+    found = PAV(alpha=2.0)(group, branch_returns=branches)
     rewards = [[Fraction(r) for r, _ in own] for own in rows]
     scores = [sum(own) for own in rewards]
 
@@ -114,20 +115,20 @@ def test_without_branches_it_is_rloo_with_a_factor(episode):
     """The one segment of each is the whole trajectory."""
     group = [episode([None] * n, [0.0] * (n - 1) + [s], sample=n) for n, s in ((1, 2.0), (2, 0.0), (3, 1.0))]
 
-    found = PAV(alpha=0.5)(group, branches=[[nan] * len(one.turns) for one in group])
+    found = PAV(alpha=0.5)(group, branch_returns=[[nan] * len(one.turns) for one in group])
 
     for one, other in zip(found, RLOO()(group), strict=True):
         assert_close(one, 1.5 * other, rtol=0, atol=1e-12)
 
 
 def test_a_trajectory_alone_has_nothing_to_compare_with(episode):
-    assert PAV()([episode([None] * 2, [0.0, 1.0])], branches=[[nan, 0.5]])[0].tolist() == [0.0, 0.0]
+    assert PAV()([episode([None] * 2, [0.0, 1.0])], branch_returns=[[nan, 0.5]])[0].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
     ("branches", "said"),
     [
-        (None, "needs branches="),
+        (None, "needs branch_returns="),
         ([[nan]], "one entry a turn"),
         ([[nan, nan, nan]], "one entry a turn"),
         ([[nan, float("inf")]], "finite, or NaN"),
@@ -135,7 +136,7 @@ def test_a_trajectory_alone_has_nothing_to_compare_with(episode):
 )
 def test_values_that_do_not_fit_are_refused(episode, branches, said):
     with pytest.raises(ValueError, match=said):
-        PAV()([episode([None] * 2, [0.0, 1.0])], branches=branches)
+        PAV()([episode([None] * 2, [0.0, 1.0])], branch_returns=branches)
 
 
 @pytest.mark.parametrize("alpha", [-0.5, nan])
@@ -148,17 +149,19 @@ def test_a_weight_that_is_none_is_refused(alpha):
 class OwnProver(PAV):
     """With the values of the policy that acts."""
 
-    takes_prover: ClassVar[bool] = False
+    traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True)
 
 
 @dataclass(frozen=True)
 class Seldom(OwnProver):
     """The same, played on from every second turn."""
 
-    def __call__(self, group, *, branches, **_):
+    def __call__(self, group, *, branch_returns, **_):
         """Leave out the others' values."""
-        kept = [[v if t % 2 == 0 else nan for t, v in enumerate(of_one.tolist())] for of_one in branches]
-        return super().__call__(group, branches=kept)
+        kept = [
+            [v if t % 2 == 0 else nan for t, v in enumerate(of_one.tolist())] for of_one in branch_returns
+        ]
+        return super().__call__(group, branch_returns=kept)
 
 
 @pytest.mark.parametrize("credit", [OwnProver, Seldom])
@@ -187,10 +190,10 @@ def test_the_baseline_of_the_first_segment_bends_nothing(process, size):
     class Exact(PAV):
         """V_0 of the prover in the stead of the group's."""
 
-        def __call__(self, group, *, branches, **_):
+        def __call__(self, group, *, branch_returns, **_):
             """A = RLOO's + r + V(next) - V."""
             found = []
-            for outcome, one, values in zip(RLOO()(group), group, branches, strict=True):
+            for outcome, one, values in zip(RLOO()(group), group, branch_returns, strict=True):
                 rewards = torch.tensor([turn.reward for turn in one.turns], dtype=torch.float64)
                 found.append(outcome + rewards + torch.cat([values[1:], values.new_zeros(1)]) - values)
             return found

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perturn.credit import CREDITS
-from perturn.errors import ConfigError, DataError
-from perturn.run.trainable import check_measured, check_training
+from perturn.errors import DataError
+from perturn.run.measure import sense_of
+from perturn.run.trainable import check_training
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
 from perturn.types import Action, Remaining, Status, Task, Trajectory, Turn
@@ -20,7 +21,7 @@ RECIPE = {
     "environment": {"name": "alfworld-like"},
     "protocol": {"name": "alfworld-lab"},
     "align": {"loss": {"name": "w-dpo"}},
-    "pair": {},
+    "rows": {"name": "expert-pairs"},
 }
 
 
@@ -61,23 +62,24 @@ def test_who_comes_to_the_end_has_as_many_right_turns_as_it_took_at_least(way):
 
 
 def test_the_remaining_path_must_be_measured_where_it_is_read():
-    """A recipe is refused before work, and so are turns by themselves; other measures need none."""
+    """A recipe has it measured for this credit; turns by themselves are refused; other measures need none."""
     bare = Trajectory(Task("t"), (Turn((), Action("go")),))
     credit = CREDITS["process-score"]
 
-    with pytest.raises(ConfigError, match=r"ProcessScore reads the remaining path .* set pair\.remaining to"):
-        check_measured(parse(Recipe, RECIPE), credit())
-    check_measured(parse(Recipe, RECIPE | {"pair": {"remaining": "shortest"}}), credit())
-    check_measured(parse(Recipe, RECIPE), credit(by="valid"))
+    valid = {"credit": {"name": "process-score", "by": "valid"}}
+    assert sense_of(parse(Recipe, RECIPE)) == "shortest"
+    assert sense_of(parse(Recipe, RECIPE | valid)) is None
     with pytest.raises(DataError, match=r"turns\[0\]\.remaining was not measured"):
         credit()([bare])
     assert scores(bare, by="valid") == [1]
 
 
-def test_w_dpo_asks_for_it_unless_it_is_told_otherwise():
+def test_w_dpo_has_it_measured_unless_it_is_told_otherwise():
     """The loss's own credit reads the remaining path; one that is set takes its part."""
-    with pytest.raises(ConfigError, match=r"set pair\.remaining to shortest or searching"):
-        check_training(parse(Recipe, RECIPE))
+    other = {"credit": {"name": "process-score", "distance": "searching"}}
+
+    assert sense_of(parse(Recipe, RECIPE)) == "shortest"
+    assert sense_of(parse(Recipe, RECIPE | other)) == "searching"
     check_training(parse(Recipe, RECIPE | {"credit": {"name": "process-score", "by": "valid"}}))
 
 

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from perturn.credit import CREDITS
 from perturn.credit.progress import normalized_progress, turn_log_ratios
+from perturn.needs import Progress
 from perturn.types import Status
 
 PROGRESS, OPRL = CREDITS["progress-advantage"], CREDITS["oprl"]
@@ -154,8 +155,8 @@ def test_settings_outside_their_range_are_refused(kind, settings):
 
 def test_a_named_policy_takes_the_place_of_the_reward_model():
     """Then nothing is trained for it."""
-    assert OPRL().reads_reward_model
-    assert not OPRL(checkpoint="some/model").reads_reward_model
-    assert not getattr(PROGRESS(), "reads_reward_model", False)
-    assert PROGRESS(alpha=0.0).unbiased
-    assert not PROGRESS(alpha=0.0, outcome=False).unbiased
+    assert OPRL().needs == ("reference", Progress(reward_model=True))
+    assert OPRL(checkpoint="some/model").needs == ("reference", Progress("some/model"))
+    assert PROGRESS().needs == ("reference", Progress())
+    assert PROGRESS(alpha=0.0).traits.unbiased
+    assert not PROGRESS(alpha=0.0, outcome=False).traits.unbiased

@@ -13,7 +13,7 @@ from perturn.credit import CREDITS
 from perturn.types import Action, Status, Task
 
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
-GROUP_CREDITS = [name for name, each in CREDITS.items() if getattr(each, "needs_group", False)]
+GROUP_CREDITS = [name for name, each in CREDITS.items() if each().traits.needs_group]
 every_credit = pytest.mark.parametrize("name", GROUP_CREDITS)
 TURN = st.tuples(st.sampled_from(["a", "b", "c", None]), st.sampled_from([0.0, 0.25, 1.0]), st.booleans())
 GROUPS = st.lists(st.lists(TURN, min_size=1, max_size=4), min_size=1, max_size=5)

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.siop import cluster_shares, potentials
+from perturn.credit.siop import OwnAnswer, cluster_shares, potentials
 from perturn.types import Status, Task
+
+
+def own(clusters, answers):
+    """What SIOP is given: the cluster of each trajectory, and the log-probabilities of its answers."""
+    return [OwnAnswer(*both) for both in zip(clusters, answers, strict=True)]
+
 
 QUICK = settings(deadline=None, max_examples=60, derandomize=True)
 SIOP = CREDITS["siop"]
@@ -46,10 +52,10 @@ def test_hand_worked_rewards(three):
         [-0.231049, 0.231049 + 1 / 6],
     ]
 
-    found = SIOP().turn_rewards(three, ANSWERS, CLUSTERS)
+    found = SIOP().turn_rewards(three, own(CLUSTERS, ANSWERS))
 
     assert_weights([torch.tensor(one, dtype=torch.float64) for one in found], expected)
-    found = SIOP(lam=1.0, last_gain=False).turn_rewards(three, ANSWERS, CLUSTERS)
+    found = SIOP(lam=1.0, last_gain=False).turn_rewards(three, own(CLUSTERS, ANSWERS))
     assert [one[1] for one in found] == [0.0] * 3
 
 
@@ -69,7 +75,7 @@ def test_hand_worked(three, choice, expected):
 
     Centred: .047108 .188653, .047108 .380441 and -.646039 -.017274; summed from the end.
     """
-    assert_weights(SIOP(**choice)(three, answers=ANSWERS, clusters=CLUSTERS), expected)
+    assert_weights(SIOP(**choice)(three, answer_clusters=own(CLUSTERS, ANSWERS)), expected)
 
 
 def test_with_the_gold_answer_alone_it_is_igpo(three):
@@ -78,7 +84,7 @@ def test_with_the_gold_answer_alone_it_is_igpo(three):
     paid = [replace(one, total_reward=0.5) for one in three]
     igpo = CREDITS["igpo"](gain="logprob", last_gain=True, std="sample")
 
-    found = SIOP()(three, answers=[[[each] for each in of_one] for of_one in gold], clusters=[0] * 3)
+    found = SIOP()(three, answer_clusters=own([0] * 3, [[[each] for each in of_one] for of_one in gold]))
 
     assert_weights(found, [one.tolist() for one in igpo(paid, answer=gold)])
     assert any(one.abs().max() > 0.5 for one in found)
@@ -96,10 +102,10 @@ def test_rewards_sum_to_the_share_of_all_that_was_gained(episode, likelihoods, s
     group = [episode([None] * turns, [0.0] * turns, sample=i) for i in range(share)]
     answers = [[[log(each)] for each in likelihoods]] * share
 
-    (own, *_) = SIOP(lam=lam).turn_rewards(group, answers, list(range(share)))
+    (first, *_) = SIOP(lam=lam).turn_rewards(group, own(range(share), answers))
 
     gained = log(likelihoods[-1] + 1e-8) - log(likelihoods[0] + 1e-8)
-    assert sum(own) == pytest.approx((gained + 1 - lam) / share, abs=1e-9)
+    assert sum(first) == pytest.approx((gained + 1 - lam) / share, abs=1e-9)
 
 
 def test_only_answers_are_counted(three):
@@ -107,17 +113,19 @@ def test_only_answers_are_counted(three):
     group = [*three, *(replace(three[0], sample=i) for i in (3, 4)), replace(three[0], task=Task("u"))]
     group[4] = replace(group[4], status=Status.FAILED)
 
-    assert cluster_shares(group, [0, 0, 1, -1, 1, 1]) == pytest.approx([2 / 3, 2 / 3, 1 / 3, 0, 0, 1])
+    assert cluster_shares(group, own([0, 0, 1, -1, 1, 1], [[]] * 6)) == pytest.approx(
+        [2 / 3, 2 / 3, 1 / 3, 0, 0, 1]
+    )
     answers = [*ANSWERS, [[], [], []], ANSWERS[0], ANSWERS[0]]
-    assert SIOP().turn_rewards(group, answers, [0, 0, 1, -1, 1, 1])[3:5] == [[0.0, 0.0]] * 2
+    assert SIOP().turn_rewards(group, own([0, 0, 1, -1, 1, 1], answers))[3:5] == [[0.0, 0.0]] * 2
 
 
 def test_rewards_of_the_environment_are_not_read(three):
     other = [replace(one, total_reward=float(i), success=True) for i, one in enumerate(three)]
 
     for one, same in zip(
-        SIOP()(three, answers=ANSWERS, clusters=CLUSTERS),
-        SIOP()(other, answers=ANSWERS, clusters=CLUSTERS),
+        SIOP()(three, answer_clusters=own(CLUSTERS, ANSWERS)),
+        SIOP()(other, answer_clusters=own(CLUSTERS, ANSWERS)),
         strict=True,
     ):
         assert torch.equal(one, same)
@@ -128,7 +136,7 @@ def test_an_episode_of_one_turn_has_its_share_alone(episode):
     group = [episode([None], [0.0], sample=i) for i in range(3)]
     answers = [[[-3.0], [-0.1]]] * 3
 
-    assert SIOP().turn_rewards(group, answers, [0, 0, 1]) == [[pytest.approx(1 / 3)]] * 2 + [
+    assert SIOP().turn_rewards(group, own([0, 0, 1], answers)) == [[pytest.approx(1 / 3)]] * 2 + [
         [pytest.approx(1 / 6)]
     ]
 
@@ -136,12 +144,12 @@ def test_an_episode_of_one_turn_has_its_share_alone(episode):
 def test_where_a_likelihood_is_not_known_the_last_one_stands(three):
     """Of all answers of the cluster together; of none it is never known. One of 0 is not infinitely unlikely."""
     unknown = [[[-1.0, -1.0], [-0.5, nan], [-0.25, -0.25]], [[], [], []], [[-torch.inf], [0.0], [0.0]]]
-    found = potentials(three, unknown)
+    found = potentials(three, own([0, 0, 1], unknown))
 
     assert found[0] == pytest.approx([-1.0, nan, -0.25], abs=1e-6, nan_ok=True)
     assert all(each != each for each in found[1])
     assert found[2] == pytest.approx([log(1e-8), 0.0, 0.0], abs=1e-6)
-    rewards = SIOP(lam=1.0).turn_rewards(three, unknown, [0, 0, 1])
+    rewards = SIOP(lam=1.0).turn_rewards(three, own([0, 0, 1], unknown))
     assert rewards[0] == pytest.approx([0.0, 2 / 3 * 0.75], abs=1e-6)
     assert rewards[1] == [0.0, 0.0]
 
@@ -149,20 +157,15 @@ def test_where_a_likelihood_is_not_known_the_last_one_stands(three):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"clusters": CLUSTERS}, "needs answers=, the log-probability of the answers"),
-        ({"answers": ANSWERS}, "needs clusters=, the cluster of the final answer"),
-        ({"answers": ANSWERS, "clusters": [0, 1]}, "one for each of 3 trajectories of the group, got 2"),
-        ({"answers": ANSWERS, "clusters": [0, 1, "a"]}, "clusters must be integers"),
-        ({"answers": ANSWERS[:2], "clusters": CLUSTERS}, "one entry before each turn and one after the last"),
-        (
-            {"answers": [*ANSWERS[:2], [[0.0], [0.0], []]], "clusters": CLUSTERS},
-            "as many log-probabilities at each entry",
-        ),
+        (None, "needs answer_clusters=, the cluster of each trajectory's final answer"),
+        (own([0, 1], ANSWERS[:2]), "one entry before each turn and one after the last"),
+        (own([0, 1, "a"], ANSWERS), "clusters must be integers"),
+        (own(CLUSTERS, [*ANSWERS[:2], [[0.0], [0.0], []]]), "as many log-probabilities at each entry"),
     ],
 )
 def test_what_is_missing_or_short_is_refused(three, given, message):
     with pytest.raises(ValueError, match=message):
-        SIOP()(three, **given)
+        SIOP()(three, answer_clusters=given)
 
 
 @pytest.mark.parametrize(

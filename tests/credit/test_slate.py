@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from perturn.credit import CREDITS
-from perturn.credit.meter import _compare, tree_estimates
-from perturn.credit.processes import PROCESSES
+from perturn.credit_check.meter import _compare, tree_estimates
+from perturn.credit_check.processes import PROCESSES
 from perturn.errors import DataError
+from perturn.needs import Distance
 from perturn.remaining import Remaining
 from perturn.types import Status
 
@@ -80,7 +81,7 @@ def test_progress_is_measured_and_needed(group):
     found = weights(credit, [told(group[0], nearer), told(group[1], farther), told(group[2], farther)])
 
     assert found == [[1.0, 0.5, 0.0], [-1.0], [0.0, -0.5]]
-    assert (credit.needs_remaining, CREDITS["slate"]().needs_remaining) == (True, False)
+    assert (credit.needs, CREDITS["slate"]().needs) == ((Distance(),), ())
     with pytest.raises(DataError, match="was not measured"):
         credit(group)
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.meter import measure
-from perturn.credit.processes import PROCESSES
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Return
 from perturn.credit.spa import Shares, to_go
+from perturn.credit_check.meter import measure
+from perturn.credit_check.processes import PROCESSES
 from perturn.types import Status
 
 SPA = CREDITS["spa"]
@@ -99,7 +100,8 @@ def test_contributions_that_are_right_need_no_residual():
     """What each action earns in the mean: then nothing is missed that an action could change."""
 
     class Exact:
-        needs = frozenset({"contributions"})
+        needs = ("contributions",)
+        traits = CreditTraits()
 
         def __init__(self, process):
             self.share = process.episodes.value(0, 0, 1.0) / float(
@@ -137,9 +139,9 @@ def test_an_episode_that_failed_has_no_bonus(episode):
 
 def test_it_is_unbiased_at_its_defaults_alone():
     """By what it says; the meter says so too."""
-    assert SPA().unbiased
-    assert not SPA(grounding=0.1).unbiased
-    assert not SPA(residual=False).unbiased
+    assert SPA().traits.unbiased
+    assert not SPA(grounding=0.1).traits.unbiased
+    assert not SPA(residual=False).traits.unbiased
 
 
 @pytest.mark.parametrize(

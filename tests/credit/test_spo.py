@@ -20,7 +20,7 @@ def test_hand_worked(episode):
     """Scores 1 and 0. The first: 1/4 - 0 over turns 0 and 1, 3/4 - 1/4 at 2, and 1 - 3/4 at 3. The other: 0 - 1."""
     group = [episode([None] * 4, [0.0, 0.0, 0.0, 1.0]), episode([None], [0.0], sample=1)]
 
-    first, other = SPO()(group, branches=[[nan, nan, 0.25, 0.75], [nan]])
+    first, other = SPO()(group, branch_returns=[[nan, nan, 0.25, 0.75], [nan]])
 
     assert_close(first, torch.tensor([0.25, 0.25, 0.5, 0.25], dtype=torch.float64), rtol=0, atol=0)
     assert other.tolist() == [-1.0]
@@ -37,7 +37,7 @@ def test_an_invalid_turn_costs_its_segment(episode):
     """0 - 0.125 + 0.5 - 0 and then 1 - 0.5: the penalty is taken off turn 0."""
     group = [episode([None] * 2, [0.0, 1.0], valid=[False, True]), episode([None], [0.0], sample=1)]
 
-    found = SPO(returns=Return(invalid_penalty=0.125))(group, branches=[[nan, 0.5], [nan]])
+    found = SPO(returns=Return(invalid_penalty=0.125))(group, branch_returns=[[nan, 0.5], [nan]])
 
     assert found[0].tolist() == [0.375, 0.5]
 
@@ -76,20 +76,20 @@ def test_it_is_what_fractions_say(rows, start):
 def test_without_branches_it_is_rloo(episode):
     group = [episode([None] * n, [0.0] * (n - 1) + [s], sample=n) for n, s in ((1, 2.0), (2, 0.0), (3, 1.0))]
 
-    found = SPO()(group, branches=[[nan] * len(one.turns) for one in group])
+    found = SPO()(group, branch_returns=[[nan] * len(one.turns) for one in group])
 
     for one, other in zip(found, CREDITS["rloo"]()(group), strict=True):
         assert_close(one, other, rtol=0, atol=1e-12)
 
 
 def test_a_trajectory_alone_has_nothing_to_begin_with(episode):
-    assert SPO()([episode([None] * 2, [0.0, 1.0])], branches=[[nan, 0.5]])[0].tolist() == [0.0, 0.0]
+    assert SPO()([episode([None] * 2, [0.0, 1.0])], branch_returns=[[nan, 0.5]])[0].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
     ("branches", "said"),
     [
-        (None, "needs branches="),
+        (None, "needs branch_returns="),
         ([[nan]], "one entry a turn"),
         ([[nan, nan, nan]], "one entry a turn"),
         ([[nan, float("inf")]], "finite, or NaN"),
@@ -97,4 +97,4 @@ def test_a_trajectory_alone_has_nothing_to_begin_with(episode):
 )
 def test_values_that_do_not_fit_are_refused(episode, branches, said):
     with pytest.raises(ValueError, match=said):
-        SPO()([episode([None] * 2, [0.0, 1.0])], branches=branches)
+        SPO()([episode([None] * 2, [0.0, 1.0])], branch_returns=branches)

@@ -8,9 +8,9 @@ import torch
 
 from perturn.credit import CREDITS
 from perturn.credit.forest import forest
-from perturn.credit.meter import _compare, tree_estimates
-from perturn.credit.processes import PROCESSES
-from perturn.credit.trees import list_groups, list_trees
+from perturn.credit_check.meter import _compare, tree_estimates
+from perturn.credit_check.processes import PROCESSES
+from perturn.credit_check.trees import list_groups, list_trees
 from perturn.types import Action, Status
 
 LOOP, NEUTRAL, FORK, SHARED = PROCESSES

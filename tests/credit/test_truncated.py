@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.meter import claims
-from perturn.credit.processes import PROCESSES
+from perturn.credit_check.processes import PROCESSES
 
 LOOP = PROCESSES[0]
 GAE = CREDITS["turn-gae"]
@@ -91,7 +90,7 @@ def test_v_is_not_learned_from_what_was_cut(episode):
 
 def test_it_claims_nothing_and_takes_no_third_way(episode):
     """An episode without turns that was cut has no weights."""
-    assert not claims(GAE(truncated="bootstrap"))
+    assert not GAE(truncated="bootstrap").traits.unbiased
     assert GAE(truncated="bootstrap")([cut(episode([], []))], values=[[]])[0].shape == (0,)
     with pytest.raises(ValueError, match="truncated must be one of end, bootstrap"):
         GAE(truncated="drop")

@@ -4,12 +4,11 @@ import random
 from collections import Counter
 from math import log, sqrt
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perturn.data.tree import IN_TREE, grow, next_node, pair_within_trees
-from perturn.errors import ConfigError
+from perturn.data.tree import grow, next_node
+from perturn.rows.tree_pairs import IN_TREE, pair_within_trees
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 
@@ -202,8 +201,3 @@ def test_the_order_in_which_episodes_are_stored_changes_nothing():
     assert pair_within_trees([episode("ab", 1.0)], played) == pair_within_trees(
         [episode("ab", 1.0)], played[::-1]
     )
-
-
-def test_a_threshold_must_be_a_number():
-    with pytest.raises(ConfigError, match="threshold must be"):
-        pair_within_trees([], [], -1.0)

@@ -9,8 +9,9 @@ from perturn.envs.protocols import PROTOCOLS
 from perturn.episodes.episode import Job
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action, write_text
 from perturn.errors import ConfigError, DataError
+from perturn.needs import ToolMatches
+from perturn.quantities.tool_matches import gold_calls, match
 from perturn.run.collect import demonstrate
-from perturn.run.matches import gold_calls, match
 from perturn.types import Action, Trajectory, Turn
 
 pytest.importorskip(
@@ -63,7 +64,6 @@ def test_f1_pays_the_expert_one_and_its_rises_sum_to_it(world):
 def test_f1_is_that_of_the_matches_which_the_credit_reads(world):
     """Gold calls shuffled, left out and doubled, and malformed actions, wherever that stops: 2 S / (P + G)."""
     draw = random.Random(0)
-    credit = type("Credit", (), {"assignment": "hard"})
     for task in world.tasks("all")[::10]:
         gold = gold_calls(world, task)
         said = draw.choices([*world.expert(task), "<no action>"], k=8)
@@ -75,7 +75,7 @@ def test_f1_is_that_of_the_matches_which_the_credit_reads(world):
             turns.append(Turn((), Action(written(action)), valid=seen.valid))
             if seen.terminated:
                 break
-        matches = match(Trajectory(task, tuple(turns)), gold, credit)
+        matches = match(Trajectory(task, tuple(turns)), gold, ToolMatches())
         sums, calls = sum(map(sum, matches)), sum(map(len, matches))
 
         assert total == pytest.approx(2 * sums / (calls + len(gold)), abs=1e-9)

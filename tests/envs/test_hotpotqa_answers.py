@@ -16,12 +16,16 @@ from perturn.data.groups import groups_of, read_credits
 from perturn.data.seals import read_manifest
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, DataError
+from perturn.needs import AnswerClusters
 from perturn.policy.credits import make_credit
 from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer
+from perturn.quantities import compute
+from perturn.quantities.answer import answers_of
+from perturn.quantities.answer_clusters import own_answers_of
+from perturn.quantities.readers import Models, open_reader
 from perturn.run.answers import answer_form
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.readings import answers_of, open_reader, own_answers_of, read_acted
 from perturn.settings.recipe import read_recipe
 from perturn.traits import EnvironmentTraits
 
@@ -35,7 +39,7 @@ explore:
   tasks: {{split: train, n: 2}}
   samples: 3
   sampling: {{temperature: 1.0, max_new_tokens: 4}}
-groups: {{}}
+rows: {{name: groups}}
 credit: {{name: igpo}}
 align: {{loss: {{name: ppo-clip}}, batch_size: 2}}
 worlds: {{processes: 0}}
@@ -156,7 +160,8 @@ def test_in_python_the_form_of_an_answer_is_given(file, tiny_folder):
 @pytest.mark.parametrize(("name", "reads"), [("igpo", False), ("a2tgpo", False), ("igpo-last", True)])
 def test_after_the_last_turn_is_asked_for_credits_that_read_it(answered, tiny_folder, name, reads):
     credit = make_credit({"name": "igpo", "last_gain": True} if reads else {"name": name})
-    found = read_acted(answered, credit, open_reader(str(tiny_folder)), FORM)["answer"]
+    source = Models({"acted": open_reader(str(tiny_folder))}, FORM)
+    found = compute(credit.needs, answered, source)["answer"].entries
 
     assert [isnan(each[-1]) for each in found] == [not reads] * len(answered)
     assert not any(isnan(value) for each in found for value in each[:-1])
@@ -231,15 +236,15 @@ def answered(file):
 
 def test_own_answers_are_asked_for_as_gold_ones_are(answered, tiny_folder):
     """Clusters are counted within a task, and the likelihoods are those of gold answers of the same text."""
-    given = own_answers_of(answered, CREDITS["siop"](), FORM, open_reader(str(tiny_folder)))
+    given = own_answers_of(answered, AnswerClusters(), FORM, open_reader(str(tiny_folder)))
 
-    assert given["clusters"] == [0, 0, 1, -1, -1, 0]
-    assert [len(around[0]) for around in given["answers"]] == [2, 2, 1, 0, 0, 1]
+    assert [one.cluster for one in given] == [0, 0, 1, -1, -1, 0]
+    assert [len(one.logprobs[0]) for one in given] == [2, 2, 1, 0, 0, 1]
     for index, k, text in [(0, 0, "Paris"), (1, 1, "paris!"), (2, 0, "Rome"), (5, 0, "Paris")]:
         one = answered[index]
         gold = replace(one, task=replace(one.task, data={**one.task.data, "answer": text}))
         (alone,) = answers_of([gold], FORM, open_reader(str(tiny_folder)))
-        assert [each[k] for each in given["answers"][index]] == pytest.approx(alone, abs=1e-5)
+        assert [each[k] for each in given[index].logprobs] == pytest.approx(alone, abs=1e-5)
 
 
 def test_with_the_gold_answer_alone_gains_are_those_of_igpo(answered, tiny_folder):
@@ -273,8 +278,8 @@ def test_the_loop_needs_no_gold_answer(answered, file, tiny_folder):
 
     rows = {row.key: row for row in read_credits(run.paths.credit("siop", ""))}
     for group in groups_of(bare):
-        needed = own_answers_of(group, CREDITS["siop"](), FORM, open_reader(str(tiny_folder)))
-        for one, weight in zip(group, CREDITS["siop"]()(group, **needed), strict=True):
+        needed = own_answers_of(group, AnswerClusters(), FORM, open_reader(str(tiny_folder)))
+        for one, weight in zip(group, CREDITS["siop"]()(group, answer_clusters=needed), strict=True):
             assert rows[one.key].weight == pytest.approx(weight.tolist(), abs=1e-5)
     assert {row.bin for row in rows.values()} == {"trained"}
     words = ["credit", str(run.folder), "credit.name=siop", "credit.members=1", "--as", "one", "--json"]

@@ -110,6 +110,7 @@ def kill_jvm(world):
     return process.pid
 
 
+@pytest.mark.slow
 def test_killed_jvm_fails_the_step_in_one_line(make):
     world = make()
     world.reset(PLANT, 0)
@@ -123,6 +124,7 @@ def test_killed_jvm_fails_the_step_in_one_line(make):
     assert "\n" not in str(failure.value)
 
 
+@pytest.mark.slow
 def test_new_world_after_a_killed_jvm_starts_a_new_one(make):
     """The killed process is reaped and the new world is on another one."""
     world = make()
@@ -137,6 +139,7 @@ def test_new_world_after_a_killed_jvm_starts_a_new_one(make):
     assert_ends(pid)
 
 
+@pytest.mark.slow
 def test_reset_after_a_killed_jvm_starts_a_new_one(make):
     """A driver may keep the world and go on with the next task."""
     world = make()

@@ -9,8 +9,7 @@ from torch.testing import assert_close
 
 from perturn.errors import RunError
 from perturn.policy.action_values import ActionValues
-from perturn.policy.contributions import action_features
-from perturn.policy.values import PENALTIES, fit_values
+from perturn.policy.values import PENALTIES, action_features, fit_values
 from perturn.types import Action, Prompt, Status, Task, Trajectory, Turn
 
 ASKED = ({"role": "user", "content": "more?"},)

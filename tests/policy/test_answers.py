@@ -11,10 +11,10 @@ from tokenizers import normalizers
 
 from perturn.errors import DataError, ModelError
 from perturn.policy import answers
-from perturn.policy.answers import answer_logprobs, own_answer_logprobs
-from perturn.policy.branches import as_sequences, branches, branches_of, gold_answer
 from perturn.policy.packing import lay_out
 from perturn.policy.tokens import Renderer
+from perturn.quantities.answer import answer_logprobs, own_answer_logprobs
+from perturn.quantities.answer_turns import as_sequences, branches, branches_of, gold_answer
 from perturn.types import Action, Status, Task, Trajectory, Turn
 from support.chat_templates import ALTERNATING
 

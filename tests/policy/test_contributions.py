@@ -9,12 +9,14 @@ import torch
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.meter import measure
-from perturn.credit.processes import PROCESSES
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.spa import Shares
-from perturn.policy.contributions import action_features, turn_contributions
+from perturn.credit_check.meter import measure
+from perturn.credit_check.processes import PROCESSES
+from perturn.needs import Needs
 from perturn.policy.tokens import NO_TURN
-from perturn.policy.values import PENALTIES, _fit, cross_fit_sums
+from perturn.policy.values import PENALTIES, _fit, action_features, cross_fit_sums
+from perturn.quantities.contributions import turn_contributions
 from support.valued import EPISODES, drawn, episode
 
 
@@ -174,7 +176,8 @@ def test_packing_does_not_change_contributions(renderer, tiny_model):
 class Learned:
     """SPA with a head on features of what had happened up to each turn, its action included."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[Needs] = ()
+    traits: ClassVar[CreditTraits] = CreditTraits()
 
     wrong: str = ""
     """`own`: the head has learned from the episode too; `others`: those of others by heads that have."""

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.processes import PROCESSES, Step
+from perturn.credit_check.processes import PROCESSES, Step
 from perturn.errors import RunError
-from perturn.policy.critics import (
+from perturn.quantities import Ground
+from perturn.quantities.critics import (
     Rows,
+    TurnCritics,
     before,
     begin,
     behind,
@@ -20,9 +22,8 @@ from perturn.policy.critics import (
     judge,
     learn,
     learn_and_judge,
-    read_critics,
-    write_critics,
 )
+from perturn.run.quantity_source import read_state, write_state
 
 ArCHer = CREDITS["archer"]
 
@@ -58,12 +59,17 @@ def drawn(seed=0, episodes=12, features=3):
     return Rows(behind, before, rewards)
 
 
+def exact_critics(episodes, gamma):
+    """What the process knows of Q and V."""
+    return TurnCritics().exact(ArCHer(gamma=gamma).needs[0], Ground(episodes, gamma, episodes))
+
+
 @pytest.mark.parametrize("gamma", [0.9, 1.0])
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda process: process.name)
 def test_critics_with_a_feature_for_each_state_come_to_the_true_values(process, gamma):
     """Each episode counts as likely as it is. By closed form: what the process knows of Q and V."""
     rows, chances = one_hot(process)
-    exact = process.episodes.critics(gamma)
+    exact = exact_critics(process.episodes, gamma)
 
     learned = learn(begin(rows), rows, chances, ArCHer(gamma=gamma, rounds=400, penalty=1e-9))
 
@@ -87,7 +93,7 @@ def test_true_values_hold_by_hand():
 def test_what_is_kept_is_not_learned_again():
     """A pull so strong that an iteration goes a small part of the way; many of them come to the true values."""
     rows, chances = one_hot(PROCESSES[3])
-    (known, *_), way = PROCESSES[3].episodes.critics(0.9), ArCHer(rounds=50, penalty=0.05)
+    (known, *_), way = exact_critics(PROCESSES[3].episodes, 0.9), ArCHer(rounds=50, penalty=0.05)
     critics, misses = begin(rows), []
 
     for _ in range(400):
@@ -199,7 +205,7 @@ def test_what_v_explains_and_the_td_error_are_of_episodes_that_were_not_learned_
     for k in range(2):
         for i in range(12):
             if counts[k, i] == 0:
-                own, z = found[i], before(critics, rows)[i]
+                own, z = found.critiques[i], before(critics, rows)[i]
                 value += own.v[k]
                 aim += returns[i]
                 after = [*(z @ critics.slow_v[k]).tolist()[1:], 0.0]
@@ -241,14 +247,14 @@ def test_critics_are_read_as_they_were_written(tmp_path):
     ).critics
     file = tmp_path / "credits" / "critics-001.safetensors"
 
-    write_critics(file, critics)
-    found = read_critics(file)
+    write_state(file, {each.name: getattr(critics, each.name) for each in fields(critics)})
+    found = read_state(file, "critics")
 
-    for each in fields(critics):
-        assert torch.equal(getattr(found, each.name), getattr(critics, each.name))
-        assert getattr(found, each.name).dtype == getattr(critics, each.name).dtype
+    for name, each in found.items():
+        assert torch.equal(each, getattr(critics, name))
+        assert each.dtype == getattr(critics, name).dtype
     with pytest.raises(RunError, match=r"critics-002\.safetensors, the critics .* is not there; restore"):
-        read_critics(tmp_path / "credits" / "critics-002.safetensors")
+        read_state(tmp_path / "credits" / "critics-002.safetensors", "critics")
     file.write_bytes(b"no")
     with pytest.raises(RunError, match="holds no critics"):
-        read_critics(file)
+        read_state(file, "critics")

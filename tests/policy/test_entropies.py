@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from perturn.policy.entropies import turn_entropies
+from perturn.quantities.entropy import turn_entropies
 from perturn.types import Action
 from support.valued import EPISODES
 

@@ -5,8 +5,9 @@ from math import inf
 
 import pytest
 
-from perturn.policy.implicit import ImplicitReward
-from perturn.run.readings import open_reader, reference_of
+from perturn.policy.implicit import ImplicitReward, episode_logprobs
+from perturn.quantities.readers import open_reader
+from perturn.quantities.reference_logprobs import reference_of
 from perturn.types import Action, Prompt, Task, Trajectory, Turn
 from support.models import make_tiny_model
 
@@ -38,8 +39,9 @@ def test_it_is_that_of_the_last_turn_of_an_episode(renderer, tiny_folder, tokeni
         replace(one.turns[-1].action, logprobs=tuple(own.tolist()))
         for one, own in zip(played, ours, strict=True)
     ]
+    start = open_reader(str(tiny_folder))
 
-    found = ImplicitReward(str(tiny_folder))(Prompt((), before, ASKED, 0, "t#0"), actions)
+    found = ImplicitReward(start.model, start.renderer)(Prompt((), before, ASKED, 0, "t#0"), actions)
 
     assert found == pytest.approx(gains, abs=1e-4)
     assert found[0] == found[2]
@@ -49,7 +51,24 @@ def test_it_is_that_of_the_last_turn_of_an_episode(renderer, tiny_folder, tokeni
 def test_that_of_an_action_of_which_nothing_is_known_is_the_lowest(renderer, tiny_folder):
     known = replace(written(renderer, "one"), logprobs=(-1.0,))
 
-    found = ImplicitReward(str(tiny_folder))(Prompt((), (), ASKED, 0, "t#0"), [Action("one"), known])
+    start = open_reader(str(tiny_folder))
+
+    found = ImplicitReward(start.model, start.renderer)(
+        Prompt((), (), ASKED, 0, "t#0"), [Action("one"), known]
+    )
 
     assert found[0] == -inf
     assert found[1] > -inf
+
+
+def test_the_logprob_of_an_episode_is_the_sum_over_all_turns(renderer, tiny_folder):
+    """As its turns have it one by one; an episode without turns has 0."""
+    turns = [Turn(ASKED, written(renderer, text)) for text in TEXTS]
+    played = [Trajectory(Task("t"), tuple(turns[:number])) for number in (2, 0, 4)]
+    policy = open_reader(str(tiny_folder))
+
+    found = episode_logprobs(policy, played)
+
+    by_turn = reference_of(played, policy)
+    assert found == pytest.approx([sum(float(turn.double().sum()) for turn in each) for each in by_turn])
+    assert found[1] == 0.0

@@ -8,8 +8,10 @@ import torch
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.meter import measure
-from perturn.credit.processes import PROCESSES
+from perturn.credit.protocol import CreditTraits
+from perturn.credit_check.meter import measure
+from perturn.credit_check.processes import PROCESSES
+from perturn.needs import Needs
 from perturn.policy.tokens import NO_TURN
 from perturn.policy.values import PENALTIES, _fit, cross_fit, explained_variance, turn_features, turn_values
 from support.valued import EPISODES, drawn, episode
@@ -152,7 +154,8 @@ def test_explained_variance_worked_by_hand():
 class Learned:
     """Turn-GAE with a head on features of what had happened before each turn."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[Needs] = ()
+    traits: ClassVar[CreditTraits] = CreditTraits()
 
     leaks: str = ""
     """`action`: the features have seen the action; `own`: the head has learned from the episode too."""

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from perturn.credit import CREDITS
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Return
 from perturn.credit.rloo import RLOO
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
+from perturn.needs import Needs
 from perturn.policy.credits import choose_credit, credit_of
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.reference import asked, weigh
@@ -21,7 +23,8 @@ from perturn.types import Action, PreferencePair, Remaining, Task, Trajectory, T
 class Foreign:
     """A credit that returns what it was given, whatever the trajectories."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[Needs] = ()
+    traits: ClassVar[CreditTraits] = CreditTraits()
 
     def __init__(self, returned: Any = None) -> None:
         self.returned = returned
@@ -77,7 +80,7 @@ def test_a_credit_that_needs_what_training_does_not_compute_is_refused(monkeypat
     """When the trainer is made, not as a missing argument inside the credit."""
 
     class Needy(Foreign):
-        needs = frozenset({"behavior", "reference"})
+        needs = ("behavior", "reference")
 
     monkeypatch.setitem(CREDITS._own, "needy", Needy)
 
@@ -94,9 +97,7 @@ def test_a_credit_of_ones_own_is_named_by_where_it_is():
         choose_credit(LOSSES["ppo-clip"](), {}, {"name": own["name"], "returned": {}})
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, each in CREDITS.items() if getattr(each, "needs_group", False)]
-)
+@pytest.mark.parametrize("name", [name for name, each in CREDITS.items() if each().traits.needs_group])
 def test_a_credit_of_a_group_is_refused_for_a_loss_on_pairs(name):
     """The sides of a pair are no group, and each by itself would get 0 for every turn."""
     said = re.escape(f"credit '{name}' compares the trajectories of a group, and loss 'dpo'")
@@ -117,8 +118,8 @@ def test_a_credit_of_a_group_takes_nothing_that_is_computed_for_turns_that_are_k
     """It sees whole episodes, and training computes the reference of what fits; of groups it is computed before."""
 
     class Needy(Foreign):
-        needs = frozenset({"reference"})
-        needs_group = True
+        needs = ("reference",)
+        traits = CreditTraits(needs_group=True)
 
     monkeypatch.setitem(CREDITS._own, "needy", Needy)
 

@@ -84,7 +84,12 @@ def evaluate(run):
 def manifest(run, **changes):
     stages = {
         "sft": {"seconds": 100.5, "peak_memory_gb": 3.25, "counts": {"tokens": 1234567}},
-        "pair": {"seconds": 2.0, "peak_memory_gb": 0.5, "counts": {"pairs": 2, "dropped_small_gap": 7}},
+        "rows": {
+            "name": "expert-pairs",
+            "seconds": 2.0,
+            "peak_memory_gb": 0.5,
+            "counts": {"pairs": 2, "dropped_small_gap": 7},
+        },
         "align": {"seconds": 7200.0, "peak_memory_gb": 9.75, "counts": {}},
     }
     put_json(
@@ -137,7 +142,13 @@ def online_run(folder, iterations=3):
     Samples of task a score 1 and 0, those of task b both 0 in the first iteration and both 1 later.
     """
     folder.mkdir()
-    settings = {"iterations": iterations, "groups": {}, "sft": None, "expert": None, "pair": None}
+    settings = {
+        "iterations": iterations,
+        "rows": {"name": "groups"},
+        "sft": None,
+        "expert": None,
+        "pair": None,
+    }
     put_json(folder / "recipe.yaml", settings)
     paths, stages, files = RunPaths(folder), {}, {}
     put(paths.evaluation("base"), [trajectory(f"t{i}", 0.0) for i in range(4)])

@@ -10,6 +10,8 @@ from perturn.types import Action, PreferencePair, Turn
 
 from .views import faults, texts
 
+pytestmark = pytest.mark.slow  # a browser takes several seconds for each view
+
 VIEWS = {
     "report": "",
     "list": "#episodes?sort=-turns&kind=melt",

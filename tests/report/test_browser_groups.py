@@ -6,6 +6,8 @@ from perturn.report import write_report
 
 from .views import faults, texts
 
+pytestmark = pytest.mark.slow  # a browser takes several seconds for each view
+
 GROUP = "#group?run=online&set=trajectories%2Fexplore-003&task=a"
 VIEWS = {"report": "", "list": "#episodes?mode=groups", "group": GROUP, "nowhere": GROUP + "z"}
 

@@ -286,13 +286,11 @@ def test_the_group_with_the_widest_spread_is_side_by_side(online, make):
     assert heat["customdata"][0][1] == "Action: go 1 (invalid)"
 
 
-@pytest.mark.parametrize("within", ["group", "correction"])
+@pytest.mark.parametrize("within", ["group-pairs", "corrections"])
 def test_pairs_of_explored_episodes_lack_no_expert(online, make, within):
     """Both sides are found where they were explored, and not held twice."""
     paths = RunPaths(online)
-    (online / "recipe.yaml").write_text(
-        json.dumps({"iterations": 3, "sft": None, "pair": {"within": within}})
-    )
+    (online / "recipe.yaml").write_text(json.dumps({"iterations": 3, "sft": None, "rows": {"name": within}}))
     for file in paths.credits("-003").values():
         file.unlink()
     best, worst, *_ = sorted(read_trajectories(paths.trajectories("explore-003")), key=lambda one: one.key)

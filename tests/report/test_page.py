@@ -216,7 +216,7 @@ def test_what_the_recipe_leaves_out_is_not_missed(run, make):
     for each in [*run.rglob("*.jsonl"), run / "tokens.json"]:
         if each.name != "base.jsonl":
             each.unlink()
-    sections = ("expert", "sft", "align", "explore", "pair")
+    sections = ("expert", "sft", "align", "explore", "rows")
     (run / "recipe.yaml").write_text("".join(f"{name}: null\n" for name in sections), encoding="utf-8")
 
     page = make.page_of(run)

@@ -1,12 +1,16 @@
 """Fixtures of runs."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
 from support.credited import EPISODES, explored_by
-from support.loop import CORRIDOR, RECIPE
+from support.loop import RECIPE, finish, make_place
 from support.models import write_tiny_policy
+
+from . import online
+from .online import begin
 
 
 @pytest.fixture(scope="session")
@@ -18,11 +22,24 @@ def tiny_folder(tmp_path_factory, tokenizer):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, tiny_folder):
     """A folder with a world, a policy and a recipe, and a cache of its own."""
-    folder = tmp_path_factory.mktemp("loop")
-    (folder / "perturn_corridor.py").write_text(CORRIDOR)
-    (folder / "tiny.yaml").write_text(RECIPE)
-    shutil.copytree(tiny_folder, folder / "tiny")
-    return folder
+    return make_place(tmp_path_factory.mktemp("loop"), tiny_folder)
+
+
+@pytest.fixture(scope="module")
+def run_once(place, tiny_folder, recorded):
+    """Do `perturn run` in a folder like `place`, once for all workers; put a copy into `place` and return it."""
+
+    def run_once(name, *words, begin=begin):
+        def make(folder):
+            finish(begin(make_place(folder, tiny_folder), name, *words))
+
+        policy = (tiny_folder / "config.json").read_text()
+        made = recorded(make, RECIPE, online.RECIPE, policy, begin.__name__, name, words)
+        for file in (*made.glob("*.py"), *made.glob("*.yaml")):
+            shutil.copy(file, place)
+        return Path(shutil.copytree(made / "runs" / name, place / "runs" / name))
+
+    return run_once
 
 
 @pytest.fixture

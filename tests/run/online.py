@@ -54,7 +54,7 @@ explore:
   samples: 4
   sampling: {temperature: 1.0, max_new_tokens: 4}
   concurrency: 6
-pair: {within: group, per_group: null, threshold: 0.0}
+rows: {name: group-pairs, per_group: null, threshold: 0.0}
 align:
   loss: {name: dpo}
   reference: start
@@ -67,7 +67,7 @@ evaluate:
   sampling: {max_new_tokens: 4}
   every: 2
 """
-GROUPS = ["pair=null", "groups={}", "credit.name=anchor-rloo", "align.loss={name: ppo-clip, kl: 0.1}"]
+GROUPS = ["rows={name: groups}", "credit.name=anchor-rloo", "align.loss={name: ppo-clip, kl: 0.1}"]
 """Words that make of it a policy gradient on groups."""
 
 

@@ -1,12 +1,17 @@
 """Credits of somebody's, most of them wrong in some way."""
 
+from typing import Any, ClassVar
+
 import torch
+
+from perturn.credit import CreditTraits
 
 
 class Own:
     """A credit of somebody's: what it is called with."""
 
-    needs = frozenset()
+    needs: ClassVar[Any] = ()
+    traits = CreditTraits()
     calls: list = []  # noqa: RUF012
 
     def __init__(self, value: float = 1.0):
@@ -21,13 +26,13 @@ class Own:
 class Needy(Own):
     """One that reads what is not there."""
 
-    needs = frozenset({"behavior"})
+    needs = ("behavior",)
 
 
 class Vague(Own):
     """One that reads values of nobody knows what."""
 
-    needs = frozenset({"values"})
+    needs = ("values",)
 
 
 class Mute(Own):
@@ -39,13 +44,13 @@ class Mute(Own):
 class Listed(Own):
     """One that says what it reads as a list."""
 
-    needs = ["reference"]  # noqa: RUF012
+    needs: ClassVar[Any] = ["reference"]
 
 
 class Across(Own):
     """One whose statistics run over all tasks."""
 
-    across_tasks = True
+    traits = CreditTraits(across_tasks=True)
 
 
 class Wrong(Own):

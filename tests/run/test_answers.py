@@ -7,8 +7,9 @@ import pytest
 from perturn.credit import CREDITS
 from perturn.data.groups import counted, groups_of, read_credits
 from perturn.errors import DataError
+from perturn.quantities.answer import answers_of
+from perturn.quantities.readers import open_reader
 from perturn.run.credit import credit_run
-from perturn.run.readings import answers_of, open_reader
 from perturn.traits import EnvironmentTraits
 from support.credited import EPISODES, explored_by
 

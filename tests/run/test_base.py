@@ -79,7 +79,7 @@ def test_a_base_is_made_where_a_later_alignment_keeps_an_average(tmp_path):
         "sft": {"loss": {"name": "sft"}, "tasks": {"n": 8, "skip": 40}},
         "iterations": 2,
         "align": {"loss": {"name": "dpo"}, "reference": "average", "minibatches": 1},
-        "pair": {"within": "group"},
+        "rows": {"name": "group-pairs"},
         "explore": {"tasks": {"n": 2, "skip": 40}, "per_iteration": 2, "samples": 2},
     }
     run = make(tmp_path, names=("lessons", "base"), **online)
@@ -121,6 +121,7 @@ def test_report_and_watch_show_how_it_was_trained(made):
     assert Watcher(made.folder).look().metrics["base"]["loss"] == last["loss"]
 
 
+@pytest.mark.slow
 def test_the_runs_seed_does_not_move_the_base_and_its_own_does(made, tmp_path):
     """Equal weights under another run's seed; others under another seed of the base."""
     names = ["lessons", "base"]

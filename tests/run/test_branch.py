@@ -15,7 +15,6 @@ from perturn.audit import audit, inspect_json
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
 from perturn.data.groups import groups_of, read_credits
-from perturn.data.pairs import IN_GROUP
 from perturn.data.paths import RunPaths
 from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.store import TrajectoryStore, read_pairs
@@ -23,36 +22,57 @@ from perturn.episodes.episode import Job, _check_back, episode
 from perturn.episodes.play import play
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EngineFailure, NotComeBack, RunError
+from perturn.explore.branches import Branches
+from perturn.quantities.branch_returns import branch_values
 from perturn.report.credits import compare_credits
 from perturn.report.folder import read_run
 from perturn.report.groups import credited
 from perturn.report.stages import by_stem
-from perturn.run.branch import branch_jobs, branch_values
+from perturn.rows.pairing import IN_GROUP
 from perturn.run.credit import credit_groups, credit_run
 from perturn.run.loop import check
 from perturn.run.members import members_of
 from perturn.run.needed import check_prover
-from perturn.settings.branch import Branch
 from perturn.settings.recipe import read_recipe
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
-from support.branches import WANDERING, branched, explored, of
+from support.branches import WANDERING, branched, explored, jobs_of, of
 from support.credited import EPISODES, explored_by
 from support.loop import finish
 
 from .online import GROUPS, begin, recipe_of
 
-SPO = [*GROUPS, "credit.name=spo", "branch.every=1", "branch.samples=3", "iterations=2", "evaluate=null"]
-PAV = [*SPO, "credit.name=pav", "credit.alpha=0.5", "branch.policy=sft"]
+SPO = [
+    *GROUPS,
+    "credit.name=spo",
+    "explore.name=branches",
+    "explore.every=1",
+    "explore.branches=3",
+    "iterations=2",
+    "evaluate=null",
+]
+PAV = [*SPO, "credit.name=pav", "credit.alpha=0.5", "explore.policy=sft"]
 PAV_CREDIT = CREDITS["pav"](alpha=0.5)
-STEPS = ["pair.within=step", "pair.per_group=1"]
-PAIRS = ["pair.within=branch", "branch.every=1", "branch.samples=3", "iterations=2", "evaluate=null"]
+STEPS = ["rows.name=step-pairs", "rows.per_group=1"]
+PAIRS = [
+    "rows.name=branch-pairs",
+    "explore.name=branches",
+    "explore.every=1",
+    "explore.branches=3",
+    "iterations=2",
+    "evaluate=null",
+]
 
-GREEDY = ["pair.within=branch", "branch.every=1", "explore.sampling.temperature=0"]
+GREEDY = [
+    "rows.name=branch-pairs",
+    "explore.name=branches",
+    "explore.every=1",
+    "explore.sampling.temperature=0",
+]
 
 
 def test_every_so_many_turns_are_played_on_from():
     """Of 11 turns with every 5: before turns 5 and 10; of 5 none, for it ended there."""
-    jobs = branch_jobs([explored(5, 1), explored(11)], Branch(every=5, samples=2), seed=0, samples=4)
+    jobs = jobs_of(Branches(every=5, branches=2, samples=4), [explored(5, 1), explored(11)])
 
     assert [(job.kept, job.begun.sample, job.sample) for job in jobs] == [
         (5, 0, 4),
@@ -68,7 +88,9 @@ def test_failed_episodes_are_left_alone_and_successes_if_asked():
     episodes = [explored(3), explored(3, 1, success=True), explored(3, 2, status=Status.FAILED)]
 
     def origins(of):
-        return [job.begun.sample for job in branch_jobs(episodes, Branch(2, 1, of), seed=0, samples=3)]
+        return [
+            job.begun.sample for job in jobs_of(Branches(every=2, branches=1, of=of, samples=3), episodes)
+        ]
 
     assert origins("all") == [0, 1]
     assert origins("failures") == [0]
@@ -83,15 +105,14 @@ def test_no_two_branches_have_one_number_or_one_seed(lengths, every, samples):
     """Nor that of an explored episode; whatever the order in which these were stored."""
     episodes = [explored(turns, sample) for sample, turns in enumerate(lengths)]
 
-    jobs = branch_jobs(episodes, Branch(every, samples), seed=1, samples=len(lengths))
+    explorer = Branches(every=every, branches=samples, samples=len(lengths))
+    jobs = jobs_of(explorer, episodes, 1)
 
     assert len({job.sample for job in jobs}) == len({job.seed for job in jobs}) == len(jobs)
     assert not {job.sample for job in jobs} & set(range(len(lengths)))
     assert len(jobs) == sum(samples * ((turns - 1) // every) for turns in lengths if turns)
-    assert jobs == branch_jobs(episodes[::-1], Branch(every, samples), seed=1, samples=len(lengths))
-    assert not {job.seed for job in jobs} & {
-        job.seed for job in branch_jobs(episodes, Branch(every, samples), 1, len(lengths), 2)
-    }
+    assert jobs == jobs_of(explorer, episodes[::-1], 1)
+    assert not {job.seed for job in jobs} & {job.seed for job in jobs_of(explorer, episodes, 1, 2)}
 
 
 def test_hand_worked_values():
@@ -168,7 +189,7 @@ PLAIN = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns
 
 
 def test_values_come_to_the_exact_ones():
-    """After heads 1 - 0.7^2, after tails 0.3^2, after one of each 0.3; within 4 standard errors of 2000 episodes."""
+    """After heads 1 - 0.7^2, after tails 0.3^2, after one of each 0.3; within 4 standard errors of 1000 episodes."""
     script = [Action("Action: heads"), Action("Action: tails"), Action("Action: tails")]
     first = play_script(
         episode(Coin(), Job(Task("coin"), 3), protocol=PLAIN), script, EngineFailure("no more")
@@ -178,14 +199,14 @@ def test_values_come_to_the_exact_ones():
         script[1:] + script[:1],
         EngineFailure("no more"),
     )
-    jobs = branch_jobs([first, other], Branch(every=1, samples=2000), seed=0, samples=2)
+    jobs = jobs_of(Branches(every=1, branches=1000, samples=2), [first, other])
 
     found = list(play(jobs, Tosses(), Coin, protocol=PLAIN, sampling=Sampling(), concurrency=8))
 
-    assert len(found) == 8000
+    assert len(found) == 4000
     values = branch_values([first, other], found, Return())
     for value, exact in zip([*values[0][1:], *values[1][1:]], [0.51, 0.3, 0.09, 0.0], strict=True):
-        assert abs(value - exact) <= 4 * math.sqrt(exact * (1 - exact) / 2000)
+        assert abs(value - exact) <= 4 * math.sqrt(exact * (1 - exact) / 1000)
 
 
 def heads():
@@ -258,10 +279,9 @@ def test_a_world_that_ends_before_it_is_back_fails_its_branch():
 
 
 @pytest.fixture(scope="module")
-def online(place):
+def online(run_once):
     """Two iterations of policy gradient on advantages of branches."""
-    finish(begin(place, "branched", *SPO))
-    return place / "runs" / "branched"
+    return run_once("branched", *SPO)
 
 
 def test_the_loop_plays_on_and_weighs_by_it(online):
@@ -298,17 +318,15 @@ def test_stored_branches_are_weighed_again_alike(online, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def proved(place):
+def proved(run_once):
     """Two iterations whose branches SFT's policy plays."""
-    finish(begin(place, "proved", *PAV))
-    return place / "runs" / "proved"
+    return run_once("proved", *PAV)
 
 
 @pytest.fixture(scope="module")
-def forked(place):
+def forked(run_once):
     """Two iterations that train on branches too."""
-    finish(begin(place, "forked", *SPO, "credit.name=portool", "branch.samples=2"))
-    return place / "runs" / "forked"
+    return run_once("forked", *SPO, "credit.name=portool", "explore.branches=2")
 
 
 def test_branches_are_weighed_and_trained_beside_the_explored_episodes(forked):
@@ -342,7 +360,7 @@ def test_stored_trees_are_weighed_again(forked, online, monkeypatch):
     assert len(other["iterations"]) == 2
 
 
-STORED = ["iterations=2", "pair=null", "groups={}", "credit.name=portool", "align.loss={name: ppo-clip}"]
+STORED = ["iterations=2", "rows={name: groups}", "credit.name=portool", "align.loss={name: ppo-clip}"]
 
 
 def stored(recipe, *words):
@@ -365,7 +383,7 @@ def test_a_credit_of_trees_is_compared_on_what_another_weighs(recipe):
 
     With another of trees on the branches' own turns too: 2, 1 and 1 of the explored ones, and 1 of each branch.
     """
-    folder = stored(recipe, *STORED, "branch={every: 1, samples: 2}")
+    folder = stored(recipe, *STORED, "explore.name=branches", "explore.every=1", "explore.branches=2")
 
     (one,) = credit_run(folder, ["credit.name=portool"], against="rloo")["iterations"]
     (other,) = credit_run(folder, ["credit.name=rloo"], against="portool")["iterations"]
@@ -380,9 +398,18 @@ def test_a_credit_of_trees_is_compared_on_what_another_weighs(recipe):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["pair={within: tree}"], r"branch\.search .* explore without"),
-        (["pair={within: branch}", "branch={of: failures}"], r"branch\.of is failures.*with branch\.of=all"),
-        (["pair={within: step}"], r"branch\.of is expert"),
+        (
+            ["rows={name: tree-pairs}", "explore.name=mcts"],
+            "needs branches, and explore.name=mcts provides tree; expl",
+        ),
+        (
+            ["rows={name: branch-pairs}", "explore.name=branches", "explore.of=failures"],
+            "does not take branches of some episodes alone.*; set explore.of=all",
+        ),
+        (
+            ["rows={name: step-pairs}", "explore.name=expert-branches"],
+            "needs branches, .* provides expert-branches; ",
+        ),
     ],
 )
 def test_branches_that_tell_how_episodes_ended_are_not_weighed_by(recipe, name, words, said):
@@ -445,7 +472,7 @@ def test_a_prover_plays_on_in_all_iterations(proved):
         rows = {row.key: row.weight for row in read_credits(proved / f"credits/pav{mark}.jsonl")}
         ways = {one.key: own for one, own in zip(episodes, values, strict=True)}
         for group in groups_of(episodes):
-            weights = PAV_CREDIT(group, branches=[ways[one.key] for one in group])
+            weights = PAV_CREDIT(group, branch_returns=[ways[one.key] for one in group])
             for one, weight in zip(group, weights, strict=True):
                 assert rows[one.key] == pytest.approx(weight.tolist())
     assert explorers == {"sft", "ppo-clip-001"}
@@ -462,7 +489,8 @@ def test_stored_branches_of_a_prover_are_weighed_again_by_who_reads_a_prover(pro
     assert all(one["against"]["turns"] for one in found["iterations"])
     for name, against in (("spo", None), ("rloo", "spo")):
         with pytest.raises(
-            ConfigError, match=r"branch\.policy is sft, and credit spo reads what the policy that expl"
+            ConfigError,
+            match=r"credit spo does not take branches of another policy .* set explore\.policy=null",
         ):
             credit_run(proved, [f"credit.name={name}"], against=against, name="again")
     assert not list(proved.glob("credits/again*"))
@@ -471,12 +499,12 @@ def test_stored_branches_of_a_prover_are_weighed_again_by_who_reads_a_prover(pro
 def test_a_run_goes_on_with_its_prover_alone(proved, place):
     """Done before is done; another prover is another run."""
     _, notices = finish(begin(place, "proved", *PAV))
-    process = begin(place, "proved", *PAV, "branch.policy=base")
+    process = begin(place, "proved", *PAV, "explore.policy=base")
     _, said = process.communicate(timeout=120)
 
     assert "branch-002: done before" in notices
     assert process.returncode == 2
-    assert "was made by another recipe: branch.policy is 'sft' there and 'base' here" in " ".join(
+    assert "was made by another recipe: explore.policy is 'sft' there and 'base' here" in " ".join(
         said.split()
     )
 
@@ -501,6 +529,7 @@ def test_branches_that_are_not_whole_are_not_weighed_by(online, tmp_path, harm):
         credit_run(folder, ["credit.name=spo"], name="again")
 
 
+@pytest.mark.slow
 def test_worlds_that_do_not_come_back_are_counted(place, monkeypatch):
     """One that never says the same twice: hardly a branch begins, and the run goes on without."""
     (place / "wandering.py").write_text(WANDERING)
@@ -522,12 +551,14 @@ def test_worlds_that_do_not_come_back_are_counted(place, monkeypatch):
 def test_a_run_without_branches_has_nothing_to_weigh_by(recipe):
     folder = explored_by(recipe, EPISODES)
 
-    with pytest.raises(RunError, match=r"branch-001\.jsonl is not there; explore with a section `branch`"):
+    with pytest.raises(
+        RunError, match=r"branch-001\.jsonl is not there; explore with explore\.name=branches or"
+    ):
         credit_run(folder, ["credit.name=spo"])
 
 
-def test_pairs_share_the_turns_before_they_part(place):
-    finish(begin(place, "paired", *PAIRS))
+def test_pairs_share_the_turns_before_they_part(place, run_once):
+    run_once("paired", *PAIRS)
 
     folder = place / "runs" / "paired"
     counts = json.loads((folder / "manifest.json").read_text())["stages"]["pair-001"]["counts"]
@@ -544,9 +575,10 @@ def test_pairs_share_the_turns_before_they_part(place):
         assert {pair.chosen.origin, pair.rejected.origin} != {None}
 
 
-def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(place):
+@pytest.mark.slow
+def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(place, run_once):
     """SFT's policy plays on; the aligned one explored the second iteration. Either may be chosen."""
-    finish(begin(place, "paired-proved", *PAIRS, "branch.policy=sft"))
+    run_once("paired-proved", *PAIRS, "explore.policy=sft")
 
     folder = place / "runs" / "paired-proved"
     explored, branches = of(folder, "explore-002"), of(folder, "branch-002")
@@ -564,51 +596,78 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([*GROUPS, "branch={}"], "credit anchor-rloo reads no branches; leave branch out"),
-        ([*GROUPS, "credit.name=spo"], "credit spo reads episodes that are played on"),
-        ([*GROUPS, "credit.name=spo", "branch.of=failures"], "branch.of must be all with groups"),
         (
-            [*SPO, "branch.policy=sft"],
-            "branch.policy is sft, and credit spo reads what the policy that explored",
-        ),
-        ([*PAV, "sft=null"], "branch.policy is sft, and the recipe has no section sft"),
-        (["branch={}"], "branch is read by credits of groups and with pair.within=branch, step or tree"),
-        ([*STEPS, "pair.file=own.jsonl"], "pair.within=step makes none"),
-        (
-            [*STEPS, "branch.samples=2"],
-            r"branch\.of must be expert with pair\.within=step.* got all",
+            [*GROUPS, "explore.name=branches"],
+            "credit anchor-rloo does not read branches, .* take explore.name=rollouts",
         ),
         (
-            ["pair.within=group", "branch.of=expert"],
-            "branch is read by credits of groups and with pair.within=branch, step or tree alone",
+            [*GROUPS, "credit.name=spo"],
+            "credit spo needs branches, and explore.name=rollouts provides none; explorers",
         ),
-        ([*SPO, "branch.of=expert"], "branch.of must be all with groups"),
-        (["pair.within=step", "pair.per_group=2"], r"per_group is read with .*not with step"),
-        ([*STEPS, "explore.sampling.temperature=0"], "at temperature 0 all branches from a turn are alike"),
-        (["pair.within=branch", "pair.file=own.jsonl"], "pair.within=branch makes none"),
-        (["pair.within=branch", "branch.every=0"], "every"),
         (
-            ["pair.within=branch", "branch.every=3"],
-            r"branch\.every is 3, and no episode has more than 3 turns",
+            [*SPO, "explore.of=failures"],
+            "credit spo does not take branches of some episodes .* set explore.of=all",
         ),
-        ([*SPO, "branch.every=1", "protocol.max_turns=1"], r"more than 1 turns.* let them take two or more"),
-        ([*SPO, "branch.every=4"], r"branch\.every is 4, and no episode has more than 3 turns.* less than 3"),
         (
-            ["pair.within=branch", "branch.every=1", "explore.sampling.temperature=0"],
+            [*SPO, "explore.policy=sft"],
+            "credit spo does not take branches of another policy than the one that explored",
+        ),
+        ([*PAV, "sft=null"], "explore.policy is sft, and the recipe has no section sft"),
+        (
+            ["explore.name=branches"],
+            "explore.name=branches provides branches, regular-branches, which rows.name=group-pairs reads not",
+        ),
+        ([*STEPS, "rows.path=own.jsonl"], "rows.name=step-pairs makes none"),
+        (
+            [*STEPS, "explore.name=branches"],
+            "rows.name=step-pairs needs expert-branches, and explore.name=branches provides .*do: expert-branches",
+        ),
+        (
+            ["rows.name=group-pairs", "explore.name=expert-branches"],
+            "explore.name=expert-branches provides expert-branches, which rows.name=group-pairs reads not",
+        ),
+        ([*SPO, "explore.name=expert-branches"], "credit spo needs branches, .* provides expert-branches"),
+        (["rows.name=step-pairs", "rows.per_group=2"], r"per_group is read with .*not with step"),
+        (
+            [*STEPS, "explore.name=expert-branches", "explore.sampling.temperature=0"],
+            "at temperature 0 all branches from a turn are alike",
+        ),
+        (["rows.name=branch-pairs", "rows.path=own.jsonl"], "rows.name=branch-pairs makes none"),
+        (["rows.name=branch-pairs", "explore.name=branches", "explore.every=0"], "every"),
+        (
+            ["rows.name=branch-pairs", "explore.name=branches", "explore.every=3"],
+            r"explore\.every is 3, and no episode has more than 3 turns",
+        ),
+        (
+            [*SPO, "protocol.max_turns=1"],
+            r"more than 1 turns.* let them take two or more",
+        ),
+        (
+            [*SPO, "explore.every=4"],
+            r"explore\.every is 4, and no episode has more than 3 turns.* less than 3",
+        ),
+        (
+            GREEDY,
             "the same episode again",
         ),
-        ([*GREEDY, "branch.policy=sft", "branch.samples=1", "iterations=1"], "the same episode again"),
+        ([*GREEDY, "explore.policy=sft", "explore.branches=1", "iterations=1"], "the same episode again"),
         (
-            [*GREEDY, "branch.policy=base"],
-            r"branch\.samples is 2, and at temperature 0 all branches .* alike",
+            [*GREEDY, "explore.policy=base"],
+            r"explore\.branches is 2, and at temperature 0 all branches .* alike",
         ),
-        ([*GREEDY, "branch.policy=sft", "iterations=2"], "set branch.samples=1, or explore.sampling.temp"),
-        (["pair.within=branch", "pair.max_extra_turns=2"], r"max_extra_turns is read with .*not with branch"),
+        ([*GREEDY, "explore.policy=sft", "iterations=2"], "set explore.branches=1, or explore.sampling.temp"),
         (
-            [*SPO, "credit.name=portool", "branch.policy=sft"],
-            "trains on branches, which must be of the policy that",
+            ["rows.name=branch-pairs", "rows.max_extra_turns=2"],
+            r"max_extra_turns is read with .*not with branch",
         ),
-        ([*GROUPS, "credit.name=arpo"], "credit arpo reads episodes that are played on"),
+        (
+            [*SPO, "credit.name=portool", "explore.policy=sft"],
+            "credit portool does not take branches of another policy than the one that explored",
+        ),
+        (
+            [*GROUPS, "credit.name=arpo"],
+            "credit arpo needs branches, and explore.name=rollouts provides none",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, words, said):
@@ -620,25 +679,28 @@ def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, wo
 
 @pytest.mark.parametrize("name", ["spo", "pav", "portool", "arpo"])
 @pytest.mark.parametrize(
-    ("words", "setting"),
+    ("words", "said"),
     [
-        (["pair.within=tree"], "search"),
-        (["pair.within=step"], "of"),
-        (["pair.within=branch", "branch={every: 1, of: failures}"], "of"),
+        (["rows.name=tree-pairs", "explore.name=mcts"], "needs branches"),
+        (["rows.name=step-pairs", "explore.name=expert-branches"], "needs branches"),
+        (
+            ["rows.name=branch-pairs", "explore.name=branches", "explore.of=failures"],
+            "does not take branches of some",
+        ),
     ],
 )
-def test_branches_that_were_chosen_are_not_weighed_by(place, words, setting, name):
+def test_branches_that_were_chosen_are_not_weighed_by(place, words, said, name):
     """A search plays on from branches too, so a branch is none of the episode that its tree began with."""
-    recipe = recipe_of(place, "pair={threshold: 0.0}", *words)
+    recipe = recipe_of(place, "rows={name: expert-pairs, threshold: 0.0}", *words)
 
-    with pytest.raises(ConfigError, match=rf"branch\.{setting} is .* credit {name} reads branches"):
+    with pytest.raises(ConfigError, match=f"credit {name} {said}"):
         check_prover(recipe, name, CREDITS[name]())
 
 
-@pytest.mark.parametrize("words", [["branch.policy=base"], ["branch.policy=sft", "iterations=2"]])
+@pytest.mark.parametrize("words", [["explore.policy=base"], ["explore.policy=sft", "iterations=2"]])
 def test_another_policy_may_play_on_greedily_once(place, monkeypatch, words):
     """SFT's policy explores, in the first iteration alone, so that what another one does then is another episode."""
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
 
-    assert check(recipe_of(place, *GREEDY, "branch.samples=1", *words)) is not None
+    assert check(recipe_of(place, *GREEDY, "explore.branches=1", *words)) is not None

@@ -1,14 +1,13 @@
 """Final answers of episodes are read, and those that are the same come together, whatever their order."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
 
-from perturn.credit import CREDITS
 from perturn.errors import ConfigError, DataError
-from perturn.policy.credits import make_credit
-from perturn.run.clusters import clusters_of, final_answer
+from perturn.needs import AnswerClusters
+from perturn.quantities.answer_clusters import OwnAnswers, clusters_of, final_answer
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 FORM = "Thought: I know the answer.\nAction: finish[{answer}]"
@@ -63,18 +62,18 @@ def test_answers_are_one_once_normalized():
     """Case, punctuation, articles and blanks; the one given most often stands first, then by letter."""
     group = finished("the Wend", "Wye", "Wend!", None, "the Wend", "wend", "a")
 
-    clusters, texts = clusters_of(group, CREDITS["siop"](), FORM)
+    clusters, texts = clusters_of(group, AnswerClusters(), FORM)
 
     assert clusters == [0, 1, 0, -1, 0, 0, 2]
     assert texts[0] == texts[2] == ["the Wend", "Wend!", "wend"]
     assert texts[1] == ["Wye"]
     assert texts[3] == []
-    assert clusters_of(group, CREDITS["siop"](members=1), FORM)[1][5] == ["the Wend"]
+    assert clusters_of(group, AnswerClusters(members=1), FORM)[1][5] == ["the Wend"]
 
 
 def test_an_accent_of_its_own_makes_no_other_answer():
     """Composed and decomposed they read the same, and one text stands for both."""
-    clusters, texts = clusters_of(finished("Wénd", "We\u0301nd", "Wend"), CREDITS["siop"](), FORM)
+    clusters, texts = clusters_of(finished("Wénd", "We\u0301nd", "Wend"), AnswerClusters(), FORM)
 
     assert clusters == [1, 1, 0]
     assert texts == [["Wénd"], ["Wénd"], ["Wend"]]
@@ -84,7 +83,7 @@ def test_answers_of_articles_or_signs_alone_are_one_by_these():
     """Of choices from A to D, A is an article; a sign is no other sign. Letters of other scripts are letters."""
     group = finished("A", "(a)", "a.", "B", "b.", "An", "+", "-", "\u00c9t\u00e9", "\u00e9t\u00e9!")
 
-    assert clusters_of(group, CREDITS["siop"](), FORM)[0] == [0, 0, 0, 4, 4, 3, 1, 2, 5, 5]
+    assert clusters_of(group, AnswerClusters(), FORM)[0] == [0, 0, 0, 4, 4, 3, 1, 2, 5, 5]
 
 
 def test_no_order_changes_a_cluster_and_tasks_and_policies_are_apart():
@@ -92,16 +91,16 @@ def test_no_order_changes_a_cluster_and_tasks_and_policies_are_apart():
     expected = dict(
         zip(
             [one.sample for one in group],
-            zip(*clusters_of(group, CREDITS["siop"](), FORM), strict=True),
+            zip(*clusters_of(group, AnswerClusters(), FORM), strict=True),
             strict=True,
         )
     )
 
     for order in permutations(group):
-        found = zip(*clusters_of(order, CREDITS["siop"](), FORM), strict=True)
+        found = zip(*clusters_of(order, AnswerClusters(), FORM), strict=True)
         assert dict(zip([one.sample for one in order], found, strict=True)) == expected
     other = [replace(one, task=Task("r")) for one in group] + [replace(one, policy="p") for one in group]
-    clusters, texts = clusters_of([*group, *other[1:2], *other[-1:]], CREDITS["siop"](), FORM)
+    clusters, texts = clusters_of([*group, *other[1:2], *other[-1:]], AnswerClusters(), FORM)
     assert texts[:4] == [each for _, each in expected.values()]
     assert (clusters[4:], texts[4:]) == ([0, 0], [["Wend"], ["Wye"]])
 
@@ -109,12 +108,12 @@ def test_no_order_changes_a_cluster_and_tasks_and_policies_are_apart():
 def test_the_gold_answer_alone_stands_for_every_episode_that_did_not_fail():
     group = [*finished("Wend", None), replace(finished("x")[0], status=Status.FAILED)]
 
-    assert clusters_of(group, CREDITS["siop"](reference="gold"), FORM) == (
+    assert clusters_of(group, AnswerClusters(gold=True), FORM) == (
         [0, 0, -1],
         [["gold"], ["gold"], []],
     )
     with pytest.raises(DataError, match="has no gold answer"):
-        clusters_of([replace(group[0], task=Task("q"))], CREDITS["siop"](reference="gold"), FORM)
+        clusters_of([replace(group[0], task=Task("q"))], AnswerClusters(gold=True), FORM)
 
 
 def test_a_function_of_ones_own_says_which_are_the_same(tmp_path, monkeypatch):
@@ -128,7 +127,7 @@ def test_a_function_of_ones_own_says_which_are_the_same(tmp_path, monkeypatch):
     )
     group = finished("Wend", "wye", "Tees", "Wend")
 
-    assert clusters_of(group, make_credit({"name": "siop", "same": "own_same:first"}), FORM) == (
+    assert clusters_of(group, AnswerClusters("own_same:first"), FORM) == (
         [1, 1, 0, 1],
         [["Wend", "wye"], ["Wend", "wye"], ["Tees"], ["Wend", "wye"]],
     )
@@ -137,16 +136,8 @@ def test_a_function_of_ones_own_says_which_are_the_same(tmp_path, monkeypatch):
         ("lists", "TypeError"),
     ):
         with pytest.raises(ConfigError, match=message):
-            clusters_of(group, CREDITS["siop"](same=f"own_same:{name}"), FORM)
+            clusters_of(group, AnswerClusters(same=f"own_same:{name}"), FORM)
     with pytest.raises(ConfigError, match=r"credit\.same must be exact or a function as MODULE:FUNCTION"):
-        make_credit({"name": "siop", "same": "own_same:number"})
+        OwnAnswers().check(AnswerClusters("own_same:number"), None)
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        make_credit({"name": "siop", "same": "no_such_module:same"})
-
-
-def test_a_credit_of_ones_own_needs_none_of_the_settings():
-    @dataclass(frozen=True)
-    class Own:
-        pass
-
-    assert clusters_of(finished("b c", "c b", "the b c"), Own(), FORM)[0] == [0, 1, 0]
+        OwnAnswers().check(AnswerClusters("no_such_module:same"), None)

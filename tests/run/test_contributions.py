@@ -17,23 +17,23 @@ from perturn.credit.spa import Shares
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
+from perturn.quantities.contributions import contributions_of
+from perturn.quantities.readers import open_reader
 from perturn.run.credit import credit_run, explained
-from perturn.run.readings import contributions_of, open_reader
 from support.credited import EPISODES, KEPT
-from support.loop import finish
 
-from .online import GROUPS, begin
+from .online import GROUPS
 
 SPA = CREDITS["spa"]
 
 
-def test_the_loop_weighs_by_the_policy_that_acted(place):
+def test_the_loop_weighs_by_the_policy_that_acted(place, run_once):
     """SFT's hidden states; every group is trained, equal outcomes or not, and the counts say what was explained."""
-    finish(begin(place, "shared", *GROUPS, "iterations=1", "credit.name=spa"))
+    run_once("shared", *GROUPS, "iterations=1", "credit.name=spa")
     run = place / "runs" / "shared"
     (file,) = run.glob("trajectories/explore*.jsonl")
     episodes = list(read_trajectories(file))
-    shares = contributions_of(episodes, SPA(), open_reader(str(run / "checkpoints" / "sft")))
+    shares = contributions_of(episodes, SPA().returns, open_reader(str(run / "checkpoints" / "sft")))
     expected = dict(zip([one.key for one in episodes], SPA()(episodes, contributions=shares), strict=True))
 
     (file,) = run.glob("credits/spa*.jsonl")
@@ -49,7 +49,7 @@ def test_the_loop_weighs_by_the_policy_that_acted(place):
 
 def test_stored_groups_are_credited_again(explored, tiny_folder):
     """By the command, with settings; nothing is fitted to the episode that FAILED, which has weights of 0."""
-    shares = contributions_of(KEPT, SPA(), open_reader(str(tiny_folder)))
+    shares = contributions_of(KEPT, SPA().returns, open_reader(str(tiny_folder)))
     words = [
         "credit",
         str(explored),
@@ -76,7 +76,7 @@ def test_stored_groups_are_credited_again(explored, tiny_folder):
 
 def test_in_python_it_is_the_same(tiny_folder):
     """Of trajectories in memory, by the model's name."""
-    shares = contributions_of(KEPT, SPA(), open_reader(str(tiny_folder)))
+    shares = contributions_of(KEPT, SPA().returns, open_reader(str(tiny_folder)))
 
     found = perturn.assign_credit(KEPT, "spa", model=str(tiny_folder))
 
@@ -95,11 +95,11 @@ def test_the_order_of_episodes_changes_no_contribution(tiny_model, tokenizer):
     """Not in any bit; an episode without turns has none, and changes none. Keys may be shared."""
     empty = replace(EPISODES[0], turns=(), sample=7)
     twice = [replace(one, policy=name) for one in EPISODES for name in ("one", "other")]
-    before = contributions_of(twice, SPA(), open_reader(tiny_model, tokenizer))
+    before = contributions_of(twice, SPA().returns, open_reader(tiny_model, tokenizer))
     order = [empty, *twice]
     random.Random(0).shuffle(order)
 
-    found = contributions_of(order, SPA(), open_reader(tiny_model, tokenizer))
+    found = contributions_of(order, SPA().returns, open_reader(tiny_model, tokenizer))
 
     assert found[order.index(empty)].own == []
     assert all(found[order.index(one)] == own for one, own in zip(twice, before, strict=True))
@@ -119,8 +119,8 @@ def test_rewards_that_count_are_the_credits(tiny_model, tokenizer):
     by_success = SPA(returns=Return(rewards="success"))
 
     reader = open_reader(tiny_model, tokenizer)
-    once, twice = (contributions_of(these, SPA(), reader) for these in (EPISODES, grown))
-    won, as_much = (contributions_of(these, by_success, reader) for these in (EPISODES, grown))
+    once, twice = (contributions_of(these, SPA().returns, reader) for these in (EPISODES, grown))
+    won, as_much = (contributions_of(these, by_success.returns, reader) for these in (EPISODES, grown))
 
     for one, other in zip(once, twice, strict=True):
         assert other.own == pytest.approx([2 * share for share in one.own], abs=1e-9)

@@ -3,6 +3,7 @@
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -11,22 +12,27 @@ from perturn.data.store import TrajectoryStore, read_pairs, read_records
 from perturn.envs.alfworld.like import ALFWorldLike
 from perturn.errors import ConfigError, DataError, RunError
 from perturn.remaining import wrong_turns
-from perturn.run.correct import check_corrector, correct, corrections, taken_over
+from perturn.rows.correction_pairs import to_correct
+from perturn.rows.oec_rows import OecRows
+from perturn.run.correct import check_corrector, correct, corrected
 from perturn.run.loop import open_run, run_stages
 from perturn.run.measure import measured
 from perturn.run.plan import make_plan
-from perturn.settings.outcomes import Outcomes
+from perturn.settings.making import RowInputs
 from perturn.types import Status, WeightedTrajectory
 from support.corrections import PROTOCOL, RIGHT, STRAYED, TASK, commands, explore, make_recipe, record
 
-EVERY = Outcomes("oec", takeovers=99)
-"""The expert takes over at all turns but the first."""
+
+def taken_over(recipe, failure, **settings):
+    """Episodes in which the expert takes over, as the rows of oec hold them."""
+    inputs = RowInputs([failure], seed=recipe.seed, correct=partial(corrected, recipe))
+    return [row.trajectory for row in OecRows(**settings)(inputs).rows]
 
 
 def test_the_turns_before_the_first_wrong_one_are_the_policys_own():
     """Three turns of its own, action for action; then the expert brings the pillow to the sofa."""
     (explored,) = measured(make_recipe(), [record(STRAYED)])
-    (found,) = corrections(make_recipe(), [explored])
+    (found,) = corrected(make_recipe(), [(explored, to_correct(explored))])
 
     assert wrong_turns(explored) == [False, False, False, True, True, True]
     assert commands(found) == RIGHT
@@ -41,31 +47,24 @@ def test_what_went_well_failed_or_has_no_wrong_turn_is_left_alone():
     episodes = measured(make_recipe(), [record(RIGHT), record(RIGHT[:2]), record(STRAYED)])
     broken = replace(episodes[2], status=Status.FAILED)
 
-    assert corrections(make_recipe(), [*episodes[:2], broken]) == []
+    assert [to_correct(one) for one in (*episodes[:2], broken)] == [None] * 3
 
 
 def test_the_expert_takes_over_at_drawn_turns_after_the_first():
     """At two of the last five turns of six; the same seed draws the same, and no more than there are."""
     recipe, failure = make_recipe(), record(STRAYED)
-    found = taken_over(recipe, [failure], Outcomes("oec"))
-    every = taken_over(recipe, [failure], EVERY)
+    found = taken_over(recipe, failure)
+    every = taken_over(recipe, failure, takeovers=99)
 
     assert [one.taken_over for one in every] == [1, 2, 3, 4, 5]
     assert all(commands(one)[: one.taken_over] == STRAYED[: one.taken_over] for one in every)
     assert len(found) == 2
-    assert found == taken_over(recipe, [failure], Outcomes("oec"))
+    assert found == taken_over(recipe, failure)
     assert {one.taken_over for one in found} < {1, 2, 3, 4, 5}
-    assert (
-        len(
-            {
-                tuple(
-                    one.taken_over for one in taken_over(make_recipe(seed=seed), [failure], Outcomes("oec"))
-                )
-                for seed in range(9)
-            }
-        )
-        > 1
-    )
+    drawn = {
+        tuple(one.taken_over for one in taken_over(make_recipe(seed=seed), failure)) for seed in range(9)
+    }
+    assert len(drawn) > 1
 
 
 def test_he_takes_over_where_the_policy_was_least_sure():
@@ -76,21 +75,20 @@ def test_he_takes_over_where_the_policy_was_least_sure():
         replace(turn, action=replace(turn.action, logprobs=each))
         for turn, each in zip(failure.turns, logprobs, strict=True)
     ]
-    asked = Outcomes("oec", takeovers=2, takeover="confidence")
-    found = taken_over(make_recipe(), [replace(failure, turns=tuple(turns))], asked)
+    found = taken_over(make_recipe(), replace(failure, turns=tuple(turns)), takeover="confidence")
 
     assert [one.taken_over for one in found] == [2, 4]
-    with pytest.raises(DataError, match=r"turn 1: outcomes\.takeover=confidence reads the log-probabilities"):
-        taken_over(make_recipe(), [failure], asked)
+    with pytest.raises(DataError, match=r"turn 1: rows\.takeover=confidence reads the log-probabilities"):
+        taken_over(make_recipe(), failure, takeover="confidence")
 
 
 def test_takeovers_that_do_not_succeed_are_left_out():
     """The expert needs two turns after the third, and more after the fifth, of a limit of five."""
     short = make_recipe(protocol={"name": "alfworld-lab", "max_turns": 5})
-    found = taken_over(short, [record(STRAYED[:5])], EVERY)
+    found = taken_over(short, record(STRAYED[:5]), takeovers=99)
 
     assert [one.taken_over for one in found] == [1, 2, 3]
-    assert taken_over(short, [record(["look"])], EVERY) == []
+    assert taken_over(short, record(["look"]), takeovers=99) == []
 
 
 def test_an_action_that_broke_the_format_is_kept_and_not_sent():
@@ -125,26 +123,18 @@ def test_an_episode_of_another_world_is_told():
         correct(ALFWorldLike(), other, 3, PROTOCOL)
 
 
-def test_a_recipe_that_cannot_know_the_first_wrong_turn_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"pair\.remaining must be shortest or searching with pair\.within=cor"
-    ):
-        make_recipe(pair={"within": "correction"})
-
-
 def test_a_world_whose_expert_cannot_take_over_is_refused(own_environment):
     recipe = make_recipe(environment={"name": "own_environment:GuessNumber"})
 
     with pytest.raises(
-        ConfigError,
-        match=r"pair\.within needs an expert who takes over from another: environment \S+ has no method correct\(\)",
+        ConfigError, match=r"rows\.name=corrections: environment \S+ has no expert who takes over"
     ):
         check_corrector(recipe, own_environment.GuessNumber())
-    check_corrector(make_recipe(pair={"within": "expert"}), own_environment.GuessNumber())
+    check_corrector(make_recipe(rows={"name": "expert-pairs"}), own_environment.GuessNumber())
     for way, refused in (("oec", True), ("rft", False)):
-        recipe = make_recipe(pair=None, outcomes={"name": way}, align={"loss": {"name": "sft"}})
+        recipe = make_recipe(rows={"name": way}, align={"loss": {"name": "sft"}})
         with (
-            pytest.raises(ConfigError, match=r"outcomes\.name needs .* take another way")
+            pytest.raises(ConfigError, match=r"rows\.name=oec: .* or another row maker")
             if refused
             else nullcontext()
         ):
@@ -217,8 +207,7 @@ def learning(folder, **sections):
         model={"name": "smollm2-135m"},
         explore={"tasks": {"n": 4}},
         evaluate=None,
-        pair=None,
-        outcomes={"name": "oec"},
+        rows={"name": "oec"},
         align={"loss": {"name": "sft"}},
         **sections,
     )

@@ -12,9 +12,11 @@ from perturn.credit import CREDITS
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.run_folder import Run
 from perturn.errors import ConfigError, DataError, PerturnError, RunError
+from perturn.needs import names_of
 from perturn.policy.credits import make_credit
+from perturn.quantities.readers import open_reader
+from perturn.quantities.reference_logprobs import reference_of
 from perturn.run.credit import credit_run
-from perturn.run.readings import open_reader, reference_of
 from perturn.settings.recipe import read_recipe
 from support.credited import EPISODES, KEPT
 
@@ -131,19 +133,19 @@ def test_an_episode_without_turns_needs_no_reference(tiny_model, tokenizer):
         (["credit.name=rloo", "credit.gama=1"], r"unknown key 'credit\.gama'"),
         (
             [f"credit.name={own_credits.__name__}:Needy"],
-            r"credit '.*:Needy' reads behavior, which nothing computes for stored episodes",
+            r"credit '.*:Needy' needs 'behavior', and nothing computes it",
         ),
         (
             [f"credit.name={own_credits.__name__}:Vague"],
-            r"credit '.*:Vague' needs values and has no method value_targets",
+            r"credit '.*:Vague' needs 'values' by its name alone, and Values has settings without a default",
         ),
         (
             [f"credit.name={own_credits.__name__}:Mute"],
-            r"credit '.*:Mute' must have needs, a set of the names .* got None",
+            r"credit '.*:Mute' must have needs, a tuple of names .* got None",
         ),
         (
             [f"credit.name={own_credits.__name__}:Listed"],
-            r"must have needs, a set .* got \['reference'\]; write needs =",
+            r"must have needs, a tuple .* got \['reference'\]; write needs =",
         ),
         (["credit.name=nowhere:None"], r"'nowhere:None' cannot be loaded"),
     ],
@@ -173,7 +175,8 @@ def test_episodes_that_are_damaged_are_not_credited(explored):
 def test_a_credit_of_ones_own_goes_in_by_its_class(explored, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "import torch\nclass Mine:\n    needs = frozenset()\n    def __init__(self, by: float = 1.0):\n"
+        "import torch\nfrom perturn.credit import CreditTraits\nclass Mine:\n    needs, traits = (), CreditTraits()\n"
+        "    def __init__(self, by: float = 1.0):\n"
         "        self.by = by\n    def __call__(self, group, **_):\n"
         "        return [torch.full((len(one.turns),), self.by * one.sample) for one in group]\n"
     )
@@ -201,9 +204,9 @@ def test_the_credits_of_groups_can_all_be_given(explored):
         name
         for name, each in CREDITS.items()
         if not (
-            getattr(each, "needs_remaining", False)
-            or getattr(each, "trains_branches", False)
-            or each.needs & {"matches", "answer", "answers", "branches", "progress"}
+            each().traits.trains_branches
+            or names_of(each().needs)
+            & {"tool-matches", "answer", "answer-clusters", "branch-returns", "progress", "distance"}
         )
     ]
     for name in given:

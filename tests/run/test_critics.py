@@ -10,16 +10,17 @@ import torch
 from torch.testing import assert_close
 
 import perturn
-from perturn.credit import CREDITS
+from perturn.credit import CREDITS, CreditTraits
 from perturn.data.groups import read_credits
 from perturn.data.store import TrajectoryStore, read_trajectories
+from perturn.episodes.seeds import seed_of
 from perturn.errors import ConfigError, RunError
-from perturn.policy.critics import read_critics
+from perturn.quantities.critics import critics_of
+from perturn.quantities.readers import open_reader
 from perturn.run import groups
 from perturn.run.credit import credit_run
 from perturn.run.loop import open_run, run_stages
-from perturn.run.panels import seed_of
-from perturn.run.readings import critics_of, open_reader
+from perturn.run.quantity_source import read_state
 from perturn.run.verify import verify
 from perturn.settings.stages import stages
 from support.credited import EPISODES, KEPT
@@ -47,8 +48,8 @@ def test_the_loop_weighs_by_critics_that_have_learned_from_all_iterations(online
     reader, critics = open_reader(str(online / "checkpoints" / "sft")), None
     for mark in ("-001", "-002", "-003"):
         episodes = list(read_trajectories(online / f"trajectories/explore{mark}.jsonl"))
-        learned = critics_of(episodes, ARCHER(), reader, critics, seed_of(0, "critics"))
-        weights = ARCHER()(episodes, critics=learned)
+        learned = critics_of(episodes, ARCHER().needs[0], reader, critics, seed_of(0, "critics"))
+        weights = ARCHER()(episodes, critics=learned.critiques)
         expected = dict(zip([one.key for one in episodes], weights, strict=True))
         critics = learned.critics
 
@@ -69,7 +70,7 @@ def test_the_newest_critics_alone_are_kept_and_sealed(online):
     assert manifest["files"]["credits/critics-003.safetensors"]["stage"] == "credit-003"
     assert "credits/critics-002.safetensors" not in manifest["files"]
     assert not [name for name in manifest["data"] if "critics" in name]
-    assert int(read_critics(online / "credits" / kept[0]).iterations) == 3
+    assert int(read_state(online / "credits" / kept[0], "critics")["iterations"]) == 3
     assert not verify(online).damaged
 
 
@@ -119,7 +120,7 @@ def _killed_while_it_writes(run, monkeypatch):
         patched.setattr("perturn.run.groups.write_credits", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run_stages(run, names=["credit-002"])
-    assert run.paths.critics("-002").is_file()
+    assert run.paths.carried("critics", "-002").is_file()
     assert not run.is_done("credit-002")
 
 
@@ -159,19 +160,19 @@ def test_critics_begin_once_there_is_something_to_learn_from(online, monkeypatch
             for one in empty:
                 store.append(one)
 
-        assert groups._critics_before(run, ARCHER(), first) is None
-        assert groups._critics_before(run, ARCHER(), second) is None
+        assert groups._states_before(run, ["critics"], first) == {}
+        assert groups._states_before(run, ["critics"], second) == {}
 
 
 def test_in_python_critics_begin_and_learn_from_what_is_given(tiny_folder):
     """Of trajectories in memory, by the model's name."""
-    learned = critics_of(KEPT, ARCHER(), open_reader(str(tiny_folder)))
+    learned = critics_of(KEPT, ARCHER().needs[0], open_reader(str(tiny_folder)))
 
     found = perturn.assign_credit(EPISODES, "archer", model=str(tiny_folder))
 
     assert all(not one.any() for one, each in zip(found, EPISODES, strict=True) if each not in KEPT)
     found = [one for one, each in zip(found, EPISODES, strict=True) if each in KEPT]
-    for one, expected in zip(found, ARCHER()(KEPT, critics=learned), strict=True):
+    for one, expected in zip(found, ARCHER()(KEPT, critics=learned.critiques), strict=True):
         assert_close(one, expected, atol=1e-12, rtol=0)
     assert any(one.abs().max() > 1e-3 for one in found)
     with pytest.raises(ConfigError, match="credit ArCHer reads the policy that acted; give model="):
@@ -181,17 +182,19 @@ def test_in_python_critics_begin_and_learn_from_what_is_given(tiny_folder):
 def test_the_order_of_episodes_changes_no_critique(tiny_model, tokenizer):
     """Not in any bit; an episode without turns has none, and changes none; of none but such, nothing is learned."""
     empty = replace(EPISODES[0], turns=(), sample=7)
-    first = critics_of(EPISODES, ARCHER(), open_reader(tiny_model, tokenizer))
+    first = critics_of(EPISODES, ARCHER().needs[0], open_reader(tiny_model, tokenizer))
     order = [empty, *EPISODES]
     random.Random(0).shuffle(order)
 
-    found = critics_of(order, ARCHER(), open_reader(tiny_model, tokenizer))
-    nothing = critics_of([empty], ARCHER(), open_reader(tiny_model, tokenizer), first.critics)
+    found = critics_of(order, ARCHER().needs[0], open_reader(tiny_model, tokenizer))
+    nothing = critics_of([empty], ARCHER().needs[0], open_reader(tiny_model, tokenizer), first.critics)
 
-    assert found[order.index(empty)].q == [[]]
-    assert all(found[order.index(one)] == own for one, own in zip(EPISODES, first, strict=True))
+    assert found.critiques[order.index(empty)].q == [[]]
+    assert all(
+        found.critiques[order.index(one)] == own for one, own in zip(EPISODES, first.critiques, strict=True)
+    )
     assert nothing.critics is first.critics
-    assert ARCHER()([empty], critics=nothing)[0].shape == (0,)
+    assert ARCHER()([empty], critics=nothing.critiques)[0].shape == (0,)
 
 
 def test_a_stand_in_must_be_named(explored):
@@ -204,14 +207,14 @@ def test_a_stand_in_must_be_named(explored):
 
 
 def test_a_credit_of_ones_own_says_how_its_critics_learn(place):
-    """The settings are asked for before any work."""
+    """The settings are asked for before any work, in its request."""
 
     class Own:
-        needs = frozenset({"critics"})
-        gamma, tau, rounds = 0.9, 0.1, 10
+        needs = ("critics",)
+        traits = CreditTraits()
 
         def __call__(self, group, *, critics, **_):
             return []
 
-    with pytest.raises(ConfigError, match="needs critics and has no setting penalty"):
+    with pytest.raises(ConfigError, match="needs 'critics' by its name alone, and Critics has"):
         perturn.assign_credit(EPISODES, Own(), model="tiny")

@@ -7,7 +7,8 @@ from torch.testing import assert_close
 import perturn
 from perturn.credit import CREDITS
 from perturn.errors import ConfigError
-from perturn.run.readings import open_reader, reference_of
+from perturn.quantities.readers import open_reader
+from perturn.quantities.reference_logprobs import reference_of
 from perturn.types import EpisodeProtocol, Sampling
 from support.models import make_tiny_model
 

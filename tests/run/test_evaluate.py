@@ -40,11 +40,15 @@ GREEDY = {
         ),
         ({"name": "old"}, "old"),
         (
-            {"name": "p", "best_of": {"samples": 8, "by": "outcome"}, "seed": 1},
+            {
+                "name": "p",
+                "select": {"name": "outcome", "among": "episodes", "samples": 8, "sees_outcome": True},
+                "seed": 1,
+            },
             "p; the best of 8 episodes of each task by outcome, which looks at the result; seed 1",
         ),
         (
-            {"name": "p", "best_of": {"samples": 2, "by": "likelihood"}},
+            {"name": "p", "select": {"name": "likelihood", "among": "episodes", "samples": 2}},
             "p; the best of 2 episodes of each task by likelihood",
         ),
         (

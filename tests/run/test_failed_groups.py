@@ -7,8 +7,8 @@ import pytest
 from perturn.data.groups import read_credits
 from perturn.data.paths import RunPaths
 from perturn.data.store import read_trajectories
+from perturn.episodes.seeds import make_jobs
 from perturn.run.loop import open_run, run_stages
-from perturn.run.panels import make_jobs
 from perturn.settings.recipe import read_recipe
 from perturn.types import Task
 
@@ -48,7 +48,7 @@ explore:
   tasks: {{split: train}}
   samples: 4
   sampling: {{temperature: 1.0, max_new_tokens: 4}}
-groups: {{}}
+rows: {{name: groups}}
 credit: {{name: rloo}}
 align:
   loss: {{name: ppo-clip}}
@@ -74,7 +74,7 @@ def recipe_file(tmp_path, tiny_folder):
 @pytest.mark.parametrize("failures", ["leave_out", "zero"])
 def test_a_run_accounts_for_every_episode(recipe_file, failures):
     """The credit of each group is that of its episodes that did not FAIL; `zero` counts the others with score 0."""
-    recipe = read_recipe(recipe_file, [f"groups.failed={failures}"])
+    recipe = read_recipe(recipe_file, [f"rows.failed={failures}"])
     with open_run(recipe) as run:
         run_stages(run)
         folder = run.folder

@@ -183,6 +183,7 @@ def test_few_failed_episodes_of_an_evaluation_stay_in_its_denominator(place, per
     assert len(found) == 12
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_in_another_version_of_its_world(place, perturn):
     """Two of 12 fail and are stored; in the new version nothing is, and back in the first one the rest is played."""
     (place / "broken").write_text("all")

@@ -8,8 +8,9 @@ import perturn
 from perturn.credit import CREDITS
 from perturn.data.groups import groups_of, read_credits
 from perturn.errors import ConfigError
+from perturn.quantities.feedback import feedback_of
+from perturn.quantities.readers import open_reader
 from perturn.run.credit import credit_run
-from perturn.run.readings import feedback_of, open_reader
 from support.credited import EPISODES, KEPT
 
 WORDS = ["credit.name=infopo", "credit.temperature=1.0", "credit.placeholder=Nothing."]
@@ -48,8 +49,11 @@ def test_in_python_it_is_the_same(explored, tiny_folder):
 
 
 OWN = """
+from perturn.credit import CreditTraits
+
+
 class Silent:
-    needs, needs_group = frozenset({"feedback"}), True
+    needs, traits = ("feedback",), CreditTraits(needs_group=True)
 
     def __call__(self, group, *, feedback, **_):
         raise AssertionError
@@ -61,6 +65,6 @@ def test_a_credit_of_ones_own_says_its_placeholder(explored, tmp_path, monkeypat
     (tmp_path / "silent_credit.py").write_text(OWN)
 
     with pytest.raises(
-        ConfigError, match="'silent_credit:Silent' needs feedback and has no setting placeholder"
+        ConfigError, match="needs 'feedback' by its name alone, and Feedback has settings without a default"
     ):
         credit_run(explored, ["credit.name=silent_credit:Silent"], reference="base")

@@ -17,7 +17,10 @@ from perturn.settings.recipe import Recipe
 from perturn.study.settings import study_of
 from small import refusal, small
 
-PAIRS = {"pair": {"threshold": 0.1}, "align": {"loss": {"name": "dpo"}, "learning_rate": 1e-3}}
+PAIRS = {
+    "rows": {"name": "expert-pairs", "threshold": 0.1},
+    "align": {"loss": {"name": "dpo"}, "learning_rate": 1e-3},
+}
 
 
 def one(**changes):

@@ -163,7 +163,7 @@ def test_rows_that_are_weighed_by_hand_train_as_in_the_loop(
     Where all three had loss, a mean would count the first turn again; a sum would not, for it has a weight of 0 there.
     """
     explored, branches = branched(tiny_model, renderer)
-    words = [f"credit={json.dumps(credit)}", "branch={every: 1, samples: 1}"]
+    words = [f"credit={json.dumps(credit)}", "explore.name=branches", "explore.every=1", "explore.branches=1"]
     loss = f"align.loss={{name: ppo-clip, aggregate: {aggregate}}}"
     looped, asked, section = rows_of(f"by-hand-{aggregate}", explored, branches, *words, loss)
     by_hand = perturn.weigh([*explored, *branches], credit)

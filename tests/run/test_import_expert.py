@@ -9,7 +9,7 @@ from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, DataError, RunError
 from perturn.run.collect import import_expert
 from perturn.run.loop import open_run, run_stages
-from perturn.run.outcomes import expert_episodes
+from perturn.run.row_stage import expert_episodes
 from perturn.run.session import Session
 from perturn.types import Action, Task, Trajectory, Turn
 
@@ -105,7 +105,7 @@ def test_conversations_are_taught_beside_the_episodes(run, tmp_path):
 @pytest.mark.parametrize("name", ["rft", "nat"])
 def test_conversations_are_taught_without_sft_too(recipe, tmp_path, name):
     """By the ways that begin with what SFT would be taught; they stand after the episodes of the tasks."""
-    words = ["sft=null", "pair=null", f"outcomes.name={name}", "align.loss={name: sft}"]
+    words = ["sft=null", f"rows.name={name}", "align.loss={name: sft}"]
     file = lines(tmp_path / "rows", *map(said, "123"))
     with open_run(recipe, words, "collect") as run:
         assert import_expert(run, stored(tmp_path / "mine", played(tasks(run)[0])))["imported"] == 1
@@ -117,7 +117,7 @@ def test_conversations_are_taught_without_sft_too(recipe, tmp_path, name):
 
 @pytest.mark.parametrize(
     "words",
-    [["sft=null"], ["sft=null", "pair=null", "outcomes.name=kto", "align.loss={name: kto}"]],
+    [["sft=null"], ["sft=null", "rows.name=kto", "align.loss={name: kto}"]],
     ids=["pairs", "kto"],
 )
 def test_conversations_that_nothing_teaches_are_refused(recipe, tmp_path, words):

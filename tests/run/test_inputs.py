@@ -71,7 +71,7 @@ def recipe_of(**changes):
     data = {
         "name": "aligned",
         "model": {"name": "base"},
-        "pair": {"file": "pairs.jsonl"},
+        "rows": {"name": "file", "path": "pairs.jsonl"},
         "align": {"loss": {"name": "dpo"}},
     }
     return parse(Recipe, data | changes)
@@ -80,7 +80,7 @@ def recipe_of(**changes):
 def played(**settings):
     """A score in the world of the user's."""
     return recipe_of(
-        pair=None,
+        rows=None,
         align=None,
         environment={"name": "world.py:World", **settings},
         protocol={"name": "tiny", "format": "action", "system": "Go.", "max_turns": 2},
@@ -118,7 +118,7 @@ def test_the_manifest_has_the_digest_of_each_input(beside):
     folder = made(recipe_of(), "pair", "align")
 
     manifest = read_manifest(folder)
-    pairs = manifest["inputs"]["pair.file"]["files"]["pairs.jsonl"]
+    pairs = manifest["inputs"]["rows.path"]["files"]["pairs.jsonl"]
     assert pairs["sha256"] == file_digest(beside / "pairs.jsonl")
     assert noted(folder)["model.name"] == sorted(set(os.listdir("base")) - {"README.md"})
     assert manifest["sha256"] == own_digest(manifest)
@@ -127,7 +127,7 @@ def test_the_manifest_has_the_digest_of_each_input(beside):
 @pytest.mark.parametrize(
     ("file", "setting"),
     [
-        ("pairs.jsonl", "pair.file"),
+        ("pairs.jsonl", "rows.path"),
         ("base/model.safetensors", "model.name"),
         ("base/tokenizer.json", "model.name"),
     ],
@@ -156,7 +156,7 @@ def test_the_same_content_is_no_change_whatever_its_time(beside, monkeypatch):
     os.utime("pairs.jsonl", ns=(1, 1))
     open_run(folder).close()
 
-    assert read_manifest(folder)["inputs"]["pair.file"]["files"]["pairs.jsonl"]["modified_ns"] == 1
+    assert read_manifest(folder)["inputs"]["rows.path"]["files"]["pairs.jsonl"]["modified_ns"] == 1
     monkeypatch.setattr(inputs, "content_digest", lambda *_: pytest.fail("a file was read"))
     open_run(folder).close()
 
@@ -371,7 +371,7 @@ def test_inputs_of_our_own_environments(beside, monkeypatch):
 
     made_of = {
         name: noted(
-            made(recipe_of(name=name, pair=None, align=None, environment=environment, protocol=rules))
+            made(recipe_of(name=name, rows=None, align=None, environment=environment, protocol=rules))
         )
         for name, environment in (("one", hotpotqa), ("two", {"name": "alfworld"}))
     }
@@ -386,7 +386,7 @@ def test_code_that_other_sections_name_is_an_input(beside):
     credit = {"name": "helper_of_world:Credit", "reduction": "sum", "weights": "games.json"}
     choice = {
         "tasks": {"split": "test"},
-        "best_of": {"by": "world.py:choose"},
+        "select": {"name": "world.py:choose"},
         "sampling": {"temperature": 1.0},
     }
 
@@ -396,7 +396,7 @@ def test_code_that_other_sections_name_is_an_input(beside):
     }
 
     assert named["credit.name"] == [beside / "helper_of_world.py"]
-    assert named["evaluate.best_of.by"] == [beside / "world.py", beside / "helper_of_world.py"]
+    assert named["evaluate.select.name"] == [beside / "world.py", beside / "helper_of_world.py"]
     assert named["credit.weights"] == "path"
     assert module_files("yaml:safe_load")[1] == module_files("perturn.envs.gymnasium:Gymnasium")[1] == []
     assert module_files("nowhere.to_be_found:Class")[1] == module_files("gone.py:Class")[1] == []
@@ -436,7 +436,7 @@ def test_report_and_verify_name_a_changed_input(beside, capsys, monkeypatch):
     os.utime("pairs.jsonl", ns=(status.st_atime_ns, status.st_mtime_ns))
 
     assert (
-        verify(folder).changed_inputs[0].startswith("pair.file: pairs.jsonl changed since this run was made")
+        verify(folder).changed_inputs[0].startswith("rows.path: pairs.jsonl changed since this run was made")
     )
     assert verify(folder).damaged == []
     os.utime("pairs.jsonl")

@@ -19,10 +19,9 @@ WORDS += ["explore.concurrency=1", "engine={name: local, speculate: false}"]
 
 
 @pytest.fixture(scope="module")
-def twice(place):
+def twice(run_once):
     """ETO's loop, two times, that nothing interrupted."""
-    finish(start(place, "twice", *WORDS))
-    return place / "runs" / "twice"
+    return run_once("twice", *WORDS, begin=start)
 
 
 def test_each_iteration_begins_with_the_policy_of_the_one_before(twice):
@@ -48,6 +47,7 @@ def test_every_policy_is_scored_and_the_report_shows_the_last_iteration(twice):
     assert "those of iteration 2" in write_report(twice, output=twice.parent / "page.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_in_its_second_iteration_ends_as_the_other_did(place, twice):
     """While it explores and while it aligns; one episode at a time and no guesses, so rounding is the same too."""
     for file in ("trajectories/explore-002.jsonl", "metrics/align-002.jsonl"):

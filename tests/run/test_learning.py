@@ -28,7 +28,7 @@ explore:
   samples: 8
   sampling: {{temperature: 1.0, max_new_tokens: 8}}
   concurrency: 96
-groups: {{}}
+rows: {{name: groups}}
 credit: {{name: rloo, returns: {{invalid_penalty: 0.05}}}}
 align:
   loss: {{name: ppo-clip, kl: 0.02}}

@@ -23,7 +23,7 @@ RECIPE = {
     "protocol": {"name": "none"},
     "iterations": 3,
     "explore": {"samples": 2, "sampling": {"temperature": 1.0}},
-    "groups": {},
+    "rows": {"name": "groups"},
     "credit": {"name": "rloo"},
     "align": {"loss": {"name": "ppo-clip"}},
     "evaluate": {"every": 3},

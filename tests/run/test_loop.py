@@ -1,5 +1,7 @@
 """The whole loop on a tiny policy: complete, repeatable stage by stage, and indifferent to kill -9."""
 
+import contextlib
+import io
 import json
 import shutil
 import sys
@@ -211,18 +213,26 @@ def main_exits_with(code):
     assert (caught.value.code or 0) == code
 
 
-def test_stages_one_by_one_make_the_same_run(whole, here, monkeypatch, capsys):
-    """collect, train, collect, pair, train, evaluate, report: each does what can be done, and says what waits."""
-    place = here
+@pytest.fixture(scope="module")
+def staged(place):
+    """A run made command by command in this process, and what was noticed on the way."""
     commands = ["collect", "train", "collect", "pair", "train", "evaluate", "report"]
-    for number, command in enumerate(commands):
-        source, words = ("tiny.yaml", ["name=staged"]) if number == 0 else ("runs/staged", [])
-        monkeypatch.setattr(sys, "argv", ["perturn", command, source, *words])
-        main_exits_with(0)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as notices:
+        patch.chdir(place)
+        patch.setenv("PERTURN_CACHE", str(place / "cache"))
+        for number, command in enumerate(commands):
+            source, words = ("tiny.yaml", ["name=staged"]) if number == 0 else ("runs/staged", [])
+            patch.setattr(sys, "argv", ["perturn", command, source, *words])
+            main_exits_with(0)
+    return place / "runs" / "staged", notices.getvalue()
 
-    notices = capsys.readouterr().err
-    assert_equal_runs(place / "runs" / "staged", whole[0])
-    assert without_time(place / "runs/staged/summary.json") == without_time(whole[0] / "summary.json")
+
+def test_stages_one_by_one_make_the_same_run(whole, staged):
+    """collect, train, collect, pair, train, evaluate, report: each does what can be done, and says what waits."""
+    folder, notices = staged
+
+    assert_equal_runs(folder, whole[0])
+    assert without_time(folder / "summary.json") == without_time(whole[0] / "summary.json")
     assert notices.count("explore: waits for sft") == 1
     assert notices.count("align: waits for pair") == 1
     assert notices.count("expert: done before") == 1
@@ -238,36 +248,62 @@ def is_done(folder, stage):
     return stages.get(stage, {}).get("done", False)
 
 
-def test_a_run_killed_in_every_stage_ends_as_if_nothing_had_happened(place, whole):
-    """SIGKILL in expert, SFT, exploration, alignment and evaluation of one run, each time gone on from there.
+REACHED = {
+    "expert": lambda folder: lines(folder / "trajectories/expert.jsonl") >= 2,
+    "sft": lambda folder: (folder / "checkpoints/sft.partial/checkpoint-3/trainer_state.json").is_file(),
+    "explore": lambda folder: lines(folder / "trajectories/explore.jsonl") >= 2,
+    "align": lambda folder: (
+        folder / "checkpoints/tlm-dre.partial/checkpoint-3/trainer_state.json"
+    ).is_file(),
+    "evaluate-tlm-dre": lambda folder: lines(folder / "evaluation/tlm-dre.jsonl") >= 1,
+}
+"""Stage -> whether a run has come to the middle of it."""
 
-    Training goes on from checkpoint 3 of 8 with the optimizer's, scheduler's and sampler's state, so its losses
-    and weights are those of the run that was not killed.
-    """
-    folder = place / "runs" / "killed"
-    reached = {
-        "expert": lambda: lines(folder / "trajectories/expert.jsonl") >= 2,
-        "sft": lambda: (folder / "checkpoints/sft.partial/checkpoint-3/trainer_state.json").is_file(),
-        "explore": lambda: lines(folder / "trajectories/explore.jsonl") >= 2,
-        "align": lambda: (folder / "checkpoints/tlm-dre.partial/checkpoint-3/trainer_state.json").is_file(),
-        "evaluate-tlm-dre": lambda: lines(folder / "evaluation/tlm-dre.jsonl") >= 1,
-    }
-    late = []
-    for stage, is_reached in reached.items():
-        process = start(place, "killed", pause=0.05)
-        while process.poll() is None and not is_reached():
+
+def kill_in(place, name, stages):
+    """Kill a run in the middle of each of these stages and finish it; its folder, and the stages killed too late."""
+    folder, late = place / "runs" / name, []
+    for stage in stages:
+        process = start(place, name, pause=0.05)
+        while process.poll() is None and not REACHED[stage](folder):
             time.sleep(0.002)
         kill(process)
         late += [stage] if is_done(folder, stage) else []
+    finish(start(place, name))
+    return folder, late
 
-    finish(start(place, "killed"))
 
+def assert_as_if_nothing_had_happened(killed, whole):
+    """The run that was killed is the run that was not."""
+    folder, late = killed
     assert late == []
     assert_equal_runs(folder, whole[0])
     assert without_time(folder / "summary.json") == without_time(whole[0] / "summary.json")
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["sft", "tlm-dre"]
 
 
+@pytest.fixture(scope="module")
+def killed_in_training(place):
+    """A run that was killed in the middle of alignment, and finished."""
+    return kill_in(place, "killed-once", ["align"])
+
+
+def test_a_run_killed_in_training_ends_as_if_nothing_had_happened(killed_in_training, whole):
+    """Training resumes from checkpoint 3 of 8 with the state of optimizer, scheduler and sampler."""
+    assert_as_if_nothing_had_happened(killed_in_training, whole)
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_every_stage_ends_as_if_nothing_had_happened(place, whole):
+    """SIGKILL in expert, SFT, exploration, alignment and evaluation of one run, each time gone on from there.
+
+    Training goes on from checkpoint 3 of 8 with the optimizer's, scheduler's and sampler's state, so its losses
+    and weights are those of the run that was not killed.
+    """
+    assert_as_if_nothing_had_happened(kill_in(place, "killed", REACHED), whole)
+
+
+@pytest.mark.slow
 def test_what_changed_after_a_kill_is_not_gone_on_with(place, whole):
     """SIGKILL in exploration; with another world or another model nothing goes on, and with the old ones all does."""
     folder = place / "runs" / "changed"
@@ -326,6 +362,7 @@ def test_a_half_written_checkpoint_is_removed(tmp_path, capsys):
     assert capsys.readouterr().err.count("removing half-written") == 2
 
 
+@pytest.mark.slow
 def test_adapters_are_trained_resumed_and_merged(whole, here, monkeypatch):
     """Stopped after step 3 and gone on from there, LoRA has the losses of a run that was not, and merges."""
     runs = {}

@@ -14,12 +14,13 @@ from perturn.data.seals import file_digest
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, PerturnError, RunError
 from perturn.policy.action_values import ActionValues
+from perturn.quantities.readers import open_reader
+from perturn.quantities.reference_logprobs import reference_of
 from perturn.report import summarize
 from perturn.run.loop import check, open_run, run_stages
 from perturn.run.maker import Maker
 from perturn.run.panels import read_panels
 from perturn.run.plan import make_plan
-from perturn.run.readings import open_reader, reference_of
 from perturn.run.score import scoring_recipe
 from perturn.settings.recipe import read_recipe
 from perturn.settings.stages import explored_before
@@ -28,11 +29,17 @@ from support.models import make_tiny_model
 
 OWN = "own_environment:GuessNumber"
 ASKED = ({"role": "user", "content": "?"},)
-TAUGHT = ["name=made", "align=null", "pair=null", "evaluate=null"]
+TAUGHT = ["name=made", "align=null", "rows=null", "evaluate=null"]
 DECODED = ["evaluate.sampling.temperature=1.0", "evaluate.sampling.max_new_tokens=4", "protocol.max_turns=3"]
-BEST = [*DECODED, "evaluate.best_of={samples: 3, by: value}"]
-TAKEN = [*DECODED, "evaluate.rerank={samples: 3, by: value}"]
-IMPLICIT = [*DECODED, "evaluate.best_of={samples: 3, by: implicit}"]
+BEST = [*DECODED, "evaluate.select={name: value, samples: 3}"]
+TAKEN = [*DECODED, "evaluate.select={name: value, among: actions, samples: 3}"]
+IMPLICIT = [*DECODED, "evaluate.select={name: implicit-reward, samples: 3}"]
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(whole_vocabulary):
+    """The tiny policy that knows all words of the tokenizer."""
+    return whole_vocabulary
 
 
 @pytest.fixture
@@ -119,11 +126,11 @@ def test_the_command_chooses_by_what_the_run_of_the_policy_explored(made, tmp_pa
             assert numbers[one.key] == pytest.approx(best, abs=1e-6)
 
 
-@pytest.mark.parametrize("choice", ["best_of", "rerank"])
-def test_an_implicit_reward_is_over_the_policy_that_the_run_began_with(made, score, tiny_folder, choice):
+@pytest.mark.parametrize("among", ["episodes", "actions"])
+def test_an_implicit_reward_is_over_the_policy_that_the_run_began_with(made, score, tiny_folder, among):
     """Sums of the drawn episodes under both say which is scored; the content of that model is noted."""
     folder = made()
-    words = [*DECODED, f"evaluate.{choice}={{samples: 3, by: implicit}}"]
+    words = [*DECODED, f"evaluate.select={{name: implicit-reward, among: {among}, samples: 3}}"]
 
     with open_run(score(folder / "checkpoints/sft", *words)) as run:
         run_stages(run)
@@ -131,7 +138,7 @@ def test_an_implicit_reward_is_over_the_policy_that_the_run_began_with(made, sco
     maker = noted(run)
     assert (maker["policy"], maker["start"]) == ("sft", str(tiny_folder))
     assert len(maker["start_sha256"]) == 64
-    if choice == "rerank":
+    if among == "actions":
         assert summarize(run.folder)["policies"][0]["candidates"]
         return
     drawn = list(read_trajectories(run.paths.drawn("base")))
@@ -216,12 +223,16 @@ def unknown(folder):
         (
             unfinished,
             BEST,
-            r"best_of\.by=value: stage explore of .*made is not done; run: perturn run .*made",
+            r"select\.name=value: stage explore of .*made is not done; run: perturn run .*made",
         ),
-        (of_failures, BEST, r"by=value: all episodes of .*explore\.jsonl FAILED"),
-        (altered, TAKEN, r"rerank\.by=value: .*explore\.jsonl has \d+ bytes, and was written with"),
-        (retrained, BEST, r"by=value: .*model\.safetensors has other content than was written"),
-        (retrained, IMPLICIT, r"by=implicit: .*model\.safetensors has other content than was written"),
+        (of_failures, BEST, r"name=value: all episodes of .*explore\.jsonl FAILED"),
+        (altered, TAKEN, r"select\.name=value: .*explore\.jsonl has \d+ bytes, and was written with"),
+        (retrained, BEST, r"name=value: .*model\.safetensors has other content than was written"),
+        (
+            retrained,
+            IMPLICIT,
+            r"name=implicit-reward: .*model\.safetensors has other content than was written",
+        ),
         (let_go, BEST, r"policy sft of .*made is not there any more; name one that is"),
         (renamed, BEST, r"prm is no policy that .*made trains to act; name one of sft"),
         (of_no_section, IMPLICIT, r"base is no policy that .*made trains to act; name one of sft"),
@@ -253,11 +264,11 @@ def test_the_plan_of_a_score_counts_what_the_run_explored(made, score):
     """Its head reads them all; without one the score takes less long."""
     model = made() / "checkpoints/sft"
     (by_value,), (by_likelihood,) = (
-        make_plan(score(model, *DECODED, f"evaluate.best_of={{samples: 3, by: {by}}}"), [], None).steps
-        for by in ("value", "likelihood")
+        make_plan(score(model, *DECODED, f"evaluate.select={{name: {name}, samples: 3}}"), [], None).steps
+        for name in ("value", "likelihood")
     )
 
-    assert by_value.work.endswith("chosen by a head on 8 that another run explored")
+    assert by_value.work.endswith("chosen by what it learns from 8 that another run explored")
     assert by_value.seconds > by_likelihood.seconds
 
 
@@ -265,7 +276,7 @@ def test_a_run_that_explored_nothing_teaches_no_head(made, score):
     """Its implicit reward is there all the same."""
     policy = made("explore=null") / "checkpoints/sft"
 
-    with pytest.raises(ConfigError, match=r"by=value: .*made explores nothing that values could learn from"):
+    with pytest.raises(ConfigError, match=r"name=value: .*made explores nothing to learn from"):
         check(score(policy, *BEST))
     check(score(policy, *IMPLICIT))
 
@@ -283,16 +294,16 @@ def test_a_base_of_the_runs_own_is_asked_for_too(made, recipe):
     read = read_recipe(recipe, ["model={name: base}", "base={}"])
 
     with pytest.raises(RunError, match=r"stage base of .*made is not done"):
-        Maker(made(), read, "sft").require("implicit")
+        Maker(made(), read, "sft").require({"start"})
 
 
 def test_a_base_has_no_implicit_reward(recipe, tmp_path):
     read = read_recipe(recipe, ["model={name: base}", "base={}"])
 
     assert "policy base of runs/x was trained from no other" in Maker(tmp_path / "runs/x", read, "base").lack(
-        "implicit"
+        {"start"}
     ).replace(str(tmp_path) + "/", "")
-    assert Maker(tmp_path, read, "base").lack("value") is None
+    assert Maker(tmp_path, read, "base").lack({"explored"}) is None
 
 
 def test_the_exploration_before_a_policy_is_known_where_nothing_is_scored(recipe):

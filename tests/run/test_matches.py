@@ -24,16 +24,16 @@ from perturn.episodes.tool_calls import (
     write_text,
 )
 from perturn.errors import ConfigError, DataError, EngineFailure, EnvironmentFailure
-from perturn.policy.credits import make_credit
+from perturn.quantities.tool_matches import calls_of, check_gold_calls, gold_calls, match, matches_of
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
-from perturn.run.matches import calls_of, check_gold_calls, gold_calls, match, matches_of
+from perturn.run.session import world_maker
 from perturn.settings.recipe import read_recipe
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 from .online import GROUPS
 
-HARD, SOFT = CREDITS["matchtir"](), CREDITS["matchtir"](assignment="soft")
+HARD, SOFT = (CREDITS["matchtir"](assignment=each).needs[0] for each in ("hard", "soft"))
 GREP = ToolCall("grep", {"file_name": "a.txt", "pattern": "x"})
 
 
@@ -159,22 +159,7 @@ def test_a_world_without_tools_is_refused(recipe):
     with pytest.raises(
         DataError, match=r"task 'guess/1' has no gold calls, for the expert of guess-number-1\.0"
     ):
-        matches_of([Trajectory(Task("guess/1", data={"secret": 1}), ())], HARD, settings)
-
-
-class Unsure:
-    """Needs matches and does not say how."""
-
-    needs = frozenset({"matches"})
-
-    def __call__(self, group, **_):
-        """Nothing."""
-        return []
-
-
-def test_a_credit_of_ones_own_says_how_to_match():
-    with pytest.raises(ConfigError, match=r"needs matches and has no setting assignment, hard, greedy, soft"):
-        make_credit({"name": f"{__name__}:Unsure"})
+        matches_of([Trajectory(Task("guess/1", data={"secret": 1}), ())], HARD, world_maker(settings)())
 
 
 RECIPE = """
@@ -184,7 +169,7 @@ model: {{name: "{model}", dtype: float32, chat_template: tools}}
 environment: {{name: bfcl}}
 protocol: {{name: bfcl-multi-turn}}
 explore: {{tasks: {{split: train, n: 2}}, samples: 5}}
-groups: {{}}
+rows: {{name: groups}}
 credit: {{name: matchtir}}
 align: {{loss: {{name: ppo-clip}}}}
 worlds: {{processes: 0}}
@@ -260,7 +245,9 @@ def test_recorded_groups_of_bfcl_are_credited_from_the_command_line(explored, as
 def test_the_matches_of_recorded_groups(explored):
     """The expert's calls match fully, each; repeated ones not at all; the malformed action is a call, messages none."""
     episodes = list(read_trajectories(explored / "trajectories" / "explore.jsonl"))[:5]
-    expert, again, idle, malformed, failed = matches_of(episodes, HARD, resolve_recipe(explored))
+    expert, again, idle, malformed, failed = matches_of(
+        episodes, HARD, world_maker(resolve_recipe(explored))()
+    )
 
     assert all(call == 1.0 for turn in expert for call in turn)
     assert again[0] == expert[0]
@@ -304,4 +291,4 @@ def test_a_failed_episode_asks_no_expert_and_matches_nothing(bfcl):
     settings = read_recipe(bfcl, [])
     broken = Trajectory(Task("no such task"), (turn_of(GREP), turn_of()), status=Status.FAILED, error="broke")
 
-    assert matches_of([broken], HARD, settings) == [[[], []]]
+    assert matches_of([broken], HARD, world_maker(settings)()) == [[[], []]]

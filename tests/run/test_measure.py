@@ -13,7 +13,7 @@ from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, DataError, EngineFailure
 from perturn.remaining import wrong_turns
 from perturn.run.loop import open_run, run_stages
-from perturn.run.measure import check_pathfinder, measured, measured_pairs
+from perturn.run.measure import check_pathfinder, measured, measured_pairs, sense_of
 from perturn.run.session import make_protocol
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
@@ -24,7 +24,7 @@ RECIPE = {
     "model": {"name": "smollm2-135m"},
     "environment": {"name": "alfworld-like"},
     "protocol": {"name": "alfworld-lab"},
-    "pair": {"remaining": "searching"},
+    "rows": {"name": "corrections", "distance": "searching"},
 }
 
 
@@ -64,11 +64,11 @@ def test_each_turn_has_the_way_before_and_after_it(expert):
     assert wrong_turns(other) == [True, True, False]
 
 
-def test_without_the_setting_nothing_is_measured(expert):
-    found = measured(make_recipe(pair={}), [expert])
+def test_where_nobody_reads_it_nothing_is_measured(expert):
+    found = measured(make_recipe(rows={"name": "expert-pairs"}), [expert])
 
     assert found == [expert]
-    with pytest.raises(DataError, match=r"turns\[0\]\.remaining was not measured; set pair\.remaining"):
+    with pytest.raises(DataError, match=r"turns\[0\]\.remaining was not measured; a run measures it"):
         wrong_turns(found[0])
 
 
@@ -78,8 +78,8 @@ def test_pairs_and_groups_have_it_and_keep_it_on_disk(expert, tmp_path):
     found = measured_pairs(make_recipe(), pairs)
     write_pairs(tmp_path / "pairs.jsonl", found)
     groups = make_recipe(
-        pair=None,
-        groups={"remaining": "shortest"},
+        rows={"name": "groups"},
+        credit={"name": "first-error"},
         explore={"samples": 2},
         align={"loss": {"name": "ppo-clip"}},
     )
@@ -103,12 +103,21 @@ def test_a_world_that_cannot_say_it_is_refused_before_work(own_environment):
     recipe = make_recipe(environment={"name": "own_environment:GuessNumber"})
 
     with pytest.raises(
-        ConfigError,
-        match=r"pair\.remaining needs to know how far .*: environment \S+ has no method remaining\(\) .*take alfworld",
+        ConfigError, match=r"how far .*: environment \S+ has no method remaining\(\) .*take alfworld"
     ):
         check_pathfinder(recipe, own_environment.GuessNumber())
-    with pytest.raises(ConfigError, match=r"environment is missing, which pair\.remaining plays in"):
-        make_recipe(environment=None, protocol=None, pair={"file": "pairs.jsonl", "remaining": "shortest"})
+    read = {"align": {"loss": {"name": "tlm-dre"}}, "credit": {"name": "first-error"}}
+    recipe = make_recipe(environment=None, protocol=None, rows={"name": "file", "path": "p.jsonl"}, **read)
+    with pytest.raises(ConfigError, match=r"the recipe has no environment, which would say how far"):
+        check_pathfinder(recipe, None)
+
+
+def test_two_senses_at_once_are_refused():
+    """A turn holds one measure."""
+    read = {"align": {"loss": {"name": "tlm-dre"}}, "credit": {"name": "first-error", "distance": "shortest"}}
+
+    with pytest.raises(ConfigError, match=r"rows\.distance is searching, credit\.distance is shortest"):
+        sense_of(make_recipe(**read))
 
 
 @pytest.mark.parametrize(
@@ -137,9 +146,9 @@ def test_a_run_measures_its_pairs_and_the_oracle_weighs_them(expert, tmp_path, t
     write_pairs(file, [PreferencePair(expert, rejected)])
     recipe = RECIPE | {
         "model": {"name": str(tiny_folder), "dtype": "float32"},
-        "pair": {"file": str(file), "remaining": "searching"},
+        "rows": {"name": "file", "path": str(file)},
         "align": {"loss": {"name": "tlm-dre"}},
-        "credit": {"name": "first-error"},
+        "credit": {"name": "first-error", "distance": "searching"},
         "evaluate": None,
         "output": str(tmp_path / "runs"),
     }
@@ -152,5 +161,3 @@ def test_a_run_measures_its_pairs_and_the_oracle_weighs_them(expert, tmp_path, t
     assert wrong_turns(pair.rejected) == [False, True]
     assert noted["rejected"]["weight"] == [0.2, 1.0]
     assert noted["chosen"]["weight"] == [1.0] * len(expert.turns)
-    with pytest.raises(ConfigError, match=r"set pair\.remaining to shortest or searching"):
-        open_run(parse(Recipe, recipe | {"name": "y", "pair": {"file": str(file)}}))

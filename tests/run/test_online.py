@@ -7,7 +7,6 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,24 +21,24 @@ from perturn.data.paths import OPTIMIZER
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError
+from perturn.rows.pairing import parting
 from perturn.run.credit import credit_groups
 from perturn.run.export import export_policy
-from perturn.run.groups import alike_within_limit, read_groups, too_long
+from perturn.run.groups import read_groups
+from perturn.run.length_limit import alike_within_limit, too_long
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.pair import _that_part
 from perturn.run.verify import verify
+from perturn.settings.making import Limit, RowInputs
 from perturn.settings.stages import stages
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
-from support.loop import finish
 
-from .online import GROUPS, begin, recipe_of
+from .online import GROUPS, recipe_of
 
 
 @pytest.fixture(scope="module")
-def online(place):
+def online(run_once):
     """Three iterations of policy gradient."""
-    finish(begin(place, "online", *GROUPS))
-    return place / "runs" / "online"
+    return run_once("online", *GROUPS)
 
 
 def steps(run, iteration):
@@ -165,10 +164,10 @@ def test_inspect_shows_the_weights_that_were_written_down(online):
     assert shown == [f"{weight:.2g}" for one in played for weight in rows[one.key].weight]
 
 
-def test_the_moving_average_is_one(place):
+def test_the_moving_average_is_one(place, run_once):
     """average_2 = 0.5 average_1 + 0.5 policy_2, and average_1 is of the policy that the loop began with."""
     words = ["evaluate.every=1", "align.reference=average", "align.reference_decay=0.5", "iterations=2"]
-    finish(begin(place, "average", *words))
+    run_once("average", *words)
     policies = place / "runs/average/checkpoints"
     sft, first, second, average = (
         load_file(policies / name / "model.safetensors")
@@ -180,9 +179,10 @@ def test_the_moving_average_is_one(place):
     assert {folder.name for folder in policies.iterdir()} == {"sft", "dpo-001", "dpo-002", "average-002"}
 
 
-def test_an_iteration_without_anything_to_learn_leaves_the_policy_as_it_is(place):
+@pytest.mark.slow
+def test_an_iteration_without_anything_to_learn_leaves_the_policy_as_it_is(place, run_once):
     """No gap is larger than 2; the loop goes on."""
-    finish(begin(place, "idle", "pair.threshold=2", "iterations=2"))
+    run_once("idle", "rows.threshold=2", "iterations=2")
     policies = place / "runs/idle/checkpoints"
 
     assert_close(
@@ -220,7 +220,14 @@ def test_what_has_no_spread_and_does_not_fit_takes_no_part_in_kl(place, monkeypa
         Trajectory(Task("t"), (long,), sample=1),
         Trajectory(Task("t"), (short, long), sample=2, origin=0, taken_over=1),
     ]
-    words = [*GROUPS, "credit.name=portool", "branch={every: 1, samples: 1}", "model.max_length=100"]
+    words = [
+        *GROUPS,
+        "credit.name=portool",
+        "explore.name=branches",
+        "explore.every=1",
+        "explore.branches=1",
+        "model.max_length=100",
+    ]
     recipe = recipe_of(place, *words, "name=unfitting")
     with Run(recipe) as run:
         for name, found in (("explore-001", episodes[:2]), ("branch-001", episodes[2:])):
@@ -242,7 +249,7 @@ def test_what_has_no_spread_and_does_not_fit_takes_no_part_in_kl(place, monkeypa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["pair=null", "groups={}"], "align.loss.name must be a loss on groups .*ppo-clip.*, got 'dpo'"),
+        (["rows={name: groups}"], "align.loss.name must be a loss on groups .*ppo-clip.*, got 'dpo'"),
         (["align.loss={name: ppo-clip}"], "align.loss.name must be a loss on pairs .*, got 'ppo-clip'"),
         (["explore.per_iteration=17"], "explore.per_iteration must be at most the 16 tasks"),
         (["align.lora={}"], "align.lora: adapters are merged"),
@@ -287,20 +294,15 @@ def test_pairs_that_part_behind_the_length_limit_are_known_before_training(place
     assert alike_within_limit(recipe_of(place, "model.max_length=1"), pairs) == [False] * 3
 
 
-def test_pairs_that_part_too_late_are_counted_and_not_trained(monkeypatch):
+def test_pairs_that_part_too_late_are_counted_and_not_trained():
     """Of two, one; a pair of branches counts for both of its sides, one of a correction for the failure."""
-    monkeypatch.setattr("perturn.run.groups.alike_within_limit", lambda recipe, pairs: [True, False])
     turn = Turn((), Action("a"))
     played = [Trajectory(Task(name), (turn,) * 3) for name in "ab"]
     pairs = [PreferencePair(one, replace(one, turns=one.turns[:2])) for one in played]
-    session = SimpleNamespace(recipe=None)
+    inputs = RowInputs(played, limit=Limit(alike=lambda pairs: [True, False]))
 
-    of_branches, corrected = Counter(kept=4, too_long=0), Counter(kept=2, cut=2)
-    kept = [
-        _that_part(session, pairs, counts, played, each)
-        for counts, each in ((of_branches, 2), (corrected, 1))
-    ]
+    of_branches = parting((pairs, Counter(kept=4, too_long=0)), inputs, each=2)
+    corrected = parting((pairs, Counter(kept=2, cut=2)), inputs)
 
-    assert kept == [pairs[1:]] * 2
-    assert of_branches == Counter(kept=2, too_long=2)
-    assert corrected == Counter(kept=1, too_long=1, cut=1)
+    assert of_branches == (pairs[1:], Counter(kept=2, too_long=2))
+    assert corrected == (pairs[1:], Counter(kept=1, too_long=1, cut=1))

@@ -1,19 +1,17 @@
 """Alignment on single episodes by how they ended: RFT and its kin, whole runs of a tiny policy."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from safetensors.torch import load_file
-from tests.small import refusal, small
+from tests.small import small
 from torch.testing import assert_close
 
 from perturn.data.store import read_records, read_trajectories
 from perturn.errors import ConfigError, RunError
-from perturn.run import outcomes
-from perturn.run.labelled import divide
+from perturn.rows import kto_rows
 from perturn.run.loop import check, open_run, run_stages
-from perturn.run.outcomes import check_outcomes
+from perturn.run.row_stage import check_made
 from perturn.settings.parsing import parse
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import HeldOutTasks
@@ -25,8 +23,8 @@ from perturn.types import WeightedTrajectory, succeeded
 
 WORDS = ["evaluate=null", "sft.save_steps=99", "align.save_steps=99", "align.learning_rate=1.0e-2"]
 """Settings over the recipe of a small world, for runs that nothing interrupts."""
-KTO = ["outcomes.name=kto", "align.loss={name: kto}"]
-RFT = ["outcomes.name=rft", "align.loss={name: sft}"]
+KTO = ["rows.name=kto", "align.loss={name: kto}"]
+RFT = ["rows.name=rft", "align.loss={name: sft}"]
 
 
 @pytest.fixture
@@ -94,35 +92,10 @@ def test_kto_goes_on_from_the_policy_that_explored_with_its_failures(run):
     assert {one.policy.partition("@")[0] for one in explored} == {"kto-001"}
 
 
-def only_failures(divided):
-    return replace(divided, experts=(), successes=())
-
-
-def of_one_task(divided):
-    task = divided.failures[0].task
-    sides = ("experts", "successes", "failures")
-    return replace(
-        divided, **{side: [one for one in getattr(divided, side) if one.task == task] for side in sides}
-    )
-
-
-LACKING = [
-    (lambda divided: replace(divided, failures=()), "none is a failure"),
-    (only_failures, "none is a success"),
-    (of_one_task, "all are of one task"),
-]
-"""What leaves KTO nothing to compare, and how it says so."""
-
-
-@pytest.mark.parametrize(("left", "says"), LACKING)
-def test_kto_has_nothing_to_learn_from_one_label_or_one_task(run, monkeypatch, left, says):
+@pytest.mark.parametrize("says", ["none is a failure", "none is a success", "all are of one task"])
+def test_kto_has_nothing_to_learn_from_one_label_or_one_task(run, monkeypatch, says):
     """An iteration of several leaves the policy as it is; a loop that is done once ends before it trains."""
-
-    def divided(*given):
-        found, counts = divide(*given)
-        return left(found), counts
-
-    monkeypatch.setattr(outcomes, "divide", divided)
+    monkeypatch.setattr(kto_rows, "lacking", lambda divided: says)
     folder = run("stays", *KTO, "iterations=2", "explore.per_iteration=3")
     noted = json.loads((folder / "manifest.json").read_text())["stages"]
 
@@ -138,8 +111,8 @@ def test_kto_has_nothing_to_learn_from_one_label_or_one_task(run, monkeypatch, l
 def test_a_policy_that_was_told_how_episodes_end_is_asked_for_success(run, name):
     """In its prompts alone; what each policy was asked stands in its episodes and beside the scores."""
     scored = "evaluate={tasks: {split: test, per_kind: 1}, sampling: {max_new_tokens: 6}}"
-    texts = ["outcomes.success=Well.", "outcomes.failure=Badly.", scored]
-    folder = run(name, f"outcomes.name={name}", "align.loss={name: sft}", *texts)
+    texts = ["rows.success=Well.", "rows.failure=Badly.", scored]
+    folder = run(name, f"rows.name={name}", "align.loss={name: sft}", *texts)
     posed = {
         policy: {one.turns[0].observation_text.partition("\n")[2] for one in read_trajectories(file)}
         for policy in ("base", "sft", name)
@@ -165,7 +138,7 @@ def recipe(**changes):
 
 
 def test_the_stages_of_outcomes():
-    found = stages(recipe(outcomes={"name": "rft"}, align={"loss": {"name": "sft"}}, evaluate=None))
+    found = stages(recipe(rows={"name": "rft"}, align={"loss": {"name": "sft"}}, evaluate=None))
 
     assert [(stage.name, stage.command, stage.needs, stage.start) for stage in found] == [
         ("expert", "collect", (), ""),
@@ -180,55 +153,16 @@ def test_the_stages_of_outcomes():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"outcomes": {"name": "rtf"}}, "outcomes.name must be 'rft', 'kto', 'nat', 'coh' or 'oec'"),
-        ({"outcomes": {"name": "rft"}, "pair": {}}, "pair and outcomes are both set; leave one of them out"),
-        ({"outcomes": {"name": "rft"}, "groups": {}}, "groups and outcomes are both set"),
-        ({"outcomes": {"name": "rft"}, "align": None}, "outcomes need an alignment; set align"),
-        ({"outcomes": {"name": "rft"}, "credit": {"name": "uniform"}}, "credit weighs no turns of outcomes"),
         (
-            {"outcomes": {"name": "nat", "success": "a", "failure": "a"}},
-            "success and failure must be two texts",
-        ),
-        (
-            {"outcomes": {"name": "nat"}, "protocol": {"name": "scienceworld-eto", "suffix": "Go."}},
-            "protocol.suffix must be left out with outcomes nat",
-        ),
-        ({"outcomes": {"name": "rft"}, "iterations": 2}, "iterations must be 1 with outcomes rft"),
-        (
-            {
-                "outcomes": {"name": "oec"},
-                "iterations": 2,
-                "align": {"loss": {"name": "sft"}, "minibatches": 2},
-            },
-            "align.minibatches must be left out with several iterations of outcomes oec",
-        ),
-        (
-            {"outcomes": {"name": "rft"}, "align": {"loss": {"name": "sft"}, "reference": "start"}},
-            "outcomes rft has no reference, so align.reference goes unread",
-        ),
-        (
-            {"outcomes": {"name": "rft"}, "environment": None, "sft": None},
-            "environment is missing, which outcomes plays in",
-        ),
-    ],
-)
-def test_what_goes_not_together_with_outcomes_is_refused(changes, says):
-    assert says in refusal(parse, Recipe, small(**changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        (
-            {"outcomes": {"name": "rft"}},
+            {"rows": {"name": "rft"}},
             "align.loss.name must be a loss on single trajectories (sft), got 'tlm-dre'",
         ),
-        ({"outcomes": {"name": "kto"}}, "must be a loss on labelled trajectories (kto), got 'tlm-dre'"),
+        ({"rows": {"name": "kto"}}, "must be a loss on labelled trajectories (kto), got 'tlm-dre'"),
         (
-            {"outcomes": {"name": "rft"}, "align": {"loss": {"name": "kto"}}},
-            "with the section `outcomes: {name: kto}`",
+            {"rows": {"name": "rft"}, "align": {"loss": {"name": "kto"}}},
+            "such a loss goes into align, with rows.name one of kto.",
         ),
-        ({"align": {"loss": {"name": "sft"}}}, "with a section such as `outcomes: {name: rft}`"),
+        ({"align": {"loss": {"name": "sft"}}}, "with rows.name one of rft, nat, coh, oec, or into sft."),
     ],
 )
 def test_a_loss_on_other_rows_is_refused_before_work(changes, says):
@@ -240,7 +174,7 @@ def test_a_loss_on_other_rows_is_refused_before_work(changes, says):
 
 def test_two_episodes_are_not_put_into_a_history_that_is_cut():
     with pytest.raises(ConfigError, match=r"set protocol\.history=full"):
-        check_outcomes(recipe(outcomes={"name": "coh"}, protocol={"name": "scienceworld-eto", "history": 2}))
+        check_made(recipe(rows={"name": "coh"}, protocol={"name": "scienceworld-eto", "history": 2}))
 
 
 def test_takeovers_by_confidence_are_refused_before_work_where_nothing_says_it():
@@ -249,13 +183,11 @@ def test_takeovers_by_confidence_are_refused_before_work_where_nothing_says_it()
         "align": {"loss": {"name": "sft"}},
         "engine": {"name": "api", "base_url": "http://127.0.0.1:9/v1"},
     }
-    with pytest.raises(
-        ConfigError, match=r"outcomes\.takeover=confidence reads .* engine 'api' does not give"
-    ):
-        check_outcomes(recipe(outcomes={"name": "oec", "takeover": "confidence"}, **given))
+    with pytest.raises(ConfigError, match=r"rows\.name=oec reads .* engine 'api' does not give"):
+        check_made(recipe(rows={"name": "oec", "takeover": "confidence"}, **given))
 
-    check_outcomes(recipe(outcomes={"name": "oec"}, **given))
-    check_outcomes(recipe(outcomes={"name": "oec", "takeover": "confidence"}, align=given["align"]))
+    check_made(recipe(rows={"name": "oec"}, **given))
+    check_made(recipe(rows={"name": "oec", "takeover": "confidence"}, align=given["align"]))
 
 
 def test_a_study_scores_a_policy_that_was_told_with_what_it_was_told():
@@ -264,8 +196,8 @@ def test_a_study_scores_a_policy_that_was_told_with_what_it_was_told():
         name="s",
         recipe="r",
         methods={
-            "nat": {"outcomes": {"name": "nat", "success": "Well."}, "align.loss": {"name": "sft"}},
-            "rft": {"outcomes": {"name": "rft"}, "align.loss": {"name": "sft"}},
+            "nat": {"rows": {"name": "nat", "success": "Well."}, "align.loss": {"name": "sft"}},
+            "rft": {"rows": {"name": "rft"}, "align.loss": {"name": "sft"}},
         },
         test=study_settings.Test(HeldOutTasks()),
         environments={"e": {}},

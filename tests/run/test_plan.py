@@ -5,13 +5,14 @@ import json
 import sys
 
 import pytest
+import yaml
 from rich.console import Console
 
 from perturn.cli import main
 from perturn.run.loop import open_run, run_stages
 from perturn.run.plan import Plan, Planned, make_plan, print_plan
 
-SAMPLED_THREE_TIMES = ["evaluate.sampling.temperature=1.0", "evaluate.best_of.samples=3"]
+SAMPLED_THREE_TIMES = ["evaluate.sampling.temperature=1.0", "evaluate.select={name: likelihood, samples: 3}"]
 
 
 def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
@@ -34,9 +35,9 @@ def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
 
 def test_branches_cost_the_half_of_episodes_that_is_their_own(recipe):
     """8 explored of about 3 turns, played on 3 times before turns 1 and 2: 48, of which half the turns are played."""
-    branched = ["pair.within=branch", "branch.every=1", "branch.samples=3"]
+    branched = ["rows.name=branch-pairs", "explore.name=branches", "explore.every=1", "explore.branches=3"]
     steps = make_plan(recipe, branched, None).steps
-    one = {step.name: step for step in make_plan(recipe, [*branched, "branch.samples=1"], None).steps}
+    one = {step.name: step for step in make_plan(recipe, [*branched, "explore.branches=1"], None).steps}
     work = {step.name: step for step in steps}
 
     assert [step.name for step in steps][4:8] == ["explore", "branch", "pair", "align"]
@@ -47,24 +48,25 @@ def test_branches_cost_the_half_of_episodes_that_is_their_own(recipe):
 
 
 @pytest.mark.parametrize(
-    ("branch", "branches"),
+    ("explorer", "branches"),
     [
-        ("{at: entropy, samples: 2, chance: 0.25, gain: 0}", 8),
-        ("{at: entropy, samples: 2}", 16),
-        ("{at: mixed, samples: 1, others: episodes}", 8),
-        ("{at: mixed, samples: 3, forks: 5, others: episodes}", 48),
+        ("{name: entropy-branches, chance: 0.25, gain: 0}", 8),
+        ("{name: entropy-branches}", 16),
+        ("{name: mixed-branches, branches: 1, others: episodes}", 8),
+        ("{name: mixed-branches, branches: 3, forks: 5, others: episodes}", 48),
     ],
 )
-def test_branches_of_a_choice_are_within_its_budget(recipe, branch, branches):
+def test_branches_of_a_choice_are_within_its_budget(recipe, explorer, branches):
     """8 episodes of about 3 turns: at a chance of 1/4 half of them have one, else each has; of 2 turns at most."""
-    words = ["pair.within=branch", f"branch={branch}"]
+    own = (f"explore.{key}={value}" for key, value in yaml.safe_load(explorer).items())
+    words = ["rows.name=branch-pairs", *own]
     found = {step.name: step.work for step in make_plan(recipe, words, None).steps}
 
     assert found["branch"] == f"{branches} episodes played on from turns of 8 (assumed)"
 
 
 def test_searched_trees_have_so_many_episodes_each(recipe):
-    words = ["pair.within=tree", "branch={search: {simulations: 6}}"]
+    words = ["rows.name=tree-pairs", "explore.name=mcts", "explore.simulations=6"]
     found = {step.name: step.work for step in make_plan(recipe, words, None).steps}
 
     assert found["branch"] == "48 episodes played on from turns of 8 (assumed)"
@@ -75,7 +77,7 @@ def test_searched_trees_have_so_many_episodes_each(recipe):
 
 def test_pairs_of_branches_are_counted_by_the_turns_that_they_begin_at(recipe):
     """8 explored ones, each played on before turns 1 and 2, so 16 groups, of which three of four give a pair."""
-    words = ["pair.within=branch", "branch={every: 1, samples: 3}"]
+    words = ["rows.name=branch-pairs", "explore.name=branches", "explore.every=1", "explore.branches=3"]
     found = {step.name: step.work for step in make_plan(recipe, words, None).steps}
 
     assert found["branch"] == "48 episodes played on from turns of 8 (assumed)"
@@ -84,7 +86,14 @@ def test_pairs_of_branches_are_counted_by_the_turns_that_they_begin_at(recipe):
 
 def test_branches_that_are_trained_on_count(recipe):
     """8 explored ones, played on 3 times before turns 1 and 2, which `spo` reads and `portool` trains on too."""
-    words = ["pair=null", "groups={}", "branch={every: 1, samples: 3}", "align.loss={name: ppo-clip}"]
+    words = [
+        "rows=null",
+        "rows={name: groups}",
+        "explore.name=branches",
+        "explore.every=1",
+        "explore.branches=3",
+        "align.loss={name: ppo-clip}",
+    ]
     spo, portool = (
         {step.name: step for step in make_plan(recipe, [*words, f"credit={{name: {name}}}"], None).steps}
         for name in ("spo", "portool")
@@ -98,7 +107,7 @@ def test_branches_that_are_trained_on_count(recipe):
 
 def test_branches_of_the_expert_are_of_his_turns(recipe):
     """He has one episode of each of the 4 explored tasks, of one turn, so that there is no other to play on from."""
-    words = ["pair.within=step", "branch={of: expert, every: 1, samples: 3}"]
+    words = ["rows.name=step-pairs", "explore.name=expert-branches", "explore.every=1", "explore.branches=3"]
     found = {step.name: step.work for step in make_plan(recipe, words, None).steps}
 
     assert found["branch"] == "0 episodes played on from turns of 4 (assumed)"
@@ -118,7 +127,7 @@ def test_the_best_of_several_episodes_costs_all_of_them(recipe):
 
 def test_several_actions_a_turn_cost_their_tokens(recipe):
     """As many episodes and turns; exploration is as it was."""
-    words = [*SAMPLED_THREE_TIMES[:1], "evaluate.rerank.samples=3"]
+    words = [*SAMPLED_THREE_TIMES[:1], "evaluate.select={name: likelihood, among: actions, samples: 3}"]
 
     work = {step.name: step.work for step in make_plan(recipe, words, None).steps}
 
@@ -126,18 +135,23 @@ def test_several_actions_a_turn_cost_their_tokens(recipe):
     assert work["explore"] == "8 episodes of split train, about 3 turns each"
 
 
-@pytest.mark.parametrize("way", ["best_of", "rerank"])
-def test_a_head_that_chooses_costs_passes_over_what_it_reads(recipe, way):
+@pytest.mark.parametrize("among", ["episodes", "actions"])
+def test_a_head_that_chooses_costs_passes_over_what_it_reads(recipe, among):
     """The explored episodes, and those among which it chooses; by likelihood nothing more is read."""
     read, plain = (
         {
             step.name: step
-            for step in make_plan(recipe, [*SAMPLED_THREE_TIMES[:1], f"evaluate.{way}.by={by}"], None).steps
+            for step in make_plan(
+                recipe, [*SAMPLED_THREE_TIMES[:1], f"evaluate.select={{name: {name}, among: {among}}}"], None
+            ).steps
         }
-        for by in ("value", "likelihood")
+        for name in ("value", "likelihood")
     )
 
-    assert read["evaluate-base"].work == f"{plain['evaluate-base'].work}, chosen by a head on 8 explored ones"
+    assert (
+        read["evaluate-base"].work
+        == f"{plain['evaluate-base'].work}, chosen by what it learns from 8 explored ones"
+    )
     assert read["evaluate-base"].seconds > plain["evaluate-base"].seconds
     assert read["explore"].work == plain["explore"].work
 
@@ -156,7 +170,7 @@ def test_turns_are_estimated_with_all_extensions(recipe, control, turns):
 
 def test_a_credit_that_reads_the_policy_costs_a_pass_over_the_episodes(recipe):
     """Infopo's passes, of one quantity; rloo reads none."""
-    groups = ["pair=null", "groups={}", "align.loss={name: ppo-clip}", "explore.sampling.temperature=1.0"]
+    groups = ["rows={name: groups}", "align.loss={name: ppo-clip}", "explore.sampling.temperature=1.0"]
     plain, read = (
         {step.name: step for step in make_plan(recipe, [*groups, f"credit={{name: {name}}}"], None).steps}
         for name in ("rloo", "infopo")

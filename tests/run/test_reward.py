@@ -18,11 +18,12 @@ from perturn.credit import CREDITS
 from perturn.data.groups import counted, groups_of, read_credits
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import ConfigError
+from perturn.quantities.readers import open_reader
+from perturn.quantities.reference_logprobs import reference_of
 from perturn.report import summarize, write_report
 from perturn.run.credit import credit_run
 from perturn.run.export import export_policy
 from perturn.run.loop import check, open_run
-from perturn.run.readings import open_reader, reference_of
 from perturn.run.verify import verify
 from perturn.settings.stages import stages
 from perturn.study.sharing import unsure_inputs
@@ -47,6 +48,12 @@ class Measured(Letters):
     def remaining(self, task, actions, sense):
         return [2 - number for number in range(len(actions) + 1)]
 '''
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(whole_vocabulary):
+    """The tiny policy that knows all words of the tokenizer."""
+    return whole_vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -178,11 +185,16 @@ def test_weights_by_a_model_that_was_let_go_cannot_be_made_again(judged, tmp_pat
     assert "rm -r" in other
 
 
+@pytest.mark.slow
 def test_pairs_of_a_reward_model_are_measured(forks):
     """Where `groups.remaining` says so, so that the loss w-dpo finds the way that is left of its turns."""
     (forks.place / "perturn_measured.py").write_text(MEASURED)
     words = [*WORDS, "environment.name=perturn_measured:Measured", "iterations=1", "evaluate=null"]
-    words += ["reward={loss: {name: w-dpo}}", "groups={remaining: shortest}", "worlds.processes=0"]
+    words += [
+        "reward={loss: {name: w-dpo}}",
+        "rows={name: groups}",
+        "worlds.processes=0",
+    ]
 
     forks.run("measured", "online.yaml", *words)
 
@@ -193,6 +205,7 @@ def test_pairs_of_a_reward_model_are_measured(forks):
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_in_its_second_iteration_ends_as_the_other_did(forks, judged):
     """While the model learns and while the policy does: the same model and policy, to the bit."""
     for file in ("metrics/reward-002.jsonl", "metrics/align-002.jsonl"):
@@ -207,6 +220,7 @@ def test_a_run_that_is_killed_in_its_second_iteration_ends_as_the_other_did(fork
     assert {folder.name for folder in (other / "checkpoints").iterdir()} == {"sft", "prm-002", "ppo-clip-002"}
 
 
+@pytest.mark.slow
 def test_an_iteration_without_pairs_keeps_the_model(forks):
     """No gap is so large: the model stays what the loop began with, and the outcome alone counts, as in GRPO."""
     forks.run("unpaired", "online.yaml", *WORDS, "iterations=1", "reward.threshold=9")
@@ -238,6 +252,7 @@ def test_stored_episodes_are_scored_by_a_trained_policy(judged, monkeypatch):
         assert_weights(weights(judged, "scored-001"), episodes, credit, progress=ours, reference=theirs)
 
 
+@pytest.mark.slow
 def test_the_first_policy_is_its_own_reference_and_the_second_is_not(forks):
     """Online: RLOO in the first iteration, and said; then what the update made likelier counts too."""
     words = [*GROUPS, "credit={name: progress-advantage, alpha: 1.0}", "iterations=2"]

@@ -2,19 +2,16 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from perturn.data.paths import RunPaths
-from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories
-from perturn.data.tree import IN_TREE, grow
+from perturn.data.store import read_pairs, read_trajectories
+from perturn.data.tree import grow
 from perturn.errors import ConfigError
+from perturn.explore.mcts import Mcts, search_jobs
+from perturn.rows.tree_pairs import IN_TREE, TreePairs
 from perturn.run.loop import check
-from perturn.run.pair import _within_trees
-from perturn.run.search import search_jobs, trees_of
-from perturn.settings.branch import Branch, Search
-from perturn.settings.sections import Pair
+from perturn.settings.making import RowInputs
 from perturn.types import Action, Status, Task, Trajectory, Turn
 from support.branches import WANDERING, of
 from support.loop import finish
@@ -22,14 +19,16 @@ from support.loop import finish
 from .online import begin, recipe_of
 
 TREES = [
-    "pair={within: tree, threshold: 0.0}",
-    "branch={search: {simulations: 5, width: 2}}",
+    "rows={name: tree-pairs, threshold: 0.0}",
+    "explore.name=mcts",
+    "explore.simulations=5",
+    "explore.width=2",
     "explore.samples=2",
     "align.shared_prefix=mask",
     "iterations=2",
     "evaluate=null",
 ]
-SEARCH = Branch(search=Search(simulations=3, width=2, exploration=1.0))
+SEARCH = Mcts(simulations=3, width=2, exploration=1.0)
 
 
 def explored(did, sample=0, **changes):
@@ -88,35 +87,28 @@ def test_a_world_that_was_lost_on_the_way_back_says_nothing_of_the_way():
     assert [turn.action.text for turn in found[0].begun.turns[: found[0].kept]] == ["a"]
 
 
-def test_a_step_is_worth_no_less_for_a_world_that_was_lost_on_the_way_back(tmp_path, monkeypatch):
+def test_a_step_is_worth_no_less_for_a_world_that_was_lost_on_the_way_back():
     """That of a is worth 1, not 1/2, which would be a tie with c."""
-    monkeypatch.setattr("perturn.run.pair._fitting", lambda session, played: (list(played), 0))
-    paths = RunPaths(tmp_path)
-    with TrajectoryStore(paths.trajectories("branch")) as store:
-        store.append(explored("cz", 1, origin=0, total_reward=0.5))
-        store.append(explored("a", 2, status=Status.FAILED, origin=0, taken_over=2, error="Crash: lost"))
-    session = SimpleNamespace(
-        run=SimpleNamespace(paths=paths), recipe=SimpleNamespace(pair=None, groups=None)
-    )
+    branches = [
+        explored("cz", 1, origin=0, total_reward=0.5),
+        explored("a", 2, status=Status.FAILED, origin=0, taken_over=2, error="Crash: lost"),
+    ]
+    found = TreePairs()(RowInputs(begun=[explored("axx", total_reward=1.0)], branches=branches))
 
-    pairs, counts = _within_trees(
-        session, SimpleNamespace(mark=""), Pair(within="tree"), [explored("axx", total_reward=1.0)]
-    )
-
-    assert [(one.chosen.total_reward, one.rejected.total_reward) for one in pairs] == [(1.0, 0.5)]
-    assert counts == {"tie": 0, "gap": 0, "kept": 1, "too_long": 0, "nodes": 1}
+    assert [(one.chosen.total_reward, one.rejected.total_reward) for one in found.rows] == [(1.0, 0.5)]
+    assert found.counts == {"tie": 0, "gap": 0, "kept": 1, "too_long": 0, "nodes": 1}
 
 
 def test_trees_are_of_failures_if_asked_and_never_of_what_failed_to_play():
     episodes = [explored("a", 2, success=True), explored("a", 1), explored("a", 0, status=Status.FAILED)]
 
-    assert [one.sample for one in trees_of(episodes, Branch(search=Search()))] == [1, 2]
-    assert [one.sample for one in trees_of(episodes, Branch(of="failures", search=Search()))] == [1]
+    assert [one.sample for one in Mcts().begun(episodes, ())] == [2, 1]
+    assert [one.sample for one in Mcts(of="failures").begun(episodes, ())] == [1]
 
 
-def test_the_loop_with_trees(place):
+def test_the_loop_with_trees(place, run_once):
     """Two turns, of which each is rewarded or not: steps are preferred by what came of them, and the policy learns."""
-    finish(begin(place, "searched", *TREES))
+    run_once("searched", *TREES)
 
     folder = place / "runs" / "searched"
     stages = json.loads((folder / "manifest.json").read_text())["stages"]
@@ -143,10 +135,11 @@ def test_the_loop_with_trees(place):
     assert kept > 0
 
 
-def test_a_killed_search_ends_in_the_same_trees(place):
+@pytest.mark.slow
+def test_a_killed_search_ends_in_the_same_trees(place, run_once):
     """Interrupted in the middle of a round: the rest is played as it would have been."""
-    finish(begin(place, "whole", *TREES, "iterations=1", "deterministic=true"))
-    finish(begin(place, "cut", *TREES, "iterations=1", "deterministic=true"))
+    for name in ("whole", "cut"):
+        run_once(name, *TREES, "iterations=1", "deterministic=true")
     file = place / "runs/cut/trajectories/branch.jsonl"
     whole = file.read_text()
     lines = whole.splitlines(keepends=True)
@@ -172,6 +165,7 @@ def test_a_killed_search_ends_in_the_same_trees(place):
     assert trees("cut") == trees("whole")
 
 
+@pytest.mark.slow
 def test_worlds_that_do_not_come_back_end_their_trees(place):
     (place / "wandering.py").write_text(WANDERING)
     own = [
@@ -191,10 +185,23 @@ def test_worlds_that_do_not_come_back_end_their_trees(place):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["branch={search: {}}", "pair={within: branch}"], "branch.search must be set with pair.within=tree"),
-        (["branch={every: 3}", "pair={within: tree}"], "branch.search must be set with pair.within=tree"),
-        (["branch={every: 3, search: {}}", "pair={within: tree}"], "are not read with branch.search"),
-        (["branch={search: {width: 1}}", "pair={within: tree}"], "branch.search.width must be >= 2"),
+        (
+            ["explore.name=mcts", "rows={name: branch-pairs}"],
+            "rows.name=branch-pairs needs branches or expert-branches or",
+        ),
+        (
+            ["explore.name=branches", "rows={name: tree-pairs}"],
+            "rows.name=tree-pairs needs a tree, and explore.name=branches provides .*; explorers that do: mcts.",
+        ),
+        (
+            ["rows={name: tree-pairs}"],
+            "needs a tree, and explore.name=rollouts provides none; explorers that do: mcts.",
+        ),
+        (
+            ["explore={name: mcts, every: 3}", "rows={name: tree-pairs}"],
+            "every is a setting of explore.name=branches or expert-branches. Known: ",
+        ),
+        (["explore.name=mcts", "explore.width=1", "rows={name: tree-pairs}"], "explore.width must be >= 2"),
     ],
 )
 def test_what_goes_not_together_is_refused(place, words, said):
@@ -202,13 +209,11 @@ def test_what_goes_not_together_is_refused(place, words, said):
         recipe_of(place, *words)
 
 
-@pytest.mark.parametrize("words", [[], ["branch.policy=base"]])
+@pytest.mark.parametrize("words", [[], ["explore.policy=base"]])
 def test_a_greedy_search_is_refused(place, monkeypatch, words):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
-    with pytest.raises(ConfigError, match="branch plays episodes on with the sampling of explore"):
+    with pytest.raises(
+        ConfigError, match=r"explore\.name=mcts resumes episodes with the sampling of explore"
+    ):
         check(recipe_of(place, *TREES, "explore.sampling.temperature=0", *words))
-
-
-def test_a_tree_is_searched_if_nothing_is_said(place):
-    assert recipe_of(place, "pair={within: tree}").branch == Branch(search=Search())

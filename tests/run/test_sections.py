@@ -39,7 +39,7 @@ def test_pairs_of_a_file_are_aligned_without_an_environment(start, tmp_path):
     """TRL's rows; the model is the policy already and its own reference."""
     pairs = [{"prompt": SAY, "chosen": answer(f"go {n}"), "rejected": answer(f"wait {n}")} for n in range(3)]
     align = {"loss": {"name": "tlm-dre"}, "batch_size": 2}
-    run = start({"align": align, "pair": {"file": lines(tmp_path / "rows.jsonl", *pairs)}})
+    run = start({"align": align, "rows": {"name": "file", "path": lines(tmp_path / "rows.jsonl", *pairs)}})
 
     run_stages(run)
 
@@ -60,7 +60,10 @@ def test_pairs_of_a_file_are_aligned_without_an_environment(start, tmp_path):
 def test_a_run_without_an_environment_is_opened_again(start, tmp_path):
     """By its recipe and by its folder; what of an environment may differ is nothing where there is none."""
     pairs = [{"prompt": SAY, "chosen": answer("go"), "rejected": answer("wait")}]
-    sections = {"align": {"loss": {"name": "dpo"}}, "pair": {"file": lines(tmp_path / "rows.jsonl", *pairs)}}
+    sections = {
+        "align": {"loss": {"name": "dpo"}},
+        "rows": {"name": "file", "path": lines(tmp_path / "rows.jsonl", *pairs)},
+    }
     start(sections).close()
 
     for source in (tmp_path / "recipe.yaml", tmp_path / "runs" / "run"):
@@ -86,8 +89,8 @@ def test_a_credit_of_the_recipe_writes_the_weights_that_are_recorded(start, tmp_
     more = [{"role": "user", "content": "And now?"}]
     rows = [{"prompt": SAY, "chosen": answer("go") + more + answer("take"), "rejected": answer("wait")}]
     align = {"loss": {"name": "tlm-dre"}}
-    pair = {"file": lines(tmp_path / "rows.jsonl", *rows)}
-    run = start({"align": align, "pair": pair, "credit": {"name": "discount"}})
+    pair = {"name": "file", "path": lines(tmp_path / "rows.jsonl", *rows)}
+    run = start({"align": align, "rows": pair, "credit": {"name": "discount"}})
 
     run_stages(run)
     (row,) = map(json.loads, run.paths.metrics("confidence").read_text().splitlines())
@@ -102,8 +105,8 @@ def test_turns_without_loss_are_recorded_without_a_weight(start, tmp_path, caplo
     bad, empty = [answer("drop it")[0] | {"weight": 0}], answer("")
     chosen = bad + more + answer("take") + more + empty + more + answer("leave")
     rows = [{"prompt": SAY, "chosen": chosen, "rejected": answer("wait"), "plan": "x"}]
-    pair = {"file": lines(tmp_path / "rows.jsonl", *rows)}
-    run = start({"align": {"loss": {"name": "dmpo"}}, "pair": pair})
+    pair = {"name": "file", "path": lines(tmp_path / "rows.jsonl", *rows)}
+    run = start({"align": {"loss": {"name": "dmpo"}}, "rows": pair})
 
     run_stages(run)
     (row,) = map(json.loads, run.paths.metrics("confidence").read_text().splitlines())
@@ -121,7 +124,7 @@ def test_turns_without_loss_are_recorded_without_a_weight(start, tmp_path, caplo
 @pytest.mark.parametrize(
     ("sections", "row", "says"),
     [
-        ("pair", {"messages": SAY + answer("go")}, "rows.jsonl:1: expected chosen and rejected"),
+        ("rows", {"messages": SAY + answer("go")}, "rows.jsonl:1: expected chosen and rejected"),
         (
             "expert",
             {"prompt": SAY, "chosen": answer("a"), "rejected": answer("b")},
@@ -130,8 +133,9 @@ def test_turns_without_loss_are_recorded_without_a_weight(start, tmp_path, caplo
     ],
 )
 def test_rows_of_the_wrong_kind_are_refused_by_their_number(start, tmp_path, sections, row, says):
-    file = {sections: {"file": lines(tmp_path / "rows.jsonl", row)}}
-    stage = {"align": {"loss": {"name": "dpo"}}} if sections == "pair" else {"sft": {"loss": {"name": "sft"}}}
+    source = lines(tmp_path / "rows.jsonl", row)
+    file = {sections: {"name": "file", "path": source} if sections == "rows" else {"file": source}}
+    stage = {"align": {"loss": {"name": "dpo"}}} if sections == "rows" else {"sft": {"loss": {"name": "sft"}}}
 
     with pytest.raises(DataError, match=says):
         start({**stage, **file})
@@ -151,14 +155,15 @@ def test_rows_that_the_template_rejects_are_named_by_their_lines_before_work(sta
     pair = {"prompt": SAY, "chosen": thinks, "rejected": answer("wait")}
     file = lines(tmp_path / "rows.jsonl", {**pair, "chosen": answer("go")}, pair)
     with pytest.raises(DataError, match=r"rows.jsonl:2: an assistant message has its thought as a field"):
-        start({"align": {"loss": {"name": "dpo"}}, "pair": {"file": file}})
+        start({"align": {"loss": {"name": "dpo"}}, "rows": {"name": "file", "path": file}})
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(("section", "stage", "loss"), [("pair", "align", "dpo"), ("expert", "sft", "sft")])
+@pytest.mark.parametrize(("section", "stage", "loss"), [("rows", "align", "dpo"), ("expert", "sft", "sft")])
 def test_a_file_without_rows_is_refused_before_work(start, tmp_path, section, stage, loss):
     """Else the stage is done with nothing, and rows that come later are never read."""
-    file = {section: {"file": lines(tmp_path / "rows.jsonl")}}
+    source = lines(tmp_path / "rows.jsonl")
+    file = {section: {"name": "file", "path": source} if section == "rows" else {"file": source}}
 
     with pytest.raises(DataError, match=r"rows.jsonl holds no row; give rows with"):
         start({stage: {"loss": {"name": loss}}, **file})
@@ -166,6 +171,11 @@ def test_a_file_without_rows_is_refused_before_work(start, tmp_path, section, st
 
 
 def test_a_file_that_is_not_there_is_refused_before_work(start, tmp_path):
-    with pytest.raises(ConfigError, match=r"pair.file: .*none.jsonl cannot be read: there is no such file"):
-        start({"align": {"loss": {"name": "dpo"}}, "pair": {"file": str(tmp_path / "none.jsonl")}})
+    with pytest.raises(ConfigError, match=r"rows.path: .*none.jsonl cannot be read: there is no such file"):
+        start(
+            {
+                "align": {"loss": {"name": "dpo"}},
+                "rows": {"name": "file", "path": str(tmp_path / "none.jsonl")},
+            }
+        )
     assert not (tmp_path / "runs").exists()

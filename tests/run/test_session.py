@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from perturn.engines import ENGINES
 from perturn.envs.load import environment_maker, load_object
 from perturn.envs.protocols import PROTOCOLS
+from perturn.episodes.seeds import make_jobs
 from perturn.errors import ConfigError, EnvironmentFailure
-from perturn.run.panels import choose_tasks, make_jobs, panel_digest
+from perturn.run.panels import choose_tasks, panel_digest
 from perturn.run.session import engine_settings, evaluation_sampling, make_protocol
 from perturn.settings.evaluation import Evaluate
 from perturn.settings.recipe import Recipe

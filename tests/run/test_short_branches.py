@@ -8,28 +8,30 @@ from perturn.data.groups import read_credits
 from perturn.data.store import read_trajectories
 from perturn.episodes.episode import Job
 from perturn.errors import ConfigError
-from perturn.run.branch import branch_jobs
+from perturn.explore.branches import Branches
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
-from perturn.settings.branch import Branch
 from perturn.types import Status, Task
-from support.loop import finish
+from support.branches import jobs_of
 from support.windows import played
 
-from .online import GROUPS, begin, recipe_of
+from .online import GROUPS, recipe_of
 
 SLATE = [
     *GROUPS,
     "iterations=1",
     "evaluate=null",
     "credit.name=slate",
-    "branch={every: 1, samples: 2, window: 1}",
+    "explore.name=branches",
+    "explore.every=1",
+    "explore.branches=2",
+    "explore.turns=1",
 ]
 
 
-def test_branches_of_one_turn_are_weighed_by_it(place):
+def test_branches_of_one_turn_are_weighed_by_it(place, run_once):
     """Each second turn against those of two branches, by its reward; what is not over is taken as it is."""
-    finish(begin(place, "slate", *SLATE))
+    run_once("slate", *SLATE)
     folder = place / "runs" / "slate"
     begun, branches = (
         list(read_trajectories(folder / f"trajectories/{name}.jsonl")) for name in ("explore", "branch")
@@ -53,7 +55,10 @@ def test_branches_of_one_turn_are_weighed_by_it(place):
             assert [rows[each.key].weight[at] for each in fork] == pytest.approx(expected)
     counts = json.loads((folder / "manifest.json").read_text())["stages"]["branch"]["counts"]
     assert counts.get("unfinished", 0) == sum(one.status is Status.UNFINISHED for one in branches)
-    with pytest.raises(ConfigError, match=r"branch\.window is 1, and credit portool reads how branches end"):
+    with pytest.raises(
+        ConfigError,
+        match=r"credit portool does not take branches that are not over, .* set explore\.turns=null",
+    ):
         credit_run(folder, ["credit.name=portool"])
 
 
@@ -61,10 +66,9 @@ def test_branches_of_one_turn_are_weighed_by_it(place):
     ("words", "says"),
     [
         (
-            ["groups=null", "pair.within=branch", "credit=null", "align.loss={name: dpo}"],
-            "branch.window leaves",
+            ["rows.name=branch-pairs", "credit=null", "align.loss={name: dpo}"],
+            "rows.name=branch-pairs does not take branches that are not over, .* set explore.turns=null",
         ),
-        (["branch.search={}"], "search reads how episodes end"),
     ],
 )
 def test_windows_of_branches_that_are_read_to_their_end_are_refused(place, words, says):
@@ -77,20 +81,20 @@ def test_a_window_that_cuts_no_branch_is_refused(place, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
 
-    with pytest.raises(ConfigError, match=r"branch\.window is 2, and no branch has more than 2 turns"):
-        check(recipe_of(place, *SLATE, "branch.window=2"))
+    with pytest.raises(ConfigError, match=r"explore\.turns is 2, and no branch has more than 2 turns"):
+        check(recipe_of(place, *SLATE, "explore.turns=2"))
 
 
 def test_pairs_of_one_turn_by_progress_take_windows_of_branches(place):
-    pair = "pair={within: branch, by: progress, length: turn, remaining: searching}"
-    recipe = recipe_of(place, *SLATE, "groups=null", "credit=null", "align.loss={name: dpo}", pair)
+    pair = "rows={name: progress-pairs, length: turn, distance: searching}"
+    recipe = recipe_of(place, *SLATE, "rows=null", "credit=null", "align.loss={name: dpo}", pair)
 
-    assert recipe.branch.window == 1
+    assert recipe.explore.turns == 1
 
 
 def test_a_branch_in_a_window_is_left_where_it_is():
     """Played on from turn 2 of six, one turn: it is neither over nor cut."""
-    jobs = branch_jobs([played(Job(Task("t"), 3))], Branch(every=2, samples=1, window=1), seed=0)
+    jobs = jobs_of(Branches(every=2, branches=1, turns=1), [played(Job(Task("t"), 3))])
     found = [played(job) for job in jobs]
 
     assert [(len(one.turns), one.status, one.truncated) for one in found] == [

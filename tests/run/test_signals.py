@@ -7,12 +7,10 @@ import pytest
 
 from perturn.data.iterations import ledger_of
 from perturn.data.store import read_pairs
-from perturn.errors import ConfigError
-from perturn.run.groups import credit
-from perturn.run.loop import check, open_run, run_stages
-from perturn.run.plan import make_plan
+from perturn.episodes.triage import left_out
+from perturn.run.loop import open_run, run_stages
+from perturn.run.row_stage import make_rows
 from perturn.run.session import Session
-from perturn.run.signals import left_out
 from perturn.settings.signals import Signals
 from perturn.settings.stages import stages
 from perturn.types import Status
@@ -38,15 +36,18 @@ EPISODES = [record(RIGHT), record(STRAYED, sample=1), record(LOOPS, sample=2)]
     ],
 )
 def test_who_shows_any_of_some_signals_is_left_out_or_alone_is_not(settings, samples):
-    assert left_out(EPISODES, Signals(**settings)) == {EPISODES[sample].key for sample in samples}
+    kept, counted = left_out(EPISODES, Signals(**settings))
+
+    assert kept == [one for one in EPISODES if one.sample not in samples]
+    assert counted == ({"filtered": len(samples)} if settings else {})
 
 
 def test_an_episode_that_failed_is_not_chosen_by_signals():
     """It is counted as failed, as ever."""
     broken = replace(EPISODES[2], status=Status.FAILED)
 
-    assert left_out([broken], Signals(without=["loop"])) == set()
-    assert left_out([broken], Signals(only=["cut"])) == set()
+    assert left_out([broken], Signals(without=["loop"])) == ([broken], {"filtered": 0})
+    assert left_out([broken], Signals(only=["cut"])) == ([broken], {"filtered": 0})
 
 
 @pytest.mark.parametrize(
@@ -58,14 +59,14 @@ def test_an_episode_that_failed_is_not_chosen_by_signals():
 )
 def test_a_run_pairs_the_others(tmp_path, signals, counted, rejected):
     """Of three explored episodes; the bins of its ledger sum to them."""
-    pair = {"within": "correction", "remaining": "searching", "signals": signals}
+    rows = {"name": "corrections", "distance": "searching", "signals": signals}
     recipe = make_recipe(
         output=str(tmp_path),
         base=None,
         model={"name": "smollm2-135m"},
         explore={"tasks": {"n": 3}},
         evaluate=None,
-        pair=pair,
+        rows=rows,
     )
     with open_run(recipe) as run:
         explore(run, "explore", EPISODES)
@@ -84,7 +85,7 @@ def test_a_group_counts_its_members_that_are_not_trained(place, monkeypatch):
     words = [
         *GROUPS,
         "credit={name: rloo}",
-        "groups.signals={without: [loop]}",
+        "rows.signals={without: [loop]}",
         "iterations=1",
         "evaluate=null",
     ]
@@ -97,20 +98,7 @@ def test_a_group_counts_its_members_that_are_not_trained(place, monkeypatch):
         explore(run, "explore", group)
         with Session(run) as session:
             stage = next(one for one in stages(run.recipe) if one.command == "credit")
-            credit(session, stage)
+            make_rows(session, stage)
     counts = run.manifest["stages"]["credit"]["counts"]
 
     assert (counts["asked"], counts["trained"], counts["filtered"]) == (3, 2, 1)
-
-
-@pytest.mark.parametrize(
-    "command", [lambda recipe: check(recipe), lambda recipe: make_plan(recipe, [], None)]
-)
-def test_a_signal_that_there_is_not_is_refused_before_work(tmp_path, command):
-    """In a dry run too; of an episode that is broken nothing is to be chosen."""
-    for name, said in (("lop", "Did you mean 'loop'?"), ("broken", "Known: cut, exhaustion, failure")):
-        pair = {"signals": {"without": [name]}}
-        with pytest.raises(ConfigError) as caught:
-            command(make_recipe(output=str(tmp_path), pair=pair))
-        assert f"pair.signals.without: unknown signal '{name}'" in str(caught.value)
-        assert said in str(caught.value)

@@ -40,7 +40,7 @@ def beside(tmp_path, monkeypatch, tiny_folder):
 def recipe_of(file):
     """An alignment on pairs of the user's."""
     data = {"name": "aligned", "model": {"name": "base"}, "align": {"loss": {"name": "dpo"}}}
-    return parse(Recipe, data | {"pair": {"file": file}})
+    return parse(Recipe, data | {"rows": {"name": "file", "path": file}})
 
 
 def paired(file):
@@ -60,12 +60,12 @@ def test_pairs_come_from_every_source_and_have_digests(beside, file):
         "ok 1",
         "ok 2",
     ]
-    noted = read_manifest(folder)["inputs"]["pair.file"]
+    noted = read_manifest(folder)["inputs"]["rows.path"]
     assert len(noted["files"]) == (4 if file == "saved" else 1)
     assert noted["kind"] == "rows"
     changed = Path(file) / "data-00001-of-00002.arrow" if file == "saved" else Path(file)
     changed.write_bytes(changed.read_bytes() + b" ")
-    with pytest.raises(RunError, match=f"pair.file: {changed.name} changed since this run was made"):
+    with pytest.raises(RunError, match=f"rows.path: {changed.name} changed since this run was made"):
         open_run(folder, [], "train")
 
 
@@ -77,19 +77,19 @@ def test_a_data_set_of_the_hub_has_the_digest_of_its_cached_files(beside, monkey
     folder = paired("owner/name:train")
     noted = read_manifest(folder)["inputs"]
 
-    assert sorted(noted["pair.file"]["files"]) == ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    assert sorted(noted["rows.path"]["files"]) == ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
     assert changes(noted) == []
     shutil.rmtree("saved")
-    assert [(each.setting, each.gone) for each in changes(noted)] == [("pair.file", True)]
+    assert [(each.setting, each.gone) for each in changes(noted)] == [("rows.path", True)]
     hub.hub_rows.cache_clear()
 
 
 @pytest.mark.parametrize(
     ("file", "error", "says"),
     [
-        ("base", ConfigError, "pair.file: base: this is the folder of a model"),
-        ("none.jsonl", ConfigError, "pair.file: none.jsonl cannot be read: there is no such file or folder"),
-        ("base/model.safetensors", ConfigError, "pair.file: .*this is a file of safetensors"),
+        ("base", ConfigError, "rows.path: base: this is the folder of a model"),
+        ("none.jsonl", ConfigError, "rows.path: none.jsonl cannot be read: there is no such file or folder"),
+        ("base/model.safetensors", ConfigError, "rows.path: .*this is a file of safetensors"),
         ("base/tokenizer.json", DataError, "tokenizer.json:1: this is a tokenizer's file"),
     ],
 )

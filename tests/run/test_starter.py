@@ -11,12 +11,9 @@ from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.run.loop import check
 from perturn.run.starter import copy_recipe, write_recipe
-from perturn.settings.branch import Branch, Search
-from perturn.settings.evaluation import Rerank
-from perturn.settings.outcomes import Outcomes
 from perturn.settings.parsing import build, parse
 from perturn.settings.recipe import Recipe, read_recipe
-from perturn.settings.sections import Base, Groups, Reward, Sft
+from perturn.settings.sections import Base, Reward, Sft
 
 GUESS = "own_environment:GuessNumber"
 
@@ -51,18 +48,11 @@ def test_what_is_commented_out_is_the_default(file, loss, lora):
     recipe = read_recipe(file)
 
     data = yaml.safe_load(uncommented(file.read_text()))
-    assert data.pop("groups") == dataclasses.asdict(Groups())  # it would take the place of pair
-    assert data.pop("outcomes") == dataclasses.asdict(Outcomes())  # and so would this
     reward = data.pop("reward")  # which groups alone have
     assert {**reward, "loss": {"name": "dpo"}} | {"lora": None, "tasks": None} == (
         dataclasses.asdict(Reward())
     )
     assert build(LOSSES, reward["loss"], "") == build(LOSSES, {"name": "dpo"}, "")
-    assert data["branch"].pop("search") == dataclasses.asdict(Search())  # it would choose the turns
-    assert data.pop("branch") | {"search": None} == dataclasses.asdict(Branch())  # which nothing reads here
-    assert data["evaluate"].pop("rerank") == dataclasses.asdict(
-        Rerank()
-    )  # it would take the place of best_of
     every = parse(Recipe, data)
 
     assert build(LOSSES, every.align.loss, "") == build(LOSSES, recipe.align.loss, "")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from perturn.data.iterations import ledger_of
-from perturn.data.pairs import actions_of, branches_of
+from perturn.data.origins import actions_of, branches_of
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.report import write_report
-from perturn.run.groups import too_long
+from perturn.run.length_limit import too_long
 from perturn.run.loop import open_run, run_stages
 from support.shrunk import SHRUNK
 

@@ -27,7 +27,7 @@ STEPS = 16
 RECIPE = """
 name: one
 model: {name: tiny, dtype: float32}
-pair: {file: rows.jsonl}
+rows: {name: file, path: rows.jsonl}
 align:
   loss: {name: tlm-dre}
   epochs: 2

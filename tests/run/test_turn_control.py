@@ -20,7 +20,7 @@ from perturn.types import Action, EpisodeProtocol, Task, Trajectory, Turn
 PLAIN = [
     "evaluate.tasks.per_kind=4",
     "evaluate.sampling={temperature: 1.0, max_new_tokens: 4}",
-    *("sft=null", "pair=null", "explore=null", "align=null"),
+    *("sft=null", "rows=null", "explore=null", "align=null"),
 ]
 CONTROLLED = [*PLAIN, "evaluate.turns={limit: 2, extend: 2, times: 2, progress: null}"]
 RESTRICTED = [*PLAIN, "evaluate.turns={limit: 2}"]
@@ -127,7 +127,7 @@ def test_the_command_and_the_report_say_what_it_cost(recipe):
 
 
 def test_the_best_of_several_costs_the_turns_of_all(recipe):
-    paths, counts = evaluated(recipe, [*CONTROLLED, "evaluate.best_of={samples: 2, by: likelihood}"])
+    paths, counts = evaluated(recipe, [*CONTROLLED, "evaluate.select={name: likelihood, samples: 2}"])
 
     (row,) = summarize(paths.folder)["policies"]
     cost = row["turn_control"]

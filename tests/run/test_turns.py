@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from perturn.data.iterations import ledger_of
-from perturn.data.pairs import actions_of
+from perturn.data.origins import actions_of
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import RunError
+from perturn.explore.wrong_branches import WrongBranches
 from perturn.report import write_report
-from perturn.run.branch import branch_jobs
 from perturn.run.loop import open_run, run_stages
 from perturn.run.measure import measured
 from perturn.run.plan import make_plan
-from perturn.settings.branch import Branch
 from perturn.types import Status
+from support.branches import jobs_of
 from support.corrections import RIGHT, STRAYED, TASK, commands, explore, make_recipe, record
 from support.shrunk import SHRUNK
 
@@ -25,8 +25,10 @@ EXPERT = [
     *(word for word in SHRUNK if not word.startswith(("branch", "explore.", "evaluate"))),
     "explore.tasks={split: train, n: 3, skip: 32}",
     "evaluate=null",
-    "branch={of: expert, every: 1, samples: 2}",
-    "pair={within: branch, length: turn}",
+    "explore.name=expert-branches",
+    "explore.every=1",
+    "explore.branches=2",
+    "rows={name: branch-pairs, length: turn}",
     "align.shared_prefix=mask",
     "align.loss={name: tlm-dre}",
 ]
@@ -75,16 +77,15 @@ def test_training_masks_the_turns_in_common(done):
     assert write_report(done.folder).is_file()
 
 
-def run_of(folder, branch, pair):
+def run_of(folder, explorer, rows):
     """A run of three explored episodes: a success, one that strayed at its fourth turn, one that never moved."""
     recipe = make_recipe(
         output=str(folder),
         base=None,
         model={"name": "smollm2-135m"},
-        explore={"tasks": {"n": 3}},
+        explore={"tasks": {"n": 3}, **explorer},
         evaluate=None,
-        branch=branch,
-        pair=pair,
+        rows=rows,
     )
     return open_run(recipe), [record(RIGHT), record(STRAYED, sample=1), record(["look"] * 3, sample=2)]
 
@@ -96,9 +97,9 @@ def branch_of(texts, kept, number, **changes):
     return replace(whole, turns=(*whole.turns[:kept], *own), origin=1, taken_over=kept, **changes)
 
 
-def pairs_of(folder, branch, pair, branches):
+def pairs_of(folder, explorer, rows, branches):
     """(what both sides did) of each pair, and the counts that are not 0."""
-    opened, explored = run_of(folder, branch, pair)
+    opened, explored = run_of(folder, explorer, rows)
     with opened as run:
         explore(run, "explore", explored)
         explore(run, "branch", branches)
@@ -110,7 +111,7 @@ def pairs_of(folder, branch, pair, branches):
     }
 
 
-OWN = {"within": "branch", "by": "progress", "length": "turn", "remaining": "searching"}
+OWN = {"name": "progress-pairs", "length": "turn", "distance": "searching"}
 
 
 def test_an_own_turn_that_comes_nearer_is_preferred_to_the_first_wrong_one(tmp_path):
@@ -121,7 +122,7 @@ def test_an_own_turn_that_comes_nearer_is_preferred_to_the_first_wrong_one(tmp_p
         branch_of([*RIGHT[:3], "look", "look"], 3, 7),
         branch_of(["look"], 3, 10, **lost),
     ]
-    pairs, counts = pairs_of(tmp_path, {"at": "wrong", "of": "failures"}, OWN, branches)
+    pairs, counts = pairs_of(tmp_path, {"name": "wrong-branches", "of": "failures"}, OWN, branches)
 
     assert pairs == [(RIGHT[:4], STRAYED[:4])]
     assert counts == {"failed": 1, "kept": 2, "alone": 1, "memberships": 4}
@@ -132,9 +133,9 @@ def test_where_no_pair_is_left_nothing_is_named_that_goes_unread(tmp_path):
     branches = [branch_of([*RIGHT[:3], "look", "look"], 3, 7)]
 
     with pytest.raises(
-        RunError, match=r"no pair is left of 3 .*; take more branch\.samples, explore more tasks"
+        RunError, match=r"no pair is left of 3 .*; take more explore\.branches, explore more tasks"
     ):
-        pairs_of(tmp_path, {"at": "wrong", "of": "failures"}, OWN, branches)
+        pairs_of(tmp_path, {"name": "wrong-branches", "of": "failures"}, OWN, branches)
 
 
 def test_a_turn_that_cost_the_episode_is_rejected(tmp_path, capsys):
@@ -142,7 +143,7 @@ def test_a_turn_that_cost_the_episode_is_rejected(tmp_path, capsys):
     branches = [branch_of(RIGHT, kept, 3 * kept + 1) for kept in (1, 2, 3)]
     branches += [branch_of([*STRAYED[:kept], "look"], kept, 3 * kept + 1) for kept in (4, 5)]
     pair = {"within": "branch", "by": "drop", "length": "turn"}
-    pairs, counts = pairs_of(tmp_path, {"of": "failures", "every": 1}, pair, branches)
+    pairs, counts = pairs_of(tmp_path, {"name": "branches", "of": "failures", "every": 1}, pair, branches)
 
     assert pairs == [(RIGHT[:4], STRAYED[:4])]
     assert counts == {"no_drop": 4, "kept": 1, "steps": 5}
@@ -152,8 +153,7 @@ def test_a_turn_that_cost_the_episode_is_rejected(tmp_path, capsys):
 def test_failures_are_played_on_from_before_their_first_wrong_turn():
     """The one that strayed from before its fourth turn, the one that never moved from its start; twice each."""
     episodes = [record(RIGHT), record(STRAYED, sample=1), record(["look"] * 3, sample=2)]
-    settings = Branch(at="wrong", of="failures")
-    jobs = branch_jobs(measured(make_recipe(), episodes), settings, seed=0, samples=3)
+    jobs = jobs_of(WrongBranches(of="failures", samples=3), measured(make_recipe(), episodes))
 
     assert [(job.begun.sample, job.kept) for job in jobs] == [(1, 3), (1, 3), (2, 0), (2, 0)]
     assert all(job.task == TASK for job in jobs)
@@ -163,7 +163,11 @@ def test_failures_are_played_on_from_before_their_first_wrong_turn():
 def test_a_plan_counts_one_turn_of_each_episode(tmp_path):
     """Of 4 explored episodes, 5 times."""
     words = ["explore.tasks={split: train, n: 4, skip: 32}", f"output={tmp_path}"]
-    words += ["branch={at: wrong, samples: 5}", "pair={within: branch, by: progress, remaining: searching}"]
+    words += [
+        "explore.name=wrong-branches",
+        "explore.branches=5",
+        "rows={name: progress-pairs, distance: searching}",
+    ]
     plan = make_plan(LAB, [*SHRUNK[:6], *words], None)
     work = {step.name: step.work for step in plan.steps}
 

@@ -9,13 +9,19 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from perturn.engines import ENGINES
 from perturn.engines.local.engine import LocalEngine
+from perturn.episodes.seeds import make_jobs
 from perturn.run.loop import open_run
-from perturn.run.panels import make_jobs
 from perturn.run.session import Session
 from perturn.types import Sampling
 from support.models import make_tiny_model
 
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=4)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(whole_vocabulary):
+    """The tiny policy that knows all words of the tokenizer."""
+    return whole_vocabulary
 
 
 @pytest.fixture(params=["float32", "bfloat16"])

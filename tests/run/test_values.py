@@ -14,22 +14,21 @@ from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer
+from perturn.quantities.readers import open_reader
+from perturn.quantities.turn_values import values_of
 from perturn.run.credit import credit_run, explained
 from perturn.run.loop import check
-from perturn.run.readings import open_reader, values_of
 from support.credited import EPISODES
-from support.loop import finish
 
-from .online import GROUPS, begin, recipe_of
+from .online import GROUPS, recipe_of
 
 WORDS = [*GROUPS, "iterations=2", "evaluate.every=1", "credit.name=turn-gae"]
 
 
 @pytest.fixture(scope="module")
-def online(place):
+def online(run_once):
     """Two iterations of policy gradient on advantages over a learned value."""
-    finish(begin(place, "valued", *WORDS))
-    return place / "runs" / "valued"
+    return run_once("valued", *WORDS)
 
 
 def test_the_loop_weighs_by_the_policy_that_acted(online):
@@ -38,7 +37,7 @@ def test_the_loop_weighs_by_the_policy_that_acted(online):
     for mark, policy in (("-001", "sft"), ("-002", "ppo-clip-001")):
         episodes = list(read_trajectories(online / f"trajectories/explore{mark}.jsonl"))
         credit, folder = CREDITS["turn-gae"](), str(online / "checkpoints" / policy)
-        values = values_of(episodes, credit, open_reader(folder))
+        values = values_of(episodes, credit.value_targets, open_reader(folder))
         expected = {
             one.key: weight for one, weight in zip(episodes, credit(episodes, values=values), strict=True)
         }
@@ -85,11 +84,11 @@ def test_the_order_of_episodes_changes_no_value(tiny_model, tokenizer):
     """Not in any bit; an episode without turns has none, and changes none."""
     credit = CREDITS["bi-level-gae"]()
     empty = replace(EPISODES[0], turns=(), sample=7)
-    before = values_of(EPISODES, credit, open_reader(tiny_model, tokenizer))
+    before = values_of(EPISODES, credit.value_targets, open_reader(tiny_model, tokenizer))
     order = [empty, *EPISODES]
     random.Random(0).shuffle(order)
 
-    found = values_of(order, credit, open_reader(tiny_model, tokenizer))
+    found = values_of(order, credit.value_targets, open_reader(tiny_model, tokenizer))
 
     assert found[order.index(empty)] == []
     assert all(found[order.index(one)] == values for one, values in zip(EPISODES, before, strict=True))
@@ -103,7 +102,7 @@ def test_a_single_task_has_a_baseline(tiny_model, tokenizer):
     group = next(group for group in groups_of(EPISODES) if group[0].task.id == "one")
     for name in ("turn-gae", "bi-level-gae"):
         credit = CREDITS[name]()
-        values = values_of(group, credit, open_reader(tiny_model, tokenizer))
+        values = values_of(group, credit.value_targets, open_reader(tiny_model, tokenizer))
         returns = credit.value_targets(group, [[1] * len(one.turns) for one in group])
 
         weights = credit(group, values=values)
@@ -119,7 +118,7 @@ def test_a_policy_that_is_named_is_loaded(tiny_folder):
     credit = CREDITS["turn-gae"]()
     model, tokenizer = load_model(str(tiny_folder)), load_tokenizer(str(tiny_folder))
 
-    assert values_of(EPISODES, credit, open_reader(str(tiny_folder))) == values_of(
+    assert values_of(EPISODES, credit.value_targets, open_reader(str(tiny_folder))) == values_of(
         EPISODES, credit, open_reader(model, tokenizer)
     )
 
@@ -133,8 +132,13 @@ def test_one_episode_of_a_task_is_enough_where_none_are_compared(place, monkeypa
         ["credit.name=turn-gae"],
         ["credit={name: rloo, singleton: raw}"],
         ["credit.name=reinforce++"],
-        ["credit.name=portool", "branch.every=1"],
-        ["credit.name=portool", "branch.every=1", "groups.drop_equal_outcomes=true"],
+        ["credit.name=portool", "explore.name=branches", "explore.every=1"],
+        [
+            "credit.name=portool",
+            "explore.name=branches",
+            "explore.every=1",
+            "rows.drop_equal_outcomes=true",
+        ],
     ):
         check(recipe_of(place, *WORDS, "explore.samples=1", *words))
 
@@ -146,13 +150,14 @@ def test_one_episode_of_a_task_is_enough_where_none_are_compared(place, monkeypa
     with pytest.raises(
         ConfigError, match=r"samples must be > 1 with groups\.drop_equal_outcomes, since no other"
     ):
-        check(recipe_of(place, *WORDS, "explore.samples=1", "groups.drop_equal_outcomes=true"))
+        check(recipe_of(place, *WORDS, "explore.samples=1", "rows.drop_equal_outcomes=true"))
 
 
-def test_an_episode_alone_in_its_task_is_trained(place):
+@pytest.mark.slow
+def test_an_episode_alone_in_its_task_is_trained(place, run_once):
     """Every one of them, by what it earned beyond V."""
     words = ["explore.samples=1", "explore.per_iteration=8", "iterations=1", "evaluate=null"]
-    finish(begin(place, "alone", *WORDS, *words))
+    run_once("alone", *WORDS, *words)
     rows = read_credits(place / "runs/alone/credits/turn-gae.jsonl")
 
     assert [row.bin for row in rows] == ["trained"] * 8

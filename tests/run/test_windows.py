@@ -15,6 +15,8 @@ from perturn.data.groups import read_credits
 from perturn.data.store import read_trajectories
 from perturn.episodes.episode import Job
 from perturn.errors import ConfigError
+from perturn.explore.protocol import ExploreInputs
+from perturn.explore.window import Window
 from perturn.report import summarize
 from perturn.report.folder import read_run
 from perturn.report.groups import shown_group
@@ -24,16 +26,20 @@ from perturn.report.summary import signal_rows
 from perturn.run.credit import credit_run
 from perturn.run.loop import check
 from perturn.run.maker import find_maker
-from perturn.run.panels import in_windows, make_jobs
-from perturn.settings.sections import Explore
-from perturn.settings.stages import IMPLICIT, VALUE, stages
+from perturn.settings.stages import stages
 from perturn.types import Action, Status, Task, Turn
-from support.loop import finish
 from support.windows import Count, played
 
-from .online import GROUPS, begin, recipe_of
+from .online import GROUPS, recipe_of
 
-WORDS = [*GROUPS, "iterations=3", "evaluate=null", "credit.name=turn-gae", "explore.window=1"]
+WORDS = [
+    *GROUPS,
+    "iterations=3",
+    "evaluate=null",
+    "credit.name=turn-gae",
+    "explore.name=window",
+    "explore.turns=1",
+]
 
 
 class Crash(Count):
@@ -52,10 +58,9 @@ class Mine(TurnGAE):
 
 
 @pytest.fixture(scope="module")
-def windowed(place):
+def windowed(run_once):
     """Three iterations of two-turn episodes, one turn at a time."""
-    finish(begin(place, "windowed", *WORDS))
-    return place / "runs" / "windowed"
+    return run_once("windowed", *WORDS)
 
 
 def explored(folder, number):
@@ -109,15 +114,15 @@ def test_the_reward_of_the_last_turn_is_compared_too():
 
 def test_numbers_of_new_episodes_and_of_those_that_go_on_never_meet():
     """A task that is explored in each of three iterations, two samples each, of which none ends."""
-    settings, left = Explore(samples=2, window=1), []
+    explorer, left = Window(samples=2, turns=1), []
     for iteration in (1, 2, 3):
-        jobs = in_windows(make_jobs([Task("t")], 0, 2, iteration), left, settings, 0, iteration)
+        jobs = explorer.jobs(ExploreInputs(0, iteration, [Task("t")], left), 0)
         assert sorted(job.sample for job in jobs) == list(range(2 * iteration))
         assert {job.begun.sample + 2 == job.sample for job in jobs if job.begun} <= {True}
         assert len({job.seed for job in jobs}) == len(jobs)
         begun = [job.begun.key for job in jobs if job.begun]
         assert begun == sorted(begun)
-        assert in_windows(jobs[len(begun) :], left[::-1], settings, 0, iteration) == jobs
+        assert explorer.jobs(ExploreInputs(0, iteration, [Task("t")], left[::-1]), 0) == jobs
         left = [played(job) for job in jobs]
 
 
@@ -151,7 +156,7 @@ def test_an_exploration_in_windows_starts_from_the_one_before(place):
     """And from the policy; without windows from that alone."""
     needs, others = (
         {stage.name: stage.needs for stage in stages(recipe_of(place, *words))}
-        for words in (WORDS, WORDS[:-1])
+        for words in (WORDS, WORDS[:-2])
     )
 
     assert [needs[f"explore-00{number}"] for number in (2, 3)] == [
@@ -186,7 +191,7 @@ def test_every_turn_is_weighed_and_an_episode_alone_in_its_task_is_trained(windo
 
 def test_a_credit_that_weighs_by_outcomes_is_refused(windowed):
     """The unfinished would be failures to it; one that reads values weighs each turn where it was played."""
-    says = "12 of 12 episodes go on in the next iteration, and credit RLOO weighs by how they end"
+    says = "credit rloo does not take episodes that are not over, which explore.name=window has"
     with pytest.raises(ConfigError, match=says):
         credit_run(windowed, ["credit.name=rloo"])
 
@@ -294,10 +299,8 @@ def test_a_policy_of_windows_is_not_scored_by_values(windowed):
     """What its run explored first are the short episodes; it has an implicit reward all the same."""
     maker = find_maker(recipe_of(windowed.parent.parent, f"model.name={windowed}/checkpoints/ppo-clip-003"))
 
-    assert "explores in windows (explore.window), where first the short episodes are over" in maker.lack(
-        VALUE
-    )
-    assert maker.lack(IMPLICIT) is None
+    assert "explores in windows, where first the short episodes are over" in maker.lack({"explored"})
+    assert maker.lack({"start"}) is None
 
 
 def test_credits_that_are_compared_both_weigh_what_went_on(windowed):
@@ -313,21 +316,20 @@ def test_credits_that_are_compared_both_weigh_what_went_on(windowed):
     ("words", "says"),
     [
         (
-            ["evaluate={best_of: {samples: 2, by: value}}"],
-            "by=value learns from explored episodes that are over",
+            ["evaluate={select: {name: value}}"],
+            "evaluate.select does not take episodes that are not over",
         ),
         (
-            ["evaluate={rerank: {samples: 2, by: value}}"],
-            "by=value learns from explored episodes that are over",
+            ["evaluate={select: {name: value, among: actions}}"],
+            "evaluate.select does not take episodes that are not over",
         ),
-        (["iterations=1"], "explore.window cuts episodes that go on in the next iteration"),
+        (["iterations=1"], "explore.name=window resumes episodes in the next iteration; set iterations > 1"),
         (
-            ["groups=null", "pair.within=group", "credit=null", "align.loss={name: dpo}"],
-            "is read with groups",
+            ["rows.name=group-pairs", "credit=null", "align.loss={name: dpo}"],
+            "rows.name=group-pairs does not take episodes that are not over",
         ),
-        (["branch.every=1", "credit.name=portool"], "branch plays on episodes that are over"),
-        (["groups.drop_equal_outcomes=true"], "groups.drop_equal_outcomes compares outcomes"),
-        (["explore.window=0"], "explore.window must be >= 1"),
+        (["rows.drop_equal_outcomes=true"], "groups does not take episodes that are not over"),
+        (["explore.turns=0"], "explore.turns must be >= 1"),
     ],
 )
 def test_windows_that_nothing_goes_on_with_are_refused(place, words, says):
@@ -340,13 +342,13 @@ def test_windows_that_nothing_goes_on_with_are_refused(place, words, says):
     [
         (
             ["credit.name=rloo"],
-            "credit rloo weighs episodes by how they end, and with explore.window some are not",
+            "credit rloo does not take episodes that are not over, .*; take explore.name=rollouts or branches",
         ),
         (
             ["credit.name=slate"],
-            "credit slate weighs branches of episodes, and with explore.window some are not",
+            "credit slate needs branches, and explore.name=window provides none",
         ),
-        (["explore.window=3"], "explore.window is 3, and no episode has more than 3 turns"),
+        (["explore.turns=3"], "explore.turns is 3, and no episode has more than 3 turns"),
     ],
 )
 def test_windows_that_the_credit_or_the_protocol_does_not_take_are_refused(place, words, says, monkeypatch):

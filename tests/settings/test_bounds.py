@@ -10,8 +10,10 @@ import pytest
 from perturn.credit import CREDITS
 from perturn.engines import ENGINES
 from perturn.errors import ConfigError, ModelError
+from perturn.explore import EXPLORERS
 from perturn.losses import LOSSES
 from perturn.policy.config import TurnConfig
+from perturn.rows import ROWS
 from perturn.run.loop import open_run
 from perturn.run.session import make_protocol
 from perturn.settings.parsing import build, parse
@@ -22,8 +24,7 @@ from small import refusal, small
 
 FREE = {
     *("name", "output", "report_to", "model.name", "model.chat_template", "protocol.name", "protocol.system"),
-    *("protocol.suffix", "outcomes.success", "outcomes.failure", "evaluate.best_of.by"),
-    "evaluate.rerank.by",
+    *("protocol.suffix", "evaluate.select"),
     *(
         "sft.tasks.split",
         "align.tasks.split",
@@ -42,11 +43,6 @@ FREE = {
         "credit",
         "worlds.pass_env",
         "expert.file",
-        "pair.file",
-        "pair.signals.without",
-        "pair.signals.only",
-        "groups.signals.without",
-        "groups.signals.only",
     ),
 }
 """Texts that may be anything on reading: `check` looks at them, or they are the user's own."""
@@ -62,10 +58,12 @@ def parts(hint):
 def fields(kind, where=""):
     """(dotted path, type) of every setting of a section and of the sections in it."""
     for name, hint in typing.get_type_hints(kind).items():
+        if typing.get_origin(hint) is typing.ClassVar:
+            continue
         inner = [part for part in parts(hint) if dataclasses.is_dataclass(part)]
         for part in inner:
             yield from fields(part, f"{where}{name}.")
-        if not inner and typing.get_origin(hint) is not typing.ClassVar:
+        if not inner:
             yield f"{where}{name}", hint
 
 
@@ -83,7 +81,7 @@ def with_value(path, value):
 NUMBERS = [path for path, hint in fields(Recipe) if {int, float} & set(parts(hint))]
 IN_TABLES = [
     (table, name, path)
-    for table in (ENGINES, LOSSES, CREDITS)
+    for table in (ENGINES, LOSSES, CREDITS, ROWS, EXPLORERS)
     for name, kind in table.items()
     for path, hint in fields(kind)
     if {int, float} & set(parts(hint))
@@ -93,9 +91,7 @@ BAD_NUMBERS = [-(2**70), float("nan"), "nan", ".inf", float("-inf"), True]
 
 def test_the_settings_that_are_gone_through_are_those_of_a_recipe():
     """Otherwise the tests below would pass over nothing."""
-    assert {"seed", "pair.threshold", "align.lora.dropout", "evaluate.tasks.skip", "cluster.engines"} <= set(
-        NUMBERS
-    )
+    assert {"seed", "align.lora.dropout", "evaluate.tasks.skip", "cluster.engines"} <= set(NUMBERS)
     assert any(path == "cache_gigabytes" for _, _, path in IN_TABLES)
     assert len(NUMBERS) > 40
 
@@ -149,19 +145,7 @@ def test_the_choices_of_a_recipe_are_known():
         "base.loss_on",
         "sft.loss_on",
         "align.reference",
-        "groups.failed",
-        "groups.remaining",
-        "outcomes.name",
-        "outcomes.takeover",
         "reward.reference",
-        "branch.of",
-        "branch.policy",
-        "branch.at",
-        "branch.others",
-        "pair.within",
-        "pair.by",
-        "pair.length",
-        "pair.remaining",
     ]
 
 
@@ -199,8 +183,8 @@ def test_bounds_hold_without_a_recipe_too():
 
 MISTAKES = [
     ("seed=-1", "seed must be >= 0, got -1."),
-    ("pair.threshold=-0.1", "pair.threshold must be >= 0, got -0.1."),
-    ("pair.max_extra_turns=-1", "pair.max_extra_turns must be >= 0, got -1."),
+    ("rows.threshold=-0.1", "rows.threshold must be >= 0, got -0.1."),
+    ("rows.max_extra_turns=-1", "rows.max_extra_turns must be >= 0, got -1."),
     ("sft.lora.dropout=7", "sft.lora.dropout must be < 1, got 7.0."),
     ("sft.scheduler=nonsense", "sft: nonsense is not a valid SchedulerType"),
     ("sft.scheduler=warmup_stable_decay", "sft: scheduler 'warmup_stable_decay' cannot be made"),

@@ -94,4 +94,11 @@ def test_the_keys_of_a_recipe_are_all_there():
     keys = list(keys_of(Recipe))
 
     assert len(keys) == len(set(keys))
-    assert {"seed", "align.loss", "align.loss.name", "credit.name", "evaluate.best_of.by"} <= set(keys)
+    assert {
+        "seed",
+        "align.loss",
+        "align.loss.name",
+        "credit.name",
+        "evaluate.select.name",
+        "evaluate.select.samples",
+    } <= set(keys)

@@ -16,6 +16,7 @@ from perturn.losses import LOSSES
 from perturn.run.session import make_protocol
 from perturn.settings.parsing import build, parse, to_yaml
 from perturn.settings.recipe import Recipe, read_recipe
+from perturn.settings.stages import makes
 from small import refusal, small
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -74,7 +75,10 @@ def test_an_unknown_entry_of_a_table_is_refused_with_the_closest_one():
         ({"evaluate": {"concurrency": 0}}, "evaluate.concurrency must be >= 1, got 0."),
         ({"protocol": {"name": "x", "max_turns": 0}}, "protocol.max_turns must be >= 1, got 0."),
         ({"model": {"name": "x", "max_length": 0}}, "model.max_length must be >= 1, got 0."),
-        ({"pair": {"threshold": float("nan")}}, "pair.threshold must be a finite number, got nan."),
+        (
+            {"rows": {"name": "expert-pairs", "threshold": float("nan")}},
+            "rows.threshold must be a finite number, got nan.",
+        ),
         (
             {"sft": {"loss": {"name": "sft"}, "epochs": float("inf")}},
             "sft.epochs must be a finite number, got inf.",
@@ -315,7 +319,7 @@ def test_a_shipped_recipe_parses_and_its_sections_can_be_built(file, tmp_path, m
     environment = environment_name(recipe.environment)
     protocol = make_protocol(recipe.protocol)
 
-    needed = {"sft": False, "align": recipe.groups is None}
+    needed = {"sft": False, "align": not makes(recipe, "groups")}
     trained = [name for name in needed if getattr(recipe, name) is not None]
     assert [loss.traits.needs_rejected for loss in losses] == [needed[name] for name in trained]
     assert bool(trained) == engine.traits.serves_checkpoints

@@ -36,7 +36,7 @@ def test_the_whole_loop_is_in_the_order_in_which_it_is_done():
 
 
 def test_corrections_are_gathered_by_policies_that_begin_where_sft_did():
-    data = {**PLAYS, "sft": SFT, "align": SFT, "outcomes": {"name": "oec"}, "iterations": 2, "evaluate": None}
+    data = {**PLAYS, "sft": SFT, "align": SFT, "rows": {"name": "oec"}, "iterations": 2, "evaluate": None}
     found = stages(parse(Recipe, data))
 
     assert [(stage.name, stage.policy, stage.start) for stage in found[2:]] == [
@@ -57,10 +57,10 @@ def test_corrections_are_gathered_by_policies_that_begin_where_sft_did():
         ({**PLAYS, "evaluate": None, "expert": {}}, ["expert"]),
         ({**PLAYS, "evaluate": None, "sft": SFT}, ["expert", "sft"]),
         ({**PLAYS, "evaluate": None, "align": ALIGN}, ["expert", "explore", "pair", "align"]),
-        ({**MODEL, "align": ALIGN, "pair": {"file": "pairs.jsonl"}}, ["pair", "align"]),
+        ({**MODEL, "align": ALIGN, "rows": {"name": "file", "path": "pairs.jsonl"}}, ["pair", "align"]),
         ({**MODEL, "sft": SFT, "expert": {"file": "rows.jsonl"}}, ["expert", "sft"]),
         (
-            {**PLAYS, "align": ALIGN, "pair": {"file": "pairs.jsonl"}},
+            {**PLAYS, "align": ALIGN, "rows": {"name": "file", "path": "pairs.jsonl"}},
             ["evaluate-base", "pair", "align", "evaluate-tlm-dre"],
         ),
     ],
@@ -89,7 +89,10 @@ def test_iterations_are_numbered_and_each_starts_from_the_policy_before():
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ({**MODEL, "align": ALIGN}, "environment is missing, which pair plays in; set it or name a file"),
+        (
+            {**MODEL, "align": ALIGN},
+            "environment is missing, which rows plays in; set it or take rows.name=file",
+        ),
         ({**MODEL, "explore": {}}, "environment is missing, which explore plays in"),
         (MODEL, "environment is missing; set it"),
     ],
@@ -105,7 +108,7 @@ def test_groups_are_credited_where_pairs_would_be_made():
         **PLAYS,
         "iterations": 3,
         "explore": {"samples": 4},
-        "groups": {},
+        "rows": {"name": "groups"},
         "evaluate": {"every": 2},
         "align": {"loss": {"name": "ppo-clip"}, "reference": "average"},
     }
@@ -131,11 +134,13 @@ def test_groups_are_credited_where_pairs_would_be_made():
         assert [stage.reference for stage in stages(recipe) if stage.command == "train"] == expected
 
 
-@pytest.mark.parametrize("pair", [{"within": "group"}, {"within": "correction", "remaining": "searching"}])
-def test_pairs_without_an_experts_episodes_need_no_expert(pair):
+@pytest.mark.parametrize("name", ["group-pairs", "corrections"])
+def test_pairs_without_an_experts_episodes_need_no_expert(name):
     """The policy's best is chosen, or what it began; so nobody shows anything before."""
     align = {"loss": {"name": "tlm-dre"}}
-    found = stages(parse(Recipe, {**PLAYS, "explore": {"samples": 4}, "pair": pair, "align": align}))
+    found = stages(
+        parse(Recipe, {**PLAYS, "explore": {"samples": 4}, "rows": {"name": name}, "align": align})
+    )
 
     assert [one.name for one in found] == ["evaluate-base", "explore", "pair", "align", "evaluate-tlm-dre"]
     assert {one.name: one.needs for one in found}["pair"] == ("explore",)
@@ -143,10 +148,11 @@ def test_pairs_without_an_experts_episodes_need_no_expert(pair):
 
 def test_pairs_of_steps_play_the_experts_episodes_on():
     """As IPR does where nothing is said: from each turn, five times; pairs need his episodes and the branches."""
-    recipe = parse(Recipe, {**PLAYS, "pair": {"within": "step"}, "align": ALIGN})
+    explore = {"name": "expert-branches"}
+    recipe = parse(Recipe, {**PLAYS, "explore": explore, "rows": {"name": "step-pairs"}, "align": ALIGN})
     needs = {one.name: one.needs for one in stages(recipe)}
 
-    assert (recipe.branch.of, recipe.branch.every, recipe.branch.samples) == ("expert", 1, 5)
+    assert (recipe.explore.every, recipe.explore.branches) == (1, 5)
     assert needs["branch"] == ("explore", "expert")
     assert needs["pair"] == ("explore", "expert", "branch")
 
@@ -154,7 +160,8 @@ def test_pairs_of_steps_play_the_experts_episodes_on():
 def test_an_experts_episodes_that_are_played_on_are_shown_first():
     """Pairs within their branches need them too."""
     recipe = parse(
-        Recipe, {**PLAYS, "branch": {"of": "expert"}, "pair": {"within": "branch"}, "align": ALIGN}
+        Recipe,
+        {**PLAYS, "explore": {"name": "expert-branches"}, "rows": {"name": "branch-pairs"}, "align": ALIGN},
     )
     needs = {one.name: one.needs for one in stages(recipe)}
 
@@ -165,9 +172,8 @@ def test_an_experts_episodes_that_are_played_on_are_shown_first():
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        ({"groups": {}, "pair": {}, "align": ALIGN}, "groups and pair are both set"),
-        ({"groups": {}}, "groups need an alignment"),
-        ({"pair": {"within": "group"}, "align": ALIGN}, "explore.samples must be > 1"),
+        ({"rows": {"name": "groups"}}, "rows.name=groups makes rows for an alignment"),
+        ({"rows": {"name": "group-pairs"}, "align": ALIGN}, "explore.samples must be > 1"),
     ],
 )
 def test_groups_that_cannot_be_are_refused(part, words):

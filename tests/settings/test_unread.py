@@ -22,111 +22,64 @@ def refusal(**sections):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["rft", "kto"])
-@pytest.mark.parametrize("text", ["success", "failure"])
-def test_texts_of_a_way_that_tells_nothing(name, text):
-    assert f"outcomes {name} tells nothing in its prompts" in refusal(outcomes={"name": name, text: "Well."})
-
-
-def test_texts_of_a_way_that_tells_are_taken():
-    found = parse(Recipe, RECIPE | {"outcomes": {"name": "nat", "success": "Well."}})
-
-    assert found.outcomes.suffixes[0] == "\nWell."
-
-
-def test_corrections_beside_a_file_of_pairs():
-    pair = {"within": "correction", "remaining": "shortest", "file": "pairs.jsonl"}
-
-    assert "pair.file holds pairs" in refusal(pair=pair, align={"loss": {"name": "dpo"}})
-
-
 def test_branches_by_a_policy_that_is_never_there():
     """Without SFT there is the model alone, and a policy that is still to be trained is no choice."""
-    sections = {"align": {"loss": {"name": "ppo-clip"}}, "groups": {}, "explore": {"samples": 2}}
+    sections = {"align": {"loss": {"name": "ppo-clip"}}, "rows": {"name": "groups"}}
+    by_sft = {"name": "branches", "samples": 2, "policy": "sft"}
 
-    said = refusal(**sections, sft=None, branch={"policy": "sft"})
-    assert "branch.policy is sft, and the recipe has no section sft" in said
-    assert "branch.policy" in refusal(**sections, branch={"policy": "ppo-clip-001"})
-    assert parse(Recipe, RECIPE | sections | {"branch": {"policy": "sft"}}).branch.policy == "sft"
+    said = refusal(**sections, sft=None, explore=by_sft)
+    assert "explore.policy is sft, and the recipe has no section sft" in said
+    assert "explore.policy" in refusal(**sections, explore=by_sft | {"policy": "ppo-clip-001"})
+    assert parse(Recipe, RECIPE | sections | {"explore": by_sft}).explore.policy == "sft"
 
 
 @pytest.mark.parametrize(
-    ("pair", "branch", "said"),
+    ("rows", "explore", "said"),
     [
-        ({"length": "turn"}, None, "pair.length=turn is read with pair.within=branch or correction alone"),
         (
-            {"within": "correction", "remaining": "shortest", "length": "turn", "max_extra_turns": 5},
-            None,
-            "pair.max_extra_turns cuts nothing with pair.length=turn",
+            {"name": "drop-pairs"},
+            {"name": "expert-branches"},
+            "rows.name=drop-pairs needs branches at regular turns, and explore.name=expert-branches provides "
+            "expert-branches; explorers that do: branches.",
         ),
-        ({"by": "drop"}, None, "pair.by is read with pair.within=branch alone, not with expert"),
-        ({"within": "branch", "by": "progress"}, None, "pair.remaining must be shortest or searching"),
+        ({"name": "drop-pairs"}, {"name": "wrong-branches"}, "provides wrong-branches; explorers that"),
         (
-            {"within": "branch", "by": "progress", "remaining": "shortest", "threshold": 0.5},
-            None,
-            "pair.threshold is a gap between scores, and pair.by=progress reads none",
-        ),
-        (
-            {"within": "branch", "by": "drop", "per_group": 2},
-            None,
-            "pair.per_group is not read with pair.by=drop",
-        ),
-        ({"within": "branch", "by": "drop"}, {"of": "expert"}, "take branch.of=all or failures"),
-        (
-            {"within": "branch", "by": "drop", "remaining": "shortest"},
-            {"at": "wrong"},
-            "leave branch.at out",
+            {"name": "drop-pairs", "length": "turn"},
+            {"name": "branches", "every": 2},
+            "rows.name=drop-pairs needs branches at every turn (explore.every=1), and explore.name=branches provides",
         ),
         (
-            {"within": "branch", "by": "drop", "length": "turn"},
-            {"every": 2},
-            "branch.every must be 1 with pair.by=drop and pair.length=turn, for of a step of 2 turns",
+            {"name": "progress-pairs"},
+            {"name": "wrong-branches"},
+            "explore.distance and rows.distance must be alike: a run measures one sense alone.",
         ),
         (
-            {"within": "branch"},
-            {"at": "wrong"},
-            "pair.remaining must be shortest or searching with branch.at",
+            {"name": "branch-pairs"},
+            {"name": "wrong-branches", "every": 2},
+            "unknown key 'explore.every'. every is a setting of explore.name=branches or expert-branches.",
+        ),
+        ({"name": "step-pairs"}, {"name": "branches"}, "rows.name=step-pairs needs expert-branches, and"),
+        (
+            {"name": "tree-pairs"},
+            {"name": "expert-branches"},
+            "needs a tree, and explore.name=expert-branches provides",
         ),
         (
-            {"within": "branch", "remaining": "shortest"},
-            {"at": "wrong", "every": 2},
-            "branch.every is not read with branch.at=wrong",
-        ),
-        (
-            {"within": "branch", "remaining": "shortest"},
-            {"at": "wrong", "of": "expert"},
-            "branch.of must not be expert with branch.at=wrong",
-        ),
-        ({"within": "step"}, {"of": "all"}, "branch.of must be expert with pair.within=step"),
-        (
-            {"within": "tree"},
-            {"of": "expert", "search": {}},
-            "branch.of=expert is read with pair.within=step or branch alone, not with tree",
+            {"name": "branch-pairs"},
+            {"name": "branches", "turns": 2},
+            "rows.name=branch-pairs does not take branches that are not over",
         ),
     ],
 )
-def test_turns_that_are_not_compared(pair, branch, said):
-    """Neither pairs of turns nor turns to play on from where nothing is made of them."""
-    assert said in refusal(pair=pair, branch=branch, align={"loss": {"name": "dpo"}})
-
-
-@pytest.mark.parametrize("pair", [{"within": "step"}, {"within": "branch"}, {"file": "pairs.jsonl"}])
-def test_signals_where_no_explored_episode_is_chosen(pair):
-    said = refusal(pair={**pair, "signals": {"without": ["loop"]}}, align={"loss": {"name": "dpo"}})
-
-    assert "pair.signals are read with pair.within=expert or group or correction alone" in said
+def test_episodes_that_rows_do_not_read(rows, explore, said):
+    """Neither branches that are missing nor branches that nothing is made of."""
+    assert said in refusal(rows=rows, explore=explore, align={"loss": {"name": "dpo"}})
 
 
 def test_signals_that_leave_nothing():
     said = refusal(
-        pair={"signals": {"without": ["loop"], "only": ["cut", "loop"]}}, align={"loss": {"name": "dpo"}}
+        rows={"name": "expert-pairs", "signals": {"without": ["loop"], "only": ["cut", "loop"]}},
+        align={"loss": {"name": "dpo"}},
     )
 
     assert "only and without both name loop, so that no episode is left" in said
-
-
-@pytest.mark.parametrize("pair", [{"per_group": None}, {"per_group": 2, "within": "expert"}])
-def test_pairs_of_a_group_that_is_not_paired(pair):
-    assert "pair.per_group is read with pair.within=group or branch alone, not with expert" in refusal(
-        pair=pair, align={"loss": {"name": "dpo"}}
-    )

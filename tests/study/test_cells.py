@@ -13,7 +13,7 @@ environment: {name: e}
 protocol: {name: p}
 sft: {loss: {name: sft}}
 explore: {samples: 2}
-pair: {threshold: 0.5}
+rows: {name: expert-pairs, threshold: 0.5}
 align: {loss: {name: tlm-dre, pivot: 0.8}, learning_rate: 1.0e-6}
 evaluate: {sampling: {max_new_tokens: 7}}
 """
@@ -50,7 +50,7 @@ def test_a_method_replaces_what_it_names_and_leaves_the_rest(plan):
 
     assert cell.recipe.align.loss == {"name": "dpo"}
     assert cell.recipe.align.learning_rate == 1e-5
-    assert cell.recipe.pair.threshold == 0.5
+    assert cell.recipe.rows.threshold == 0.5
     assert cell.recipe.seed == 4
     assert cell.policy == "dpo"
 
@@ -183,20 +183,20 @@ def test_a_wrong_setting_of_a_method_names_the_method(plan):
 
 def test_settings_that_go_with_a_seed_begin_again(plan):
     """Two thresholds over three seeds: the third seed has the first one."""
-    found = plan("by_seed={pair.threshold: [0.1, 0.2]}")
+    found = plan("by_seed={rows.threshold: [0.1, 0.2]}")
 
-    assert [cell.recipe.pair.threshold for cell in found.testing("e", "dpo", {})] == [0.1, 0.2, 0.1]
+    assert [cell.recipe.rows.threshold for cell in found.testing("e", "dpo", {})] == [0.1, 0.2, 0.1]
 
 
 def test_environments_are_laid_below_methods(plan):
     """Each has cells of its own, whose runs carry its name."""
     found = plan(
-        "environments={easy: {environment.level: 1, pair.threshold: 0.1}, hard: {environment.level: 2}}"
+        "environments={easy: {environment.level: 1, rows.threshold: 0.1}, hard: {environment.level: 2}}"
     )
     easy, hard = (found.cell(name, "dpo", {}, 3) for name in ("easy", "hard"))
 
-    assert (easy.recipe.environment["level"], easy.recipe.pair.threshold) == (1, 0.1)
-    assert (hard.recipe.environment["level"], hard.recipe.pair.threshold) == (2, 0.5)
+    assert (easy.recipe.environment["level"], easy.recipe.rows.threshold) == (1, 0.1)
+    assert (hard.recipe.environment["level"], hard.recipe.rows.threshold) == (2, 0.5)
     assert hard.recipe.name.startswith("hard-dpo-seed-3-")
 
 

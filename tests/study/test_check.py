@@ -53,16 +53,19 @@ def test_nothing_is_learned_or_tuned_on_the_test_panel(study, split, skip, secti
     )
 
 
-@pytest.mark.parametrize("choice", ["best_of", "rerank"])
-def test_a_model_that_no_run_made_is_chosen_by_nothing_of_its_making(study, choice):
+@pytest.mark.parametrize("among", ["episodes", "actions"])
+def test_a_model_that_no_run_made_is_chosen_by_nothing_of_its_making(study, among):
     """Other methods are, by what their runs train and explore."""
     untaught = "sft: null, align: null, expert: null, "
-    for by, said in (("implicit", "no policy here is trained"), ("value", "nothing is explored here")):
-        best = f"evaluate.sampling: {{temperature: 1.0}}, evaluate.{choice}: {{by: {by}}}"
+    for name, said in (
+        ("implicit-reward", "no policy here is trained"),
+        ("value", "nothing is explored here"),
+    ):
+        best = f"evaluate.sampling: {{temperature: 1.0}}, evaluate.select: {{name: {name}, among: {among}}}"
 
         found = refusal(study, f"methods={{plain: {{{untaught}{best}}}}}")
 
-        assert f"plain seed 0: evaluate.{choice}.by={by} " in found
+        assert f"plain seed 0: evaluate.select.name={name}: " in found
         assert said in found
         assert open_study(
             study, [f"methods={{taught: {{align: null, {best}}}, aligned: {{{best}}}}}"]
@@ -71,7 +74,7 @@ def test_a_model_that_no_run_made_is_chosen_by_nothing_of_its_making(study, choi
 
 def test_a_method_that_explores_for_its_score_does_not_explore_the_test_panel(study):
     """SFT without an alignment; its exploration has tasks 4 to 7 of train."""
-    best = "{align: null, evaluate.sampling: {temperature: 1.0}, evaluate.best_of: {by: value}}"
+    best = "{align: null, evaluate.sampling: {temperature: 1.0}, evaluate.select: {name: value}}"
 
     said = refusal(study, f"methods={{best: {best}}}", "test.tasks={split: train, per_kind: 1, skip: 5}")
 
@@ -82,11 +85,11 @@ def test_a_method_that_explores_for_its_score_does_not_explore_the_test_panel(st
     ("method", "said"),
     [
         (
-            "evaluate.best_of: {by: implicit}, sft: null, align: null",
-            "best seed 0: evaluate.best_of.by=implicit",
+            "evaluate.select: {name: implicit-reward}, sft: null, align: null",
+            "best seed 0: evaluate.select.name=implicit-reward",
         ),
-        ("evaluate.best_of: {by: likelyhood}", "best seed 0: unknown evaluate.best_of.by 'likelyhood'"),
-        ("evaluate.rerank: {by: own_environment:no_such}", "best seed 0: "),
+        ("evaluate.select: {name: likelyhood}", "best seed 0: unknown evaluate.select.name 'likelyhood'"),
+        ("evaluate.select: {name: own_environment:no_such, among: actions}", "best seed 0: "),
     ],
 )
 def test_a_score_that_cannot_be_made_is_refused_before_its_policy_is(study, method, said):
@@ -96,14 +99,15 @@ def test_a_score_that_cannot_be_made_is_refused_before_its_policy_is(study, meth
     assert said in refusal(study, "tune=null", f"methods={{best: {best}}}")
 
 
-@pytest.mark.parametrize("choice", ["best_of", "rerank"])
-def test_actions_are_chosen_as_the_test_panel_samples_them(study, choice):
+@pytest.mark.parametrize("among", ["episodes", "actions"])
+def test_actions_are_chosen_as_the_test_panel_samples_them(study, among):
     """Tuned at temperature 1 and tested at 0, where all are alike; and the other way round."""
-    words = (f"methods={{best: {{evaluate.sampling: {{temperature: 1.0}}, evaluate.{choice}: {{}}}}}}",)
+    select = f"evaluate.select: {{name: likelihood, among: {among}}}"
+    words = (f"methods={{best: {{evaluate.sampling: {{temperature: 1.0}}, {select}}}}}",)
 
     said = refusal(study, *words, "test.sampling={temperature: 0}")
 
-    assert f"best seed 0: evaluate.{choice} " in said
+    assert "best seed 0: evaluate.select " in said
     assert "all alike at temperature 0" in said
 
 
@@ -117,7 +121,7 @@ def test_nothing_is_learned_on_the_tuning_panel(study):
 
 
 @pytest.mark.parametrize(
-    ("key", "panel"), [("expert.file", "test"), ("expert.file", "tune"), ("pair.file", "test")]
+    ("key", "panel"), [("expert.file", "test"), ("expert.file", "tune"), ("rows.path", "test")]
 )
 def test_no_file_of_the_users_teaches_a_task_that_is_tuned_or_tested_on(study, recipe, tmp_path, key, panel):
     """SFT is taught every episode of such a file, whatever its own panel."""
@@ -129,7 +133,8 @@ def test_no_file_of_the_users_teaches_a_task_that_is_tuned_or_tested_on(study, r
     rows = episodes if key == "expert.file" else [PreferencePair(one, one) for one in episodes]
     write_records(file, rows)
 
-    said = refusal(study, f"methods.own={{{key}: {file}}}")
+    own = f"rows: {{name: file, path: {file}}}" if key == "rows.path" else f"{key}: {file}"
+    said = refusal(study, f"methods.own={{{own}}}")
 
     assert f"{panel}.tasks shares {len(tasks)} tasks with {key}, such as" in said
     assert "take its rows out" in said

@@ -18,11 +18,11 @@ from .corridor import make_place
 
 METHODS = """
 methods:
-  sampled: &sampled {align: null, evaluate.sampling: {temperature: 1.0, max_new_tokens: 4}}
-  value: {<<: *sampled, evaluate.best_of: {samples: 3, by: value}}
-  rerank-value: {<<: *sampled, evaluate.rerank: {samples: 2, by: value}}
-  few: {<<: *sampled, evaluate.best_of: {samples: 3, by: value}, explore.samples: 1}
-  implicit: {evaluate.sampling: {temperature: 1.0, max_new_tokens: 4}, evaluate.best_of: {samples: 3, by: implicit}}
+  sampled: &sampled {align: null, evaluate.sampling: &one {temperature: 1.0, max_new_tokens: 4}}
+  value: {<<: *sampled, evaluate.select: {name: value, samples: 3}}
+  rerank-value: {<<: *sampled, evaluate.select: {name: value, among: actions, samples: 2}}
+  few: {<<: *sampled, evaluate.select: {name: value, samples: 3}, explore.samples: 1}
+  implicit: {evaluate.sampling: *one, evaluate.select: {name: implicit-reward, samples: 3}}
 tune: null
 sweep: {}
 """
@@ -67,7 +67,7 @@ def test_a_method_without_an_alignment_explores_where_its_score_learns_from_that
 
 
 @pytest.mark.parametrize(
-    "method", ["{align: null, explore.samples: 9}", "{align: null, pair.threshold: 0.1}"]
+    "method", ["{align: null, explore.samples: 9}", "{align: null, rows.threshold: 0.1}"]
 )
 def test_what_no_score_reads_is_still_refused_without_an_alignment(plan, method):
     with pytest.raises(ConfigError, match="goes with the alignment, and has none"):
@@ -97,7 +97,7 @@ def test_cells_share_and_are_scored_by_what_their_runs_made(plan):
         str(each.relative_to(plan.study.folder)) for each in (cells["value"].folder, cells["value"].scored)
     ]
     kept = protocols_of(plan.study.folder, [{**row, "runs": runs}])["e"]["value"]
-    assert kept["best_of"] == {"samples": 3, "by": "value"}
+    assert kept["select"] == {"name": "value", "among": "episodes", "samples": 3}
     assert kept.keys().isdisjoint({"maker", "seed"})
 
 

@@ -104,7 +104,7 @@ def test_a_stage_that_lacks_one_of_its_files_is_not_there(board):
     ("word", "lent"),
     [
         ("expert.file: e.jsonl", set()),
-        ("pair.file: p.jsonl", {"expert", "sft", "explore"}),
+        ("rows: {name: file, path: p.jsonl}", {"expert", "sft", "explore"}),
         ("model.name: ./policy", {"expert"}),
         ("model.name: local", {"expert"}),
         ("model.name: org/policy", {"expert", "sft", "explore", "pair"}),

@@ -54,7 +54,7 @@ def changed(key, value):
         ("sft.learning_rate", 1e-3, TAUGHT),
         ("explore.tasks.n", 3, {EXPERT, *AFTER}),
         ("explore.samples", 3, AFTER),
-        ("pair.threshold", 0.1, {PAIR, *ALIGNED}),
+        ("rows.threshold", 0.1, {PAIR, *ALIGNED}),
         ("align.learning_rate", 1e-3, ALIGNED),
         ("align.loss", {"name": "dpo", "beta": 0.2}, ALIGNED),
         ("evaluate.tasks.n", 3, SCORES),
@@ -72,7 +72,7 @@ def test_a_setting_parts_the_stages_that_read_it_and_those_after_them(key, value
 
 def test_no_setting_is_read_by_nobody():
     """But for those that say which stages there are: nobody shares what comes after a first iteration."""
-    recipe = parse(Recipe, {**DATA, "groups": {}, "align": {"loss": {"name": "ppo-clip"}}})
+    recipe = parse(Recipe, {**DATA, "rows": {"name": "groups"}, "align": {"loss": {"name": "ppo-clip"}}})
     read = {key for each in (recipe, parse(Recipe, DATA)) for stage in stages(each) for key in stage.reads}
     unread = [
         key
@@ -85,7 +85,12 @@ def test_no_setting_is_read_by_nobody():
 
 def test_weights_of_groups_are_shared_by_alignments_with_the_same_loss():
     """The loss may name the credit; a learning rate changes no weight."""
-    data = {**DATA, "groups": {}, "credit": {"name": "rloo"}, "align": {"loss": {"name": "ppo-clip"}}}
+    data = {
+        **DATA,
+        "rows": {"name": "groups"},
+        "credit": {"name": "rloo"},
+        "align": {"loss": {"name": "ppo-clip"}},
+    }
     faster = {**data, "align": {**data["align"], "learning_rate": 1e-3}}
     other = {**data, "align": {"loss": {"name": "ppo-clip", "kl": 0.1}}}
     one, two, three = (identities(parse(Recipe, each)) for each in (data, faster, other))
@@ -96,9 +101,9 @@ def test_weights_of_groups_are_shared_by_alignments_with_the_same_loss():
 
 def test_who_plays_branches_on_changes_them_and_the_weights_alone():
     """What was explored is shared; to name the explorer itself is another setting too."""
-    groups = {"groups": {}, "credit": {"name": "pav"}, "align": {"loss": {"name": "ppo-clip"}}}
+    groups = {"rows": {"name": "groups"}, "credit": {"name": "pav"}, "align": {"loss": {"name": "ppo-clip"}}}
     data = [
-        {**DATA, **groups, "branch": {"every": 1, **policy}}
+        {**DATA, **groups, "explore": {"name": "branches", "samples": 2, "every": 1, **policy}}
         for policy in ({}, {"policy": "base"}, {"policy": "sft"})
     ]
     found = [identities(parse(Recipe, each)) for each in data]
@@ -108,12 +113,14 @@ def test_who_plays_branches_on_changes_them_and_the_weights_alone():
     assert same == {EXPERT, BASE, SFT, SCORED, EXPLORE}
 
 
-@pytest.mark.parametrize("other", [{"every": 2}, {"samples": 3}, {"policy": "sft"}])
+@pytest.mark.parametrize("other", [{"every": 2}, {"branches": 3}, {"policy": "sft"}])
 def test_a_setting_of_branches_parts_them_and_those_after_them(other):
     """SFT's policy explores here, so that its name does not part the branches that it plays."""
-    groups = {"groups": {}, "credit": {"name": "pav"}, "align": {"loss": {"name": "ppo-clip"}}}
-    branches = ({"every": 1, "samples": 2}, {"every": 1, "samples": 2, **other})
-    one, two = (identities(parse(Recipe, {**DATA, **groups, "branch": each})) for each in branches)
+    groups = {"rows": {"name": "groups"}, "credit": {"name": "pav"}, "align": {"loss": {"name": "ppo-clip"}}}
+    plain = {"name": "branches", "samples": 2, "every": 1}
+    one, two = (
+        identities(parse(Recipe, {**DATA, **groups, "explore": each})) for each in (plain, plain | other)
+    )
 
     assert {name for name in one if one[name] != two[name]} == {
         "branch",
@@ -125,8 +132,9 @@ def test_a_setting_of_branches_parts_them_and_those_after_them(other):
 
 def test_branches_wait_for_who_plays_them():
     """SFT's policy, also where another one explored."""
-    data = {**DATA, "iterations": 2, "groups": {}, "align": {"loss": {"name": "ppo-clip"}}}
-    recipe = parse(Recipe, {**data, "credit": {"name": "pav"}, "branch": {"policy": "sft"}})
+    data = {**DATA, "iterations": 2, "rows": {"name": "groups"}, "align": {"loss": {"name": "ppo-clip"}}}
+    explore = {"name": "branches", "samples": 2, "policy": "sft"}
+    recipe = parse(Recipe, {**data, "credit": {"name": "pav"}, "explore": explore})
     found = {stage.name: stage for stage in stages(recipe)}
 
     assert found["branch-001"].policy == found["branch-002"].policy == "sft"

@@ -222,7 +222,7 @@ def test_a_cell_that_fails_is_shown_and_stops_no_other(place, monkeypatch, capfd
     """No pair has so wide a gap, so `wide` cannot be aligned; sft is scored all the same."""
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(str(place))
-    words = ["name=failing", "methods={wide: {pair.threshold: 9}}", "sweep={}", "seeds=[0]", "tune=null"]
+    words = ["name=failing", "methods={wide: {rows.threshold: 9}}", "sweep={}", "seeds=[0]", "tune=null"]
     board = open_study(Path("study.yaml"), words)
 
     run_study(board, workers=2)

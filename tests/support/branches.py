@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from perturn.data.store import read_trajectories
+from perturn.explore.protocol import ExploreInputs
 from perturn.types import Action, Task, Trajectory, Turn
 
 WANDERING = """
@@ -32,3 +33,10 @@ def branched(origin, turn, rewards, sample, **changes):
 
 def of(folder, name):
     return list(read_trajectories(folder / f"trajectories/{name}.jsonl"))
+
+
+def jobs_of(explorer, episodes, seed=0, iteration=1):
+    """The branches that an explorer asks for."""
+    begun = sorted(explorer.begun(episodes, ()), key=lambda one: one.key)
+    inputs = ExploreInputs(seed, iteration, begun=begun)
+    return explorer.jobs(replace(inputs, chosen=explorer.choose(inputs)), 1)

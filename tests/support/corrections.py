@@ -19,7 +19,7 @@ RECIPE = {
     "environment": {"name": "alfworld-like"},
     "protocol": {"name": "alfworld-lab"},
     "base": {"tasks": {"n": 8}},
-    "pair": {"within": "correction", "remaining": "searching"},
+    "rows": {"name": "corrections", "distance": "searching"},
 }
 
 

@@ -1,6 +1,7 @@
 """A world, a policy and a recipe for whole runs, and `perturn run` as a process."""
 
 import os
+import shutil
 import signal
 
 import psutil
@@ -76,6 +77,14 @@ evaluate:
   sampling: {max_new_tokens: 6}
   concurrency: 2
 """
+
+
+def make_place(folder, policy):
+    """Put the world, a policy and the recipe into a folder, and return it."""
+    (folder / "perturn_corridor.py").write_text(CORRIDOR)
+    (folder / "tiny.yaml").write_text(RECIPE)
+    shutil.copytree(policy, folder / "tiny")
+    return folder
 
 
 def start(place, name, *words, pause=0.0, recipe="tiny.yaml"):

@@ -10,6 +10,8 @@ SHRUNK = [
     "explore.tasks={split: train, n: 4, skip: 32}",
     "explore.per_iteration=2",
     "explore.samples=2",
-    "branch={of: expert, every: 2, samples: 2}",
+    "explore.name=expert-branches",
+    "explore.every=2",
+    "explore.branches=2",
     "evaluate.tasks={split: valid_seen, n: 2}",
 ]

@@ -15,7 +15,7 @@ ONLINE = {
     "iterations": 60,
     "explore": {"samples": 2, "sampling": {"temperature": 1.0}},
     "align": {"loss": {"name": "ppo-clip"}},
-    "groups": {},
+    "rows": {"name": "groups"},
     "credit": {"name": "rloo"},
 }
 

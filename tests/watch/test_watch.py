@@ -80,7 +80,13 @@ def test_a_finished_run_shows_stages_scores_and_metrics(run):
 
 def test_of_best_of_n_the_drawn_episodes_are_told(tmp_path):
     """Two tasks, eight samples each: 15 of 16 are there, of which ten failed, though the chosen two did not."""
-    part = {"evaluate": {"tasks": {"n": 2}, "best_of": {"samples": 8}, "sampling": {"temperature": 1.0}}}
+    part = {
+        "evaluate": {
+            "tasks": {"n": 2},
+            "select": {"name": "likelihood", "samples": 8},
+            "sampling": {"temperature": 1.0},
+        }
+    }
     run = Run(parse(Recipe, RECIPE | part | {"output": str(tmp_path)}))
     with run.stage("evaluate-base") as counts:
         counts |= {"episodes": 2, "drawn_episodes": 15}

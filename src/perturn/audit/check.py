@@ -13,7 +13,6 @@ import numpy as np
 from perturn.audit.print import refused
 from perturn.audit.view import View, recipe_of, totals, view_of
 from perturn.data.jsons import Record
-from perturn.data.pairs import pair_with_expert
 from perturn.data.paths import RunPaths
 from perturn.data.rows import Row, Tally, open_rows, read_branches, read_each, told
 from perturn.data.run_files import Confidences, read_sides
@@ -26,8 +25,9 @@ from perturn.errors import DataError, ModelError
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.names import load_config
 from perturn.policy.tokens import NO_TURN, Encoded, silent_turns
+from perturn.settings.making import RowInputs, RowMaker, RowTraits
 from perturn.settings.recipe import Recipe
-from perturn.settings.sections import Pair
+from perturn.settings.stages import makes
 from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
 _EXAMPLES = 5
@@ -87,7 +87,7 @@ def audit(
         template["texts_with_control_tokens"] += len(part.control_tokens)
         template["not_as_sampled"] += part.not_as_sampled
     found["usable"] = sum(part["usable"] for part in found["parts"].values())
-    return found | (_run_facts(run, recipe.pair) if recipe else {})
+    return found | (_run_facts(run, recipe.rows) if recipe else {})
 
 
 def _files_of(run: RunPaths, recipe: Recipe) -> dict[str, Path]:
@@ -97,9 +97,9 @@ def _files_of(run: RunPaths, recipe: Recipe) -> dict[str, Path]:
         DataError: If it has none.
     """
     parts = {"expert": run.trajectories("expert"), "pairs": run.pairs(run.mark)}
-    if recipe.groups:
+    if makes(recipe, "groups"):
         parts["explored"] = run.trajectories(f"explore{run.mark}")
-    if recipe.outcomes:
+    if makes(recipe, "single", "labelled"):
         parts["outcomes"] = run.outcomes(run.mark)
     there = {name: file for name, file in parts.items() if file.is_file()}
     if not there:
@@ -243,7 +243,7 @@ def _spread(values: Sequence[int]) -> dict[str, float]:
     return {name: float(np.quantile(values, at)) for name, at in points.items()}
 
 
-def _run_facts(run: RunPaths, pair: Pair | None) -> dict[str, Any]:
+def _run_facts(run: RunPaths, rows: RowMaker | None) -> dict[str, Any]:
     """Facts of a run on its data beyond the rows.
 
     Returns:
@@ -256,22 +256,18 @@ def _run_facts(run: RunPaths, pair: Pair | None) -> dict[str, Any]:
     files = [run.trajectories(stage) for stage in ("expert", f"explore{run.mark}")]
     experts, explored = (list(read_trajectories(file)) if file.is_file() else [] for file in files)
     taught = [one for one in experts if succeeded(one)]
-    if pair is not None and pair.with_expert and not pair.signals and all(file.is_file() for file in files):
-        _, reasons = pair_with_expert(
-            taught,
-            sorted(explored, key=lambda one: one.key),
-            pair.threshold,
-            max_extra_turns=pair.max_extra_turns,
-        )
-        facts["pairing"] = dict(reasons)
+    with_expert = rows is not None and rows.traits == RowTraits("pairs", expert=True)
+    if rows is not None and with_expert and all(file.is_file() for file in files):
+        inputs = RowInputs(sorted(explored, key=lambda one: one.key), taught)
+        facts["pairing"] = dict(rows(inputs).counts)
     trained = {one.task.id for one in (*experts, *explored)}
     evaluated = {one.task.id for file in run.evaluated(()).values() for one in read_trajectories(file)}
     facts["tasks"] = {
         "unsuccessful_expert": len(experts) - len(taught),
         "evaluated_and_trained": len(trained & evaluated),
     }
-    if rows := read_sides(run.confidence(run.mark), Confidences):
-        facts["weights"] = {side: _weights([row[side] for row in rows]) for side in ("chosen", "rejected")}
+    if sides := read_sides(run.confidence(run.mark), Confidences):
+        facts["weights"] = {side: _weights([row[side] for row in sides]) for side in ("chosen", "rejected")}
     return facts
 
 

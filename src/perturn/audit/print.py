@@ -27,9 +27,10 @@ _OUTCOMES = {
     "identical": "it did what the expert did",
     "tie": "it scored what the expert scored",
     "better_than_expert": "it scored more than the expert",
-    "gap": "its score is not far enough below the expert's (pair.threshold)",
+    "gap": "its score is not far enough below the expert's (rows.threshold)",
     "kept": "kept as a pair",
-    "cut": "of the kept: cut at pair.max_extra_turns",
+    "filtered": "it is left out by its signals",
+    "cut": "of the kept: cut at rows.max_extra_turns",
 }
 
 
@@ -63,7 +64,7 @@ def print_audit(found: dict[str, Any], console: Console) -> None:
             style="red" if tasks["evaluated_and_trained"] else None,
         )
     if "pairing" in found:
-        say("explored trajectories, under the recipe's pair settings:")
+        say("explored trajectories, under the recipe's settings of rows:")
         for reason, count in found["pairing"].items():
             if count:
                 say(f"  {count:6d}  {_OUTCOMES.get(reason, reason)}")

@@ -23,6 +23,7 @@ from perturn.data.sources import Source
 from perturn.errors import ConfigError, DataError, ModelError, PerturnError
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.settings.stages import makes
 from perturn.table import locate
 from perturn.types import Trajectory, WeightedTrajectory
 
@@ -114,9 +115,9 @@ def _file(data: Path) -> Path:
     paths, recipe = RunPaths(data), recipe_of(data)
     if recipe is None:
         return data
-    if recipe.groups is not None:
+    if makes(recipe, "groups"):
         return paths.trajectories(f"explore{paths.mark}")
-    if recipe.outcomes is not None:
+    if makes(recipe, "single", "labelled"):
         return paths.outcomes(paths.mark)
     return paths.pairs(paths.mark)
 
@@ -124,7 +125,7 @@ def _file(data: Path) -> Path:
 def _given(data: Path, view: View) -> dict[tuple[str, int], CreditRow]:
     """Weights that a run has written down for its groups, by task and sample; none of pairs and files."""
     recipe, paths = recipe_of(data), RunPaths(data)
-    if recipe is None or recipe.groups is None:
+    if recipe is None or not makes(recipe, "groups"):
         return {}
     name, _ = locate("perturn.policy.credits:named_credit")(view.loss, view.credit)
     file = paths.credit(name, paths.mark)

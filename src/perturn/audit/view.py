@@ -15,7 +15,7 @@ from perturn.policy.names import load_tokenizer
 from perturn.policy.templates import chat_template as template_of
 from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.settings.recipe import Recipe, read_recipe
-from perturn.settings.stages import stages
+from perturn.settings.stages import makes, stages
 from perturn.table import locate
 
 
@@ -66,7 +66,7 @@ def view_of(
     section: dict[str, Any] = dict(align.loss) if align and named else {"name": loss_name or "tlm-dre"}
     template = chat_template or (template_of(recipe.model) if recipe else None)
     credit = recipe.credit if recipe and named else None
-    of_groups = recipe is not None and recipe.groups is not None
+    of_groups = recipe is not None and makes(recipe, "groups")
     return View(
         renderer=Renderer(load_tokenizer(model), template),
         max_length=max_length or (recipe.model.max_length if recipe else None),
@@ -74,21 +74,25 @@ def view_of(
         loss=section,
         credit=credit,
         branches=_branches(RunPaths(data), section, credit) if of_groups else None,
-        own_turns=of_groups and _trains("own_turns", section, credit),
+        own_turns=of_groups and _trains_own_turns(section, credit),
     )
 
 
 def _branches(run: RunPaths, loss: dict[str, Any], section: dict[str, Any] | None) -> Path | None:
     """The newest branches of a run with groups, if its credit trains on them."""
     file = run.trajectories(f"branch{run.mark}")
-    return file if file.is_file() and _trains("branches", loss, section) else None
+    return file if file.is_file() and _credit(loss, section).traits.trains_branches else None
 
 
-def _trains(what: str, loss: dict[str, Any], section: dict[str, Any] | None) -> bool:
-    """Whether the credit of a loss trains `branches`, or `own_turns` alone."""
-    _, credit = locate("perturn.policy.credits:named_credit")(loss, section)
-    trains: bool = locate(f"perturn.policy.credits:trains_{what}")(credit)
-    return trains
+def _credit(loss: dict[str, Any], section: dict[str, Any] | None) -> Any:
+    """The credit of a loss."""
+    return locate("perturn.policy.credits:named_credit")(loss, section)[1]
+
+
+def _trains_own_turns(loss: dict[str, Any], section: dict[str, Any] | None) -> bool:
+    """Whether the credit of a loss trains own turns alone."""
+    found: bool = locate("perturn.policy.credits:trains_own_turns")(_credit(loss, section))
+    return found
 
 
 def recipe_of(data: Path) -> Recipe | None:
@@ -119,9 +123,7 @@ def drawn_by(run: Path, policy: str) -> Drawn:
     there = sorted(each.stem for each in file.parent.glob("*.jsonl"))
     if policy not in there:
         known = (
-            f"Those that did: {', '.join(there)}."
-            if there
-            else "evaluate.best_of in the recipe has it do so."
+            f"Those that did: {', '.join(there)}." if there else "evaluate.select in the recipe has it do so."
         )
         raise ConfigError(f"policy {policy!r:.80} played no episodes for Best-of-N in {run}. {known}")
     return Drawn(file, recipe.model.max_length, template_of(recipe.model))
@@ -141,7 +143,7 @@ def model_of(data: Path, model: str | None) -> str:
         paths = RunPaths(data)
         newest = [stage for stage in stages(recipe) if stage.name == f"align{paths.mark}"]
         policies = [policy for stage in newest for policy in (stage.reference, stage.policy)] or ["sft"]
-        if recipe.outcomes is not None:  # which may have learned words that no earlier one knows
+        if makes(recipe, "single", "labelled"):  # which may have learned words that no earlier one knows
             policies.reverse()
         folders = [folder for policy in policies if _is_there(folder := paths.checkpoint(policy))]
         begun = str(paths.checkpoint("base")) if recipe.base else recipe.model.name

@@ -154,16 +154,13 @@ def check_credit(
 
 
 def _measure(name: str, overrides: list[str], discount: float | None) -> dict[str, Any]:
-    from perturn.envs.load import load_object
-    from perturn.settings.parsing import apply_overrides, build
-    from perturn.tables import table
+    from perturn.settings.parsing import apply_overrides
 
     section: dict[str, Any] = {"name": name}
     apply_overrides(section, overrides)
-    credits = {name: load_object(name)} if ":" in name else table("credits")
-    made = build(credits, section, "credit")
+    made = locate("perturn.policy.credits:make_credit")(section)
     try:
-        summary: dict[str, Any] = locate("perturn.credit.meter:summary")(name, made, discount)
+        summary: dict[str, Any] = locate("perturn.credit_check.meter:summary")(name, made, discount)
     except Exception as error:  # a credit is code of others
         raise ConfigError(f"credit {name!r} cannot be measured: {type(error).__name__}: {error}") from error
     return summary
@@ -182,10 +179,7 @@ def _print(found: dict[str, Any]) -> None:
         cells = ["-" if one[key] is None else format(one[key], form) for key, form in columns.items()]
         shown.add_row(one["process"], str(one["trajectories"]), *cells)
     results.print(shown)
-    if "matches" in found["needs"]:
-        results.print(
-            f"No turn of these processes calls a tool: this is how {found['credit']} weighs their own rewards.",
-            soft_wrap=True,
-        )
+    for note in found["notes"]:
+        results.print(note, soft_wrap=True)
     claim = "says that it is unbiased" if found["claims_unbiased"] else "does not say that it is unbiased"
     results.print(f"{found['credit']} {claim}; measured: {'unbiased' if found['unbiased'] else 'biased'}")

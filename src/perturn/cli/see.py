@@ -146,7 +146,7 @@ def list_table(
     if what not in (None, *LISTED):
         raise ConfigError(f"unknown table {what!r}.{did_you_mean(str(what), LISTED)}")
     entries: Mapping[str, Any]
-    if what in ("losses", "credits"):
+    if what in ("losses", "credits", "quantities"):
         entries = {name: asdict(one) for name, one in methods(what).items()}
     else:
         entries = LISTED if what is None else describe_shipped() if what == "recipes" else describe(what)
@@ -160,7 +160,7 @@ def list_table(
 
 
 def _told(says: str, source: str, reads: Sequence[str], cost: str) -> str:
-    """A loss or a credit in a few lines."""
+    """A loss, a credit or a quantity in a few lines."""
     lines = {"Reads": ", ".join(reads), "Costs": cost, "Source": source}
     told = (f"[dim]{name}: {escape(text.rstrip('.'))}.[/]" for name, text in lines.items() if text)
     return "\n".join([says, *told])

@@ -36,7 +36,7 @@ from perturn.credit.pgpo import PGPO
 from perturn.credit.portool import PORTool
 from perturn.credit.process_score import ProcessScore
 from perturn.credit.progress_advantage import ProgressAdvantage
-from perturn.credit.protocol import Credit, TurnCredit
+from perturn.credit.protocol import ClipCredit, Credit, CreditTraits, TurnCredit
 from perturn.credit.reinforce import ReinforcePlusPlus
 from perturn.credit.rloo import RLOO
 from perturn.credit.siop import SIOP
@@ -91,4 +91,4 @@ CREDITS: Table[type[Credit]] = Table(
 )
 """Credit by name: the frozen dataclass that holds its settings and weighs turns."""
 
-__all__ = ["CREDITS", "Credit", "TurnCredit"]
+__all__ = ["CREDITS", "ClipCredit", "Credit", "CreditTraits", "TurnCredit"]

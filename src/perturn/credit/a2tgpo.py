@@ -12,7 +12,9 @@ from perturn.bounds import Bound
 from perturn.checks import check_choice
 from perturn.credit.gains import GAINS, Answers, answer_numbers, turn_gains
 from perturn.credit.group import (
+    Deviation,
     GroupCredit,
+    Normalization,
     Visit,
     as_tensors,
     by_task,
@@ -20,7 +22,9 @@ from perturn.credit.group import (
     normalized_within,
     returns_to_go,
 )
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
+from perturn.needs import Answer, Needs
 from perturn.types import Trajectory
 
 
@@ -46,8 +50,7 @@ class A2TGPO(GroupCredit):
     `normalize` mean, z is divided by no deviation in the clip range either.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"answer"})
-    last_gain: ClassVar[bool] = False
+    needs: ClassVar[Needs] = (Answer(last_gain=False),)
 
     alpha: Annotated[float, Bound(least=0)] = 0.3
     """Weight of the gains beside the outcome, without unit; >= 0."""
@@ -58,10 +61,10 @@ class A2TGPO(GroupCredit):
     gain: str = "probability"
     """probability: of the mean token; or logprob, its logarithm."""
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """Of outcomes and gains: less their mean, over their standard deviation (std); or mean, less their mean alone."""
 
-    std: str = "population"
+    std: Deviation = "population"
     """population: standard deviation over n; or sample, over n - 1."""
 
     clip_scale: Annotated[float, Bound(least=0, below=1)] = 0.3
@@ -71,6 +74,11 @@ class A2TGPO(GroupCredit):
         """Reject settings outside their range."""
         super().__post_init__()
         check_choice("gain", self.gain, GAINS)
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, sets_clip=True, discount=self.gamma)
 
     def __call__(
         self, group: Sequence[Trajectory], *, answer: Answers | None = None, **_: Any

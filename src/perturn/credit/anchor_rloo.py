@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from perturn.bounds import Bound
 from perturn.credit.group import GroupCredit, anchors, means_of_others, returns_to_go
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -29,10 +30,13 @@ class AnchorRLOO(GroupCredit):
     gets 0.
     """
 
-    unbiased: ClassVar[bool] = True
-
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount of the return whose expectation is raised, in [0, 1]."""
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, unbiased=True, discount=self.gamma)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]

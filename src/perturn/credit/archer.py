@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from perturn.bounds import Bound, check_bounds
 from perturn.credit.group import as_tensors
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Return
+from perturn.needs import Critics, Needs
 from perturn.types import Trajectory
 
 
@@ -66,12 +68,10 @@ class ArCHer:
     and its code.
     Differs: there a critic is a small language model with heads, trained by Adam on turns drawn from a buffer of many
     iterations; here it is two linear heads on the hidden states of the policy that the loop began with, each fitted by
-    ridge regression to the iteration's episodes alone, `rounds` times (`perturn.policy.critics`). V learns from the
+    ridge regression to the iteration's episodes alone, `rounds` times (`perturn.quantities.critics`). V learns from the
     recorded action, which the policy has just sampled, in place of another one drawn for that. The two critics differ
     by the episodes that they learn from, there by how they begin. The policy learns by the loss that the recipe names.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset({"critics"})
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.9
     """Discount from one turn to the next, in [0, 1]."""
@@ -94,6 +94,16 @@ class ArCHer:
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_bounds(self)
+
+    @property
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (Critics(self.gamma, self.tau, self.rounds, self.penalty, self.returns),)
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(discount=self.gamma)
 
     def __call__(
         self, group: Sequence[Trajectory], *, critics: Sequence[Critique] | None = None, **_: Any

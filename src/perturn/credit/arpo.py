@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from perturn.checks import check_choice
 from perturn.credit.forest import forest
-from perturn.credit.group import EPSILON, GroupCredit, deviation, mean
+from perturn.credit.group import EPSILON, Deviation, GroupCredit, Normalization, deviation, mean
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -27,15 +28,15 @@ class ARPO(GroupCredit):
     Differs: a number per turn. There each leaf is a row, with a copy of the turns that it shares, and a copy has the
     mean of its leaves' advantages, or its own leaf's: both sum up to `shared` sum here, where a turn is trained once.
     `shared` mean has the mean of its leaves' advantages once, so that turns behind a fork count more often. Section
-    `branch` says where forks are.
+    The explorer says where forks are.
     """
 
-    trains_branches: ClassVar[bool] = True
+    traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True, trains_branches=True)
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """std (the paper's), or mean."""
 
-    std: str = "sample"
+    std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
     shared: str = "sum"

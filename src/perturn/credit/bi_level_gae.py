@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from perturn.bounds import Bound, check_bounds
 from perturn.credit.group import as_tensors, generalized_advantages, returns_to_go
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers, Return
-from perturn.credit.turn_gae import Lengths, Values, token_values
+from perturn.credit.turn_gae import Lengths, TokenValues, token_values
+from perturn.needs import Needs, Values
 from perturn.types import Trajectory
 
 
@@ -60,8 +62,6 @@ class BiLevelGAE:
     `bi_level_advantages`.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"values"})
-
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one token of a turn to the next, in [0, 1]."""
 
@@ -79,9 +79,15 @@ class BiLevelGAE:
         check_bounds(self)
 
     @property
-    def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one, whatever the values."""
-        return self.gamma == self.lam == self.high_level_gamma == 1
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (Values(self.value_targets),)
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        unbiased = self.gamma == self.lam == self.high_level_gamma == 1
+        return CreditTraits(unbiased=unbiased, discount=self.gamma)
 
     def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
         """Return the return that V stands for, at each token of each turn `[trajectories][turns][tokens]`.
@@ -97,7 +103,7 @@ class BiLevelGAE:
         ]
 
     def __call__(
-        self, group: Sequence[Trajectory], *, values: Values | None = None, **_: Any
+        self, group: Sequence[Trajectory], *, values: TokenValues | None = None, **_: Any
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
         levels = {"gamma": self.gamma, "lam": self.lam, "high_level_gamma": self.high_level_gamma}

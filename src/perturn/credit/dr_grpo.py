@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perturn.credit.group import GroupCredit
+from perturn.credit.group import GroupCredit, Singleton, Unit
 from perturn.credit.grpo import GRPO
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -20,16 +21,16 @@ class DrGRPO(GroupCredit):
     `statistics` and `singleton` are those of `grpo`, and so is the computation.
     """
 
-    statistics: str = "trajectories"
+    statistics: Unit = "trajectories"
     """trajectories; or steps, which weighs long ones more and is biased."""
 
-    singleton: str = "zero"
+    singleton: Singleton = "zero"
     """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
 
     @property
-    def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one, but for a positive factor."""
-        return self._credit.unbiased
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return self._credit.traits
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         return self._credit._weigh(group, rewards)

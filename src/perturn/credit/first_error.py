@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from perturn.checks import check_choice, check_positive
+from perturn.credit.protocol import CreditTraits
+from perturn.needs import SENSES, Distance, Needs
 from perturn.remaining import wrong_turns
 from perturn.types import Trajectory
 
@@ -52,8 +54,7 @@ class FirstError:
     Differs: the paper has no such knowledge.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_remaining: ClassVar[bool] = True
+    traits: ClassVar[CreditTraits] = CreditTraits()
 
     turns: str = "from"
     """Turns that take the high weight: from the first wrong one on, or only the wrong ones."""
@@ -64,13 +65,23 @@ class FirstError:
     high: float = 1.0
     """Weight of any other turn, without unit; >= low."""
 
+    distance: str = "shortest"
+    """How the way to a success is measured: shortest, for one who knows all of the world, or searching, for the
+    environment's expert who takes over with what the episode has shown."""
+
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_choice("turns", self.turns, TURNS)
+        check_choice("distance", self.distance, SENSES)
         check_positive("low", self.low)
         check_positive("high", self.high)
         if self.high < self.low:
             raise ValueError(f"high must be >= low, got high {self.high} and low {self.low}.")
+
+    @property
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (Distance(self.distance),)
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
         """Return the weight of every turn, one tensor a trajectory, without unit [turns].

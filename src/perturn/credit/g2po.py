@@ -6,7 +6,17 @@ from typing import Annotated
 
 from perturn.bounds import Bound
 from perturn.credit.gigpo import combined, penalties
-from perturn.credit.group import GroupCredit, Visit, anchors, episode_advantages, mean, normalized_within
+from perturn.credit.group import (
+    GroupCredit,
+    Normalization,
+    Unit,
+    Visit,
+    anchors,
+    episode_advantages,
+    mean,
+    normalized_within,
+)
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers, solved
 from perturn.types import Trajectory
 
@@ -34,14 +44,19 @@ class G2PO(GroupCredit):
     omega: Annotated[float, Bound(least=0)] = 1.0
     """Weight of the states' values, without unit; >= 0."""
 
-    normalize: str = "mean"
+    normalize: Normalization = "mean"
     """mean, or std."""
 
-    statistics: str = "trajectories"
+    statistics: Unit = "trajectories"
     """trajectories; or steps, which weighs long ones more, as published."""
 
     invalid_penalty: Annotated[float, Bound(least=0)] = 0.1
     """Taken off an invalid turn's V(next) and its copy of the score, in units of reward; >= 0."""
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, discount=self.gamma)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]

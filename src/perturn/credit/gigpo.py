@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from perturn.bounds import Bound
-from perturn.credit.group import GroupCredit, anchors, episode_advantages, normalized_within, returns_to_go
+from perturn.credit.group import (
+    GroupCredit,
+    Normalization,
+    Unit,
+    anchors,
+    episode_advantages,
+    normalized_within,
+    returns_to_go,
+)
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -33,10 +42,10 @@ class GiGPO(GroupCredit):
     omega: Annotated[float, Bound(least=0)] = 1.0
     """Weight of the comparison within a state, without unit; >= 0."""
 
-    normalize: str = "mean"
+    normalize: Normalization = "mean"
     """mean, or std as the authors' scripts have it."""
 
-    statistics: str = "trajectories"
+    statistics: Unit = "trajectories"
     """trajectories; or steps, which weighs long ones more, as published."""
 
     similarity: Annotated[float, Bound(least=0, most=1)] | None = None
@@ -44,6 +53,11 @@ class GiGPO(GroupCredit):
 
     invalid_penalty: Annotated[float, Bound(least=0)] = 0.0
     """Taken off an invalid turn's return, after discounting, and its copy of the score; in units of reward, >= 0."""
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, discount=self.gamma)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         penalty = penalties(group, self.invalid_penalty)

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from itertools import combinations
 from math import fsum, isinf, sqrt
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from perturn.bounds import check_bounds
-from perturn.checks import check_choice
+from perturn.bounds import OneOf, check_bounds
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers, Return
+from perturn.needs import Needs
 from perturn.types import Trajectory
 
 EPSILON = 1e-6
@@ -34,13 +35,11 @@ DEVIATIONS = ("sample", "population")
 SINGLETONS = ("zero", "raw")
 """Advantage of a trajectory alone in its group: zero, or its score as several peers keep it."""
 
-CHOICES = {
-    "normalize": NORMALIZATIONS,
-    "statistics": STATISTICS,
-    "std": DEVIATIONS,
-    "singleton": SINGLETONS,
-}
-"""Values of the settings that several credits have."""
+Normalization = Annotated[str, OneOf(NORMALIZATIONS)]
+Unit = Annotated[str, OneOf(STATISTICS)]
+Deviation = Annotated[str, OneOf(DEVIATIONS)]
+Singleton = Annotated[str, OneOf(SINGLETONS)]
+"""Types of the settings `normalize`, `statistics`, `std` and `singleton` of several credits."""
 
 Visit = tuple[int, int]
 """A turn of a group: index of its trajectory, index within it."""
@@ -82,25 +81,29 @@ class GroupCredit:
     A base class, where else we compose, so that the file of a credit is its settings and its formula, `_weigh`.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
-
     returns: Return = field(default=Return(), kw_only=True)
     """Rewards that count."""
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing."""
+        return ()
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True)
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_bounds(self)
-        for name, known in CHOICES.items():
-            if hasattr(self, name):
-                check_choice(name, getattr(self, name), known)
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory [turns].
 
         It is in units of reward, or without unit where the formula divides by a deviation or a mean.
         """
-        return weigh_tasks(group, self.returns, self._weigh, getattr(self, "singleton", "zero"))
+        return weigh_tasks(group, self.returns, self._weigh, "raw" if self.traits.weighs_alone else "zero")
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         """Return the advantages of the trajectories of one task from the rewards that count."""

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perturn.credit.group import GroupCredit, episode_advantages
+from perturn.credit.group import Deviation, GroupCredit, Normalization, Singleton, Unit, episode_advantages
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -20,22 +21,23 @@ class GRPO(GroupCredit):
     code over step rows. A trajectory alone in its group gets 0, unless `singleton` is raw.
     """
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """std (the paper's), or mean."""
 
-    statistics: str = "trajectories"
+    statistics: Unit = "trajectories"
     """trajectories; or steps, which weighs long ones more and is biased."""
 
-    std: str = "sample"
+    std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
-    singleton: str = "zero"
+    singleton: Singleton = "zero"
     """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
 
     @property
-    def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one, but for a positive factor."""
-        return self.normalize == "mean" and self.statistics == "trajectories"
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        unbiased = self.normalize == "mean" and self.statistics == "trajectories"
+        return CreditTraits(needs_group=True, weighs_alone=self.singleton == "raw", unbiased=unbiased)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]

@@ -8,11 +8,13 @@ from perturn.bounds import Bound
 from perturn.credit.group import (
     EPSILON,
     GroupCredit,
+    Normalization,
     anchors,
     episode_advantages,
     normalized_within,
     returns_to_go,
 )
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -40,11 +42,16 @@ class HGPO(GroupCredit):
     alpha: Annotated[float, Bound(least=0)] = 1.0
     """Power of a history's weight, without unit; >= 0. 0: all alike."""
 
-    normalize: str = "mean"
+    normalize: Normalization = "mean"
     """mean, or std."""
 
     base_group: bool = False
     """Whether the trajectory's own advantage in its group counts too."""
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, discount=self.gamma)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]

@@ -3,15 +3,17 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from perturn.bounds import Bound, check_bounds
 from perturn.checks import check_choice
 from perturn.credit.group import as_tensors, generalized_advantages, returns_to_go
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Return
-from perturn.credit.turn_gae import Lengths, Values, token_values
+from perturn.credit.turn_gae import Lengths, TokenValues, token_values
+from perturn.needs import Needs, Values
 from perturn.types import Trajectory, Turn
 
 SWITCHES = ("reply", "action")
@@ -83,8 +85,6 @@ class HiPER:
     (`by: action`), what it earns counts for the turn before unless it switches, and that bends the gradient with any V.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"values"})
-
     switch: str = ""
     """A segment begins where this regular expression of Python is found, such as `^You arrive`; empty: everywhere."""
 
@@ -116,16 +116,22 @@ class HiPER:
             ) from None
 
     @property
-    def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one, whatever the values."""
-        return self.switch == "" and self.gamma == self.high_level_lam == 1
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (Values(self.value_targets),)
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        unbiased = self.switch == "" and self.gamma == self.high_level_lam == 1
+        return CreditTraits(unbiased=unbiased, discount=self.gamma)
 
     def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
         """Return the return that V stands for, at the first token of each turn `[trajectories][turns][1]`."""
         return [[[each] for each in returns_to_go(rewards, self.gamma)] for rewards in self.returns(group)]
 
     def __call__(
-        self, group: Sequence[Trajectory], *, values: Values | None = None, **_: Any
+        self, group: Sequence[Trajectory], *, values: TokenValues | None = None, **_: Any
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
         levels = {"gamma": self.gamma, "lam": self.lam, "high_level_lam": self.high_level_lam}

@@ -2,15 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from perturn.bounds import Bound
 from perturn.checks import check_choice
 from perturn.credit.gains import GAINS, Answers, answer_numbers, turn_gains
-from perturn.credit.group import GroupCredit, Visit, normalized_within, returns_to_go, weigh_tasks
+from perturn.credit.group import (
+    Deviation,
+    GroupCredit,
+    Normalization,
+    Visit,
+    normalized_within,
+    returns_to_go,
+    weigh_tasks,
+)
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
+from perturn.needs import Answer, Needs
 from perturn.types import Trajectory
 
 POOLS = ("joint", "separate")
@@ -35,21 +45,19 @@ class IGPO(GroupCredit):
     A FAILED one counts with gains of 0 as well.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"answer"})
-
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
 
     gain: str = "probability"
     """probability: of the mean token; or logprob, its logarithm."""
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """std: rewards less their mean, over their standard deviation; or mean, less their mean alone."""
 
     pools: str = "joint"
     """joint: gains and outcomes of a group are normalized together; or separate, each among themselves."""
 
-    std: str = "population"
+    std: Deviation = "population"
     """population: standard deviation over n; or sample, over n - 1."""
 
     last_gain: bool = False
@@ -60,6 +68,16 @@ class IGPO(GroupCredit):
         super().__post_init__()
         check_choice("gain", self.gain, GAINS)
         check_choice("pools", self.pools, POOLS)
+
+    @property
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (Answer(self.last_gain),)
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, discount=self.gamma)
 
     def __call__(
         self, group: Sequence[Trajectory], *, answer: Answers | None = None, **_: Any

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, isnan
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from perturn.bounds import Bound
 from perturn.credit.group import (
+    Deviation,
     GroupCredit,
+    Normalization,
     Visit,
     as_tensors,
     by_task,
@@ -19,9 +21,10 @@ from perturn.credit.group import (
     turn_numbers,
 )
 from perturn.credit.returns import Numbers
+from perturn.needs import Feedback, Needs
 from perturn.types import Trajectory
 
-Feedback = Sequence[Sequence[float] | Tensor]
+ReplyGains = Sequence[Sequence[float] | Tensor]
 """Gain of each turn's reply, in nats `[trajectories][turns]`: how much likelier it made each token of the next turn, in
 the mean; NaN where no turn follows, or nothing was said."""
 
@@ -59,25 +62,28 @@ class InfoPO(GroupCredit):
     at most, where it is already. A trajectory alone in its group gets 0.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"feedback"})
-
     beta: Annotated[float, Bound(least=0)] = 0.5
     """Weight of information, before the gate takes at least half of it."""
 
     temperature: Annotated[float, Bound(above=0)] = 0.05
     """Deviation of a group's scores at which the gate begins to close, in units of reward."""
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """Of scores and gains: less their mean, over their standard deviation (std); or mean, less their mean alone."""
 
-    std: str = "sample"
+    std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
     placeholder: str = "No information found."
     """Text that the reply is replaced with, to see what the policy would have done without it."""
 
+    @property
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (Feedback(self.placeholder),)
+
     def __call__(
-        self, group: Sequence[Trajectory], *, feedback: Feedback | None = None, **_: Any
+        self, group: Sequence[Trajectory], *, feedback: ReplyGains | None = None, **_: Any
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, without unit [turns].
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from torch import Tensor
 
@@ -12,15 +12,18 @@ from perturn.checks import check_choice
 from perturn.credit.group import (
     EPSILON,
     GroupCredit,
+    Singleton,
     episode_advantages,
     mean,
     normalized_within,
     returns_to_go,
     weigh_tasks,
 )
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.credit.rloo import RLOO
 from perturn.credit.trloo import TRLOO
+from perturn.needs import Needs, ToolMatches
 from perturn.types import Status, Trajectory
 
 ASSIGNMENTS = ("hard", "greedy", "soft")
@@ -59,8 +62,6 @@ class MatchTIR(GroupCredit):
     and a later call can take the gold call of an earlier one, a loss that no return from the later turn on contains.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"matches"})
-
     assignment: str = "hard"
     """How calls are matched with gold calls: hard, greedy (the paper's released code) or soft."""
 
@@ -78,7 +79,7 @@ class MatchTIR(GroupCredit):
     baseline: str = "group"
     """Values to compare with: group, as the paper's code; or others, which divides by nothing."""
 
-    singleton: str = "zero"
+    singleton: Singleton = "zero"
     """Advantage of a trajectory alone in its group, and under `baseline` group of a turn that no other reached: zero,
     or raw (its return, as the code has it)."""
 
@@ -90,14 +91,24 @@ class MatchTIR(GroupCredit):
         if self.baseline == "others" and self.singleton == "raw":
             raise ValueError("singleton raw keeps a score without a baseline; it goes with baseline group.")
 
+    @property
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (ToolMatches(self.assignment, self.regularization),)
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, weighs_alone=self.singleton == "raw")
+
     def __call__(
-        self, group: Sequence[Trajectory], *, matches: Matches | None = None, **_: Any
+        self, group: Sequence[Trajectory], *, tool_matches: Matches | None = None, **_: Any
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory [turns].
 
         It is without unit, or in units of reward under `baseline` others.
         """
-        rewards = self.turn_rewards(group, matches)
+        rewards = self.turn_rewards(group, tool_matches)
         return weigh_tasks(group, lambda _: rewards, self._weigh, self.singleton)
 
     def turn_rewards(self, group: Sequence[Trajectory], matches: Matches | None) -> Numbers:
@@ -108,14 +119,14 @@ class MatchTIR(GroupCredit):
         """
         if matches is None:
             raise ValueError(
-                "this credit needs matches=, how well each tool call of each turn matches gold calls."
+                "this credit needs tool_matches=, how well each tool call of each turn matches gold calls."
             )
         if [len(of_one) for of_one in matches] != [len(one.turns) for one in group]:
             raise ValueError(
-                "matches must hold one list of calls for each turn of each trajectory of the group."
+                "tool_matches must hold one list of calls for each turn of each trajectory of the group."
             )
         if not all(isfinite(call) for of_one in matches for turn in of_one for call in turn):
-            raise ValueError("matches must hold finite numbers.")
+            raise ValueError("tool_matches must hold finite numbers.")
         return [
             rewards
             if one.status is Status.FAILED

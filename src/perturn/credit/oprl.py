@@ -3,15 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from perturn.bounds import MODEL, Bound
 from perturn.checks import check_choice
-from perturn.credit.group import GroupCredit, as_tensors, by_task, episode_advantages, returns_to_go
+from perturn.credit.group import (
+    Deviation,
+    GroupCredit,
+    Normalization,
+    as_tensors,
+    by_task,
+    episode_advantages,
+    returns_to_go,
+)
 from perturn.credit.progress import REDUCTIONS, Logprobs, normalized_progress, turn_log_ratios
 from perturn.credit.returns import Numbers
+from perturn.needs import Needs, Progress
 from perturn.types import Trajectory
 
 
@@ -33,8 +42,6 @@ class OPRL(GroupCredit):
     alone in its group gets 0.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"progress", "reference"})
-
     alpha: Annotated[float, Bound(least=0)] = 1.0
     """Weight of implicit rewards beside the outcome; 0: the outcome alone, as `grpo`."""
 
@@ -44,11 +51,11 @@ class OPRL(GroupCredit):
     reduction: str = "sum"
     """r of a turn: sum over its tokens, or mean, which makes long and short turns alike."""
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """Of scores and implicit rewards: less their mean, over their standard deviation (std); or mean, less their mean
     alone."""
 
-    std: str = "sample"
+    std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
     checkpoint: Annotated[str | None, MODEL] = None
@@ -61,9 +68,12 @@ class OPRL(GroupCredit):
         check_choice("reduction", self.reduction, REDUCTIONS)
 
     @property
-    def reads_reward_model(self) -> bool:
-        """Whether `progress` is that of a model which the run trains in each iteration."""
-        return self.checkpoint is None
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (
+            "reference",
+            Progress(self.checkpoint, reward_model=self.checkpoint is None),
+        )
 
     def __call__(
         self,

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum, isnan
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from perturn.bounds import Bound
 from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others, turn_numbers
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.spo import PLAYED, Branches, segment_advantages
+from perturn.needs import BranchReturns, Needs
 from perturn.types import Trajectory
 
 
@@ -33,7 +35,7 @@ class PAV(GroupCredit):
         A_t = S_i - mean_(j != i) S_j + alpha A^mu_t
         A^mu_t = sum_(k in [c, d)) r_k + V^mu_d - V^mu_c,   c <= t < d
 
-    V^mu_c is the mean return of the episodes that the prover, `branch.policy`, played on from turn c; after the end it
+    V^mu_c is the mean return of the episodes that the prover, `explore.policy`, played on from turn c; after the end it
     is 0. In the stead of V^mu_0 stands the mean of what the first segments of the other trajectories of the task came
     to, sum_(k < d) r_k + V^mu_d. It depends on nothing that trajectory i did, so the expected gradient is the one with
     V^mu_0, and no episode is played for it.
@@ -41,31 +43,33 @@ class PAV(GroupCredit):
     Source: Setlur et al. 2024, "Rewarding Progress: Scaling Automated Process Verifiers for LLM Reasoning",
     arXiv:2410.08146, by its abstract; its effective reward is Q^pi + alpha A^mu.
     Differs: A^mu is a mean of episodes played on, where the paper trains a verifier that predicts it. A segment of
-    turns, as long as `branch.every` says, has one number. Q^pi is the score of the trajectory, less a baseline. The
+    turns, as long as `explore.every` says, has one number. Q^pi is the score of the trajectory, less a baseline. The
     baseline of the first segment is of the group. The prover is a policy of the run, or the one that explored. The
     paper's alpha was not at hand. A trajectory alone in its group gets 0. Nothing is discounted.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset({"branches"})
-    takes_prover: ClassVar[bool] = True
 
     alpha: Annotated[float, Bound(least=0)] = 1.0
     """Weight of progress beside the outcome, without unit; 0: the outcome alone, as `rloo`."""
 
     @property
-    def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one, whoever the prover is."""
-        return self.alpha == 0
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (BranchReturns(self.returns),)
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, unbiased=self.alpha == 0, takes_prover=True)
 
     def __call__(
-        self, group: Sequence[Trajectory], *, branches: Branches | None = None, **_: Any
+        self, group: Sequence[Trajectory], *, branch_returns: Branches | None = None, **_: Any
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
 
         Raises:
-            ValueError: If `branches` is missing, infinite, or has not one entry a turn.
+            ValueError: If `branch_returns` is missing, infinite, or has not one entry a turn.
         """
-        values, rewards = turn_numbers("branches", branches, group, PLAYED), self.returns(group)
+        values, rewards = turn_numbers("branch_returns", branch_returns, group, PLAYED), self.returns(group)
         found = [[0.0] * len(of_one) for of_one in rewards]
         for members in by_task(group):
             scores = [fsum(rewards[i]) for i in members]

@@ -7,7 +7,8 @@ from typing import Annotated
 from perturn.bounds import Bound
 from perturn.credit.g2po import state_values
 from perturn.credit.gigpo import combined
-from perturn.credit.group import GroupCredit, anchors, normalized_within, returns_to_go
+from perturn.credit.group import GroupCredit, Normalization, anchors, normalized_within, returns_to_go
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers, solved
 from perturn.types import Trajectory
 
@@ -35,8 +36,13 @@ class PGPO(GroupCredit):
     beta: Annotated[float, Bound(least=0)] = 1.0
     """Weight of the change in potential, without unit; >= 0."""
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """std (the paper's), or mean."""
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, discount=self.gamma)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         states = anchors(group)

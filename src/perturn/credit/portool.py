@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from perturn.bounds import Bound
 from perturn.checks import check_choice
 from perturn.credit.forest import VALUES, Stretch, forest
-from perturn.credit.group import EPSILON, GroupCredit, deviation, mean, means_of_others
+from perturn.credit.group import EPSILON, GroupCredit, Normalization, deviation, mean, means_of_others
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -38,10 +39,8 @@ class PORTool(GroupCredit):
     Differs: three things are ours, and make the expected gradient the true one: means are of the others; children of a
     fork count alike, where values are made of leaves; and shares. `value` leaves, `baseline` group, `normalize` std and
     `count` leaves are the paper's, as far as its abstract tells. What it pays for tool calls in good form is
-    `returns.invalid_penalty`. Section `branch` says where forks are. The weights of the blend were not at hand.
+    `returns.invalid_penalty`. The explorer says where forks are. The weights of the blend were not at hand.
     """
-
-    trains_branches: ClassVar[bool] = True
 
     blend: Annotated[float, Bound(least=0, most=1)] = 0.5
     """Weight of the comparison with other trees beside that with a fork's children, in [0, 1]."""
@@ -53,7 +52,7 @@ class PORTool(GroupCredit):
     baseline: str = "others"
     """Mean that is taken off: others; or group, the own value among them."""
 
-    normalize: str = "mean"
+    normalize: Normalization = "mean"
     """mean; or std, over the standard deviation as well: of the values of a fork's children, of the scores of all
     leaves."""
 
@@ -68,10 +67,11 @@ class PORTool(GroupCredit):
         check_choice("count", self.count, COUNTS)
 
     @property
-    def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one."""
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
         how = (self.value, self.baseline, self.normalize, self.count)
-        return how == ("tree", "others", "mean", "even")
+        unbiased = how == ("tree", "others", "mean", "even")
+        return CreditTraits(needs_group=True, trains_branches=True, unbiased=unbiased)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         trees = forest(group, rewards, self.value)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from perturn.checks import check_choice
+from perturn.credit.protocol import CreditTraits
+from perturn.needs import SENSES, Distance, Needs
 from perturn.remaining import wrong_turns
 from perturn.types import Trajectory, score
 
@@ -29,20 +31,25 @@ class ProcessScore:
     Differs: nobody judges a turn; the environment does, which knows the way or the rules.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    traits: ClassVar[CreditTraits] = CreditTraits()
 
     by: str = "progress"
     """1 for a turn that brought the success nearer (progress) or could be executed (valid), else 0; or the total reward
     for each turn (outcome)."""
 
+    distance: str = "shortest"
+    """With `by` progress, how the way to a success is measured: shortest, for one who knows all of the world, or
+    searching, for the environment's expert who takes over with what the episode has shown."""
+
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_choice("by", self.by, SCORES)
+        check_choice("distance", self.distance, SENSES)
 
     @property
-    def needs_remaining(self) -> bool:
-        """Whether the remaining path of each turn must be measured before."""
-        return self.by == "progress"
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (Distance(self.distance),) if self.by == "progress" else ()
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
         """Return the score of every turn, one tensor a trajectory, without unit [turns].

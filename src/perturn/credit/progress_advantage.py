@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from perturn.bounds import MODEL, Bound
 from perturn.checks import check_choice
-from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others
+from perturn.credit.group import Deviation, GroupCredit, Normalization, as_tensors, by_task, means_of_others
 from perturn.credit.progress import REDUCTIONS, Logprobs, normalized_progress, turn_log_ratios
+from perturn.credit.protocol import CreditTraits
+from perturn.needs import Needs, Progress
 from perturn.types import Trajectory
 
 
@@ -29,8 +31,6 @@ class ProgressAdvantage(GroupCredit):
     trajectory has no progress, and counts with score 0. A trajectory alone in its group gets 0.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"progress", "reference"})
-
     alpha: Annotated[float, Bound(least=0)] = 0.1
     """Weight of progress beside the outcome; 0: the outcome alone, as `rloo`."""
 
@@ -40,10 +40,10 @@ class ProgressAdvantage(GroupCredit):
     reduction: str = "sum"
     """u of a turn: sum over its tokens, or mean, which makes long and short turns alike."""
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """Of u: less its mean, over its standard deviation (std); or mean, less its mean alone, in nats."""
 
-    std: str = "sample"
+    std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
     checkpoint: Annotated[str | None, MODEL] = None
@@ -56,9 +56,17 @@ class ProgressAdvantage(GroupCredit):
         check_choice("reduction", self.reduction, REDUCTIONS)
 
     @property
-    def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one, whatever pi_RL is."""
-        return self.outcome and self.alpha == 0
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (
+            "reference",
+            Progress(self.checkpoint),
+        )
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, unbiased=self.outcome and self.alpha == 0)
 
     def __call__(
         self,

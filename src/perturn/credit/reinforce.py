@@ -8,18 +8,19 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 
 from perturn.bounds import Bound, check_bounds
-from perturn.checks import check_choice
 from perturn.credit.group import (
-    DEVIATIONS,
-    SINGLETONS,
-    STATISTICS,
+    Deviation,
+    Singleton,
+    Unit,
     as_tensors,
     by_task,
     deviation,
     mean,
     returns_to_go,
 )
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers, Return
+from perturn.needs import Needs
 from perturn.types import Trajectory
 
 _VARIANCE = 1e-8
@@ -40,9 +41,7 @@ class ReinforcePlusPlus:
     They run over all tasks of one call. A return is carried over observations, where verl-agent and SkyRL set it to 0.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    needs_group: ClassVar[bool] = True
-    across_tasks: ClassVar[bool] = True
+    needs: ClassVar[Needs] = ()
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
@@ -50,13 +49,13 @@ class ReinforcePlusPlus:
     baseline: bool = False
     """Whether the mean of its task's trajectories is taken off each score before (REINFORCE++-baseline)."""
 
-    statistics: str = "trajectories"
+    statistics: Unit = "trajectories"
     """trajectories; or steps, which weighs long ones more."""
 
-    std: str = "sample"
+    std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
-    singleton: str = "zero"
+    singleton: Singleton = "zero"
     """With `baseline`, a trajectory alone in its task: zero (it is in no statistic), or raw (its score)."""
 
     returns: Return = Return()  # noqa: RUF009  frozen
@@ -65,14 +64,14 @@ class ReinforcePlusPlus:
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_bounds(self)
-        check_choice("statistics", self.statistics, STATISTICS)
-        check_choice("std", self.std, DEVIATIONS)
-        check_choice("singleton", self.singleton, SINGLETONS)
 
     @property
-    def weighs_alone(self) -> bool:
-        """Whether a trajectory that is alone in its task gets a weight."""
-        return not self.baseline or self.singleton == "raw"
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        weighs_alone = not self.baseline or self.singleton == "raw"
+        return CreditTraits(
+            needs_group=True, weighs_alone=weighs_alone, across_tasks=True, discount=self.gamma
+        )
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""

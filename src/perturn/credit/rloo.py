@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from perturn.credit.group import GroupCredit
+from perturn.credit.group import GroupCredit, Singleton, Unit
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -22,16 +23,18 @@ class RLOO(GroupCredit):
     `singleton` is raw.
     """
 
-    statistics: str = "trajectories"
+    statistics: Unit = "trajectories"
     """trajectories; or steps, which leaves one step out instead of its trajectory and is biased."""
 
-    singleton: str = "zero"
+    singleton: Singleton = "zero"
     """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""
 
     @property
-    def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one."""
-        return self.statistics == "trajectories"
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(
+            needs_group=True, weighs_alone=self.singleton == "raw", unbiased=self.statistics == "trajectories"
+        )
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]

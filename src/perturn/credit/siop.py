@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, fsum, isnan, log, nan
 from operator import index
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -14,22 +14,30 @@ from perturn.bounds import CODE, Bound, check_bounds
 from perturn.checks import check_choice
 from perturn.credit.gains import turn_gains
 from perturn.credit.group import (
-    CHOICES,
+    Deviation,
+    Normalization,
     Visit,
     by_task,
     normalized_within,
     returns_to_go,
     weigh_tasks,
 )
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
+from perturn.needs import AnswerClusters, Needs
 from perturn.types import Status, Trajectory
 
-References = Sequence[Sequence[Sequence[float] | Tensor]]
-"""Mean log-probability of the tokens of each answer that stands for a trajectory's cluster, before each turn and after
-the last one, in nats `[trajectories][turns + 1][answers]`; NaN: not known."""
 
-Clusters = Sequence[int]
-"""Cluster of the final answer of each trajectory, counted within its task [trajectories]; below 0: it gave none."""
+@dataclass(frozen=True)
+class OwnAnswer:
+    """The final answer of a trajectory, by the answers of its cluster."""
+
+    cluster: int
+    """Cluster of the final answer, counted within its task; below 0: it gave none."""
+    logprobs: Sequence[Sequence[float] | Tensor]
+    """Mean log-probability of the tokens of each answer that stands for the cluster, before each turn and after the
+    last one, in nats `[turns + 1][answers]`; NaN: not known."""
+
 
 REFERENCES = ("own", "gold")
 """Answers whose likelihood counts: of the trajectory's own cluster; or the gold answer alone, of the only cluster."""
@@ -38,7 +46,7 @@ LEAST = 1e-8
 """Added to a likelihood before its logarithm is taken; as the released code has it."""
 
 
-def potentials(group: Sequence[Trajectory], answers: References | None) -> Numbers:
+def potentials(group: Sequence[Trajectory], answers: Sequence[OwnAnswer] | None) -> Numbers:
     """Return log p of each trajectory's cluster, in nats `[trajectories][turns + 1]`.
 
         log p_t = log(1e-8 + (1 / K) sum_k exp(mean_j log pi(a_kj | before turn t, a_k,<j)))
@@ -46,23 +54,24 @@ def potentials(group: Sequence[Trajectory], answers: References | None) -> Numbe
     NaN where one of the K likelihoods is not known, or K = 0.
 
     Raises:
-        ValueError: If `answers` is missing, or has not as many entries before each turn and after the last.
+        ValueError: If they are missing, or have not as many entries before each turn and after the last.
     """
     if answers is None:
         raise ValueError(
-            "this credit needs answers=, the log-probability of the answers of each trajectory's cluster before each "
-            "turn and after the last."
+            "this credit needs answer_clusters=, the cluster of each trajectory's final answer, and how likely its "
+            "answers are before each turn and after the last."
         )
     found = [
-        [torch.as_tensor(each, dtype=torch.float64).reshape(-1).tolist() for each in of_one]
+        [torch.as_tensor(each, dtype=torch.float64).reshape(-1).tolist() for each in of_one.logprobs]
         for of_one in answers
     ]
     if [len(of_one) for of_one in found] != [len(one.turns) + 1 for one in group]:
         raise ValueError(
-            "answers must hold one entry before each turn and one after the last, for each trajectory of the group."
+            "answer_clusters must hold one entry before each turn and one after the last, for each trajectory of the "
+            "group."
         )
     if any(len(set(map(len, of_one))) > 1 for of_one in found):
-        raise ValueError("answers must hold as many log-probabilities at each entry of a trajectory.")
+        raise ValueError("answer_clusters must hold as many log-probabilities at each entry of a trajectory.")
     return [[_log_mean(each) for each in of_one] for of_one in found]
 
 
@@ -72,26 +81,21 @@ def _log_mean(logprobs: Sequence[float]) -> float:
     return log(LEAST + fsum(exp(each) for each in logprobs) / len(logprobs))
 
 
-def cluster_shares(group: Sequence[Trajectory], clusters: Clusters | None) -> list[float]:
+def cluster_shares(group: Sequence[Trajectory], answers: Sequence[OwnAnswer]) -> list[float]:
     """Return q, the share of a task's final answers that are in the cluster of each trajectory's [trajectories].
 
     0 for a trajectory that gave no answer, or FAILED.
 
     Raises:
-        ValueError: If `clusters` is missing, or has not one integer a trajectory.
+        ValueError: If there is not one integer cluster a trajectory.
     """
-    if clusters is None:
-        raise ValueError(
-            "this credit needs clusters=, the cluster of the final answer of each trajectory; below 0 where it gave "
-            "none."
-        )
     try:
-        given = [index(each) for each in clusters]
+        given = [index(each.cluster) for each in answers]
     except TypeError as error:
         raise ValueError(f"clusters must be integers: {error}.") from error
     if len(given) != len(group):
         raise ValueError(
-            f"clusters must hold one for each of {len(group)} trajectories of the group, got {len(given)}."
+            f"answer_clusters must hold one for each of {len(group)} trajectories of the group, got {len(given)}."
         )
     found = [0.0] * len(group)
     for members in by_task(group):
@@ -125,9 +129,6 @@ class SIOP:
     gets 0.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"answers", "clusters"})
-    needs_group: ClassVar[bool] = True
-
     lam: Annotated[float, Bound(least=0, most=1)] = 0.5
     """Of the bonus (1 - lam) q of the last turn, in [0, 1]; 1: no bonus."""
 
@@ -144,10 +145,10 @@ class SIOP:
     """Answers of one cluster: exact, equal but for case, punctuation, articles and blanks; or MODULE:FUNCTION of yours,
     from a task and the different answers to it to a label for each."""
 
-    normalize: str = "std"
+    normalize: Normalization = "std"
     """std: rewards less their mean, over their standard deviation; or mean, less their mean alone."""
 
-    std: str = "sample"
+    std: Deviation = "sample"
     """sample: standard deviation over n - 1; or population, over n."""
 
     last_gain: bool = True
@@ -157,36 +158,40 @@ class SIOP:
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_bounds(self)
-        for name in ("normalize", "std"):
-            check_choice(name, getattr(self, name), CHOICES[name])
         check_choice("reference", self.reference, REFERENCES)
         if ":" not in self.same:
             check_choice("same", self.same, ("exact", "MODULE:FUNCTION"))
+
+    @property
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (AnswerClusters(self.same, self.members, self.reference == "gold"),)
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, discount=self.gamma)
 
     def __call__(
         self,
         group: Sequence[Trajectory],
         *,
-        answers: References | None = None,
-        clusters: Clusters | None = None,
+        answer_clusters: Sequence[OwnAnswer] | None = None,
         **_: Any,
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, without unit [turns].
 
         Raises:
-            ValueError: If `answers` or `clusters` is missing, or not of the group's shape.
+            ValueError: If `answer_clusters` is missing, or not of the group's shape.
         """
-        rewards = self.turn_rewards(group, answers, clusters)
+        rewards = self.turn_rewards(group, answer_clusters)
         return weigh_tasks(group, lambda _: rewards, self._weigh)
 
-    def turn_rewards(
-        self, group: Sequence[Trajectory], answers: References | None, clusters: Clusters | None
-    ) -> Numbers:
+    def turn_rewards(self, group: Sequence[Trajectory], answers: Sequence[OwnAnswer] | None) -> Numbers:
         """Return r of each turn, in nats `[trajectories][turns]`."""
+        known_of = potentials(group, answers)
         found = []
-        for one, known, q in zip(
-            group, potentials(group, answers), cluster_shares(group, clusters), strict=True
-        ):
+        for one, known, q in zip(group, known_of, cluster_shares(group, answers or ()), strict=True):
             rewards = [q * gain for gain in turn_gains(one, known, "logprob", self._has_last_gain(one))]
             if rewards:
                 rewards[-1] += (1 - self.lam) * q

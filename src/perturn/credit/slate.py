@@ -3,13 +3,14 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from perturn.checks import check_choice
 from perturn.credit.forest import forks_of
-from perturn.credit.group import EPSILON, GroupCredit, Visit, deviation, mean, means_of_others
+from perturn.credit.group import EPSILON, GroupCredit, Normalization, Visit, deviation, mean, means_of_others
 from perturn.credit.process_score import SCORES
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
+from perturn.needs import SENSES, Distance, Needs
 from perturn.types import Trajectory, failed
 
 MEASURES = ("reward", "progress", "valid")
@@ -30,29 +31,36 @@ class SLATE(GroupCredit):
     Source: "Truncated Step-Level Sampling with Process Rewards for Retrieval-Augmented Reasoning" (SLATE), 2026, by its
     abstract: k samples of the next step from a shared prefix, and a reward for each step.
     Differs: q is said by the environment and not by a language model that judges each step; the abstract gives no
-    formula, so that the mean of the others and shares are ours (`normalize` std is GRPO's). `branch.window: 1` cuts
+    formula, so that the mean of the others and shares are ours (`normalize` std is GRPO's). `explore.turns: 1` cuts
     branches behind their first turn, as it does.
     """
-
-    trains_branches: ClassVar[bool] = True
-    takes_unfinished: ClassVar[bool] = True
 
     by: str = "reward"
     """How good a turn was: its reward (reward), whether it brought the success nearer (progress) or could be executed
     (valid)."""
 
-    normalize: str = "mean"
+    normalize: Normalization = "mean"
     """mean; or std, less the mean of all turns of a fork, over their deviation."""
+
+    distance: str = "shortest"
+    """With `by` progress, how the way to a success is measured: shortest, for one who knows all of the world, or
+    searching, for the environment's expert who takes over with what the episode has shown."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         super().__post_init__()
         check_choice("by", self.by, MEASURES)
+        check_choice("distance", self.distance, SENSES)
 
     @property
-    def needs_remaining(self) -> bool:
-        """Whether the remaining path of each turn must be measured before."""
-        return self.by == "progress"
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (Distance(self.distance),) if self.by == "progress" else ()
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, trains_branches=True, takes_unfinished=True)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         scores = rewards

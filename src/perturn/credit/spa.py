@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import fsum, isfinite
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from perturn.bounds import Bound
 from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others, returns_to_go
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
+from perturn.needs import Contributions, Needs
 from perturn.types import Trajectory, failed
 
 
@@ -34,12 +36,12 @@ class Shares:
         return self.heads[head if len(self.heads) > 1 else 0]
 
 
-Contributions = Sequence[Shares | Sequence[float] | Tensor]
+TurnShares = Sequence[Shares | Sequence[float] | Tensor]
 """Contributions of the turns of each trajectory: `Shares`, or by one head that has learned from none of them, in units
 of reward `[trajectories][turns]`."""
 
 
-def shares_of(contributions: Contributions | None, group: Sequence[Trajectory]) -> list[Shares]:
+def shares_of(contributions: TurnShares | None, group: Sequence[Trajectory]) -> list[Shares]:
     """Return the contributions of each trajectory.
 
     Raises:
@@ -101,8 +103,6 @@ class SPA(GroupCredit):
     Nothing is discounted.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"contributions"})
-
     grounding: Annotated[float, Bound(least=0)] = 0.0
     """Added for each action that was executed, in units of reward. The paper's 0.5 is left out since it pays for turns:
     ten more of them are worth more than a success that counts 1; `returns.invalid_penalty` tells the same actions apart
@@ -113,12 +113,17 @@ class SPA(GroupCredit):
     it, what the head does not see is never learned."""
 
     @property
-    def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one, whatever the contributions."""
-        return self.residual and self.grounding == 0
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (Contributions(self.returns),)
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, unbiased=self.residual and self.grounding == 0)
 
     def __call__(
-        self, group: Sequence[Trajectory], *, contributions: Contributions | None = None, **_: Any
+        self, group: Sequence[Trajectory], *, contributions: TurnShares | None = None, **_: Any
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
 

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others, turn_numbers
+from perturn.credit.protocol import CreditTraits
+from perturn.needs import BranchReturns, Needs
 from perturn.types import Trajectory
 
 Branches = Sequence[Sequence[float] | Tensor]
@@ -52,23 +54,27 @@ class SPO(GroupCredit):
     Source: Guo et al. 2025, "Segment Policy Optimization: Effective Segment-Level Credit Assignment in RL for Large
     Language Models", arXiv:2505.23564 (its chain form); Kazemnejad et al. 2024, "VinePPO", arXiv:2410.01679; both by
     their abstracts.
-    Differs: segments are of turns, and as many turns long as `branch.every` says, where SPO cuts an answer where its
+    Differs: segments are of turns, and as many turns long as `explore.every` says, where SPO cuts an answer where its
     tokens are unlikely; every token of a turn has its weight. V_0 is of the group, so that no episode is played for it.
     A trajectory alone in its group gets 0. Nothing is discounted.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"branches"})
-    unbiased: ClassVar[bool] = True
+    traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True, unbiased=True)
+
+    @property
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (BranchReturns(self.returns),)
 
     def __call__(
-        self, group: Sequence[Trajectory], *, branches: Branches | None = None, **_: Any
+        self, group: Sequence[Trajectory], *, branch_returns: Branches | None = None, **_: Any
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
 
         Raises:
-            ValueError: If `branches` is missing, infinite, or has not one entry a turn.
+            ValueError: If `branch_returns` is missing, infinite, or has not one entry a turn.
         """
-        values, rewards = turn_numbers("branches", branches, group, PLAYED), self.returns(group)
+        values, rewards = turn_numbers("branch_returns", branch_returns, group, PLAYED), self.returns(group)
         found = [[0.0] * len(of_one) for of_one in rewards]
         for members in by_task(group):
             others = means_of_others(members, [fsum(rewards[i]) for i in members])

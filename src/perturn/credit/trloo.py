@@ -6,6 +6,7 @@ from typing import Annotated
 
 from perturn.bounds import Bound
 from perturn.credit.group import GroupCredit, generalized_advantages, means_of_others, returns_to_go
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 
@@ -31,9 +32,9 @@ class TRLOO(GroupCredit):
     """How far rewards are followed before a baseline stands for the rest, in [0, 1]; 1: to the end."""
 
     @property
-    def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one."""
-        return self.gamma == 1 and self.lam == 1
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(needs_group=True, unbiased=self.gamma == 1 and self.lam == 1, discount=self.gamma)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         to_go = [returns_to_go(of_one, self.gamma) for of_one in rewards]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import nan
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -11,17 +11,19 @@ from torch import Tensor
 from perturn.bounds import Bound, check_bounds
 from perturn.checks import check_choice
 from perturn.credit.group import as_tensors, generalized_advantages, returns_to_go
+from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers, Return
+from perturn.needs import Needs, Values
 from perturn.types import Status, Trajectory, came_back, failed, unfinished
 
-Values = Sequence[Sequence[Sequence[float] | Tensor | float]]
+TokenValues = Sequence[Sequence[Sequence[float] | Tensor | float]]
 """V at the tokens of each turn `[trajectories][turns][tokens]`; or at its first token alone `[trajectories][turns]`."""
 
 Lengths = Sequence[Sequence[int]]
 """Tokens of each turn `[trajectories][turns]`."""
 
 
-def token_values(group: Sequence[Trajectory], values: Values | None) -> list[Numbers]:
+def token_values(group: Sequence[Trajectory], values: TokenValues | None) -> list[Numbers]:
     """Return V at the tokens of each turn `[trajectories][turns][tokens]`.
 
     Raises:
@@ -46,7 +48,7 @@ class TurnGAE:
 
         A_t = delta_t + gamma lam A_(t+1),   delta_t = r_t + gamma V_(t+1) - V_t,   V = 0 after the last turn
 
-    Where an episode goes on in the next iteration (`explore.window`), V of its last turn stands for the missing one
+    Where an episode goes on in the next iteration (explorer `window`), V of its last turn stands for the missing one
     behind it, and V is learned from the other episodes alone; with `truncated: bootstrap` so it is where a limit cut an
     episode.
 
@@ -55,9 +57,6 @@ class TurnGAE:
     Differs: nothing. V at the first token has seen the state and not the action; at the last token it has seen the
     action, and would be no baseline. Boundaries come from the turns, never from rewards.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset({"values"})
-    takes_unfinished: ClassVar[bool] = True
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
@@ -78,9 +77,15 @@ class TurnGAE:
         check_choice("truncated", self.truncated, ("end", "bootstrap"))
 
     @property
-    def unbiased(self) -> bool:
-        """Whether the expected gradient is the true one, whatever the values, where all episodes are over."""
-        return self.gamma == 1 and self.lam == 1 and self.truncated == "end"
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (Values(self.value_targets),)
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        unbiased = self.gamma == 1 and self.lam == 1 and self.truncated == "end"
+        return CreditTraits(unbiased=unbiased, takes_unfinished=True, discount=self.gamma)
 
     def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
         """Return the return that V stands for, at the first token of each turn `[trajectories][turns][1]`.
@@ -98,7 +103,7 @@ class TurnGAE:
         return unfinished(trajectory) or (self.truncated == "bootstrap" and trajectory.truncated)
 
     def __call__(
-        self, group: Sequence[Trajectory], *, values: Values | None = None, **_: Any
+        self, group: Sequence[Trajectory], *, values: TokenValues | None = None, **_: Any
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
         known = [[turn[0] for turn in of_one] for of_one in token_values(group, values)]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from perturn.checks import check_choice, check_positive, check_unit_interval
-from perturn.credit.protocol import TurnCredit
+from perturn.credit.protocol import CreditTraits, TurnCredit
+from perturn.needs import Needs, Reference, reads
 from perturn.types import Trajectory
 
 
@@ -32,7 +33,7 @@ def weigh_group(
     """
     turns = [len(one.turns) for one in group]
     confidence: list[Tensor | None] = [None] * len(group)
-    if "reference" in credit.needs:
+    if reads(credit.needs, Reference):
         if reference is None:
             raise ValueError(
                 f"{type(credit).__name__} needs reference=, the log-probabilities of each turn's tokens."
@@ -63,7 +64,8 @@ class Uniform:
     Differs: nothing.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[Needs] = ()
+    traits: ClassVar[CreditTraits] = CreditTraits()
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
         """Return 1 for every turn, one tensor a trajectory, without unit [turns]."""
@@ -106,7 +108,8 @@ class Confidence:
     Differs: nothing.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"reference"})
+    needs: ClassVar[Needs] = ("reference",)
+    traits: ClassVar[CreditTraits] = CreditTraits()
 
     pivot: float = 0.9
     """Confidence above which a turn takes the low weight, in [0, 1]."""
@@ -196,7 +199,7 @@ class Discount:
     Differs: see `derived_discount`.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: ClassVar[Needs] = ()
 
     gamma: float = 0.7
     """Discount from one turn to the next, in [0, 1]. 0: the first turn alone (`derived`); 1: linear."""
@@ -208,6 +211,11 @@ class Discount:
         """Reject settings outside their range."""
         check_unit_interval("gamma", self.gamma)
         check_choice("discount", self.discount, DISCOUNTS)
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `CreditTraits`."""
+        return CreditTraits(discount=self.gamma)
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
         """Return phi(t, T) of every turn, one tensor a trajectory, without unit [turns]."""

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from perturn.bounds import Bound
 from perturn.credit.group import GroupCredit, as_tensors, by_task, returns_to_go
-from perturn.credit.turn_gae import Lengths, Values, token_values
+from perturn.credit.protocol import CreditTraits
+from perturn.credit.turn_gae import Lengths, TokenValues, token_values
+from perturn.needs import Needs, Values
 from perturn.types import Trajectory
 
 
@@ -30,19 +32,22 @@ class V0(GroupCredit):
     and draws more samples where it does not; here it counts for so many episodes.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"values"})
-    unbiased: ClassVar[bool] = True
-    weighs_alone: ClassVar[bool] = True
+    traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True, weighs_alone=True, unbiased=True)
 
     prior: Annotated[float, Bound(least=0, most=1e9)] | None = None
     """Episodes that V_0 counts for beside the others of the task, >= 0; 0: `rloo`. None: V_0 alone."""
+
+    @property
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (Values(self.value_targets),)
 
     def value_targets(self, group: Sequence[Trajectory], tokens: Lengths) -> list[list[list[float]]]:
         """Return the return that V stands for, at the first token of each turn `[trajectories][turns][1]`."""
         return [[[each] for each in returns_to_go(rewards, 1.0)] for rewards in self.returns(group)]
 
     def __call__(
-        self, group: Sequence[Trajectory], *, values: Values | None = None, **_: Any
+        self, group: Sequence[Trajectory], *, values: TokenValues | None = None, **_: Any
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
 

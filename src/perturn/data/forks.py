@@ -1,8 +1,10 @@
-"""From which turns explored episodes are played on, where these were chosen by what a policy knew at them."""
+"""Turns at which explored episodes are resumed, and what they were chosen by."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 
 
 @dataclass(frozen=True)
@@ -23,3 +25,10 @@ class Forks:
     def key(self) -> tuple[str, int]:
         """(task id, sample), as `Trajectory.key`."""
         return self.task, self.sample
+
+
+def fork_counts(found: Sequence[Forks]) -> dict[str, float]:
+    """Return how many turns were chosen (`forks`), in how many episodes (`forked`), and their `mean_turn`."""
+    turns = [turn for each in found for turn in each.turns]
+    mean = {"mean_turn": round(fsum(turns) / len(turns), 4)} if turns else {}
+    return {"forks": len(turns), "forked": sum(bool(each.turns) for each in found), **mean}

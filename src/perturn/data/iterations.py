@@ -8,12 +8,11 @@ from statistics import fmean
 from typing import Any
 
 from perturn.data.groups import BINS
-from perturn.data.steps import STEPS
 
 _GROUPS = ("groups", "alone", "equal_outcomes", "zero_credit")
 """Counts of groups beside the bins, as `data.groups.counts_of` has them."""
-_BESIDE = ("cut", "steps_cut", "steps_too_long", *STEPS)
-"""Counts of the pair stage that are of kept episodes, or of the expert's steps, and no bin."""
+_BESIDE = ("cut", "steps_")
+"""How counts of the pair stage begin that are of kept episodes, or of the expert's steps, and no bin."""
 FATES = ("failed", "no_turns", "repeated", "success", "failure")
 """Fates of an explored trajectory that is learned from by how it ended: the first that holds. `repeated`: its actions
 are those, on that task, of an earlier trajectory, or of the expert where the way takes that episode of the expert."""
@@ -57,7 +56,7 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
     if "taught" in counts:
         bins = {name: counts.get(name, 0) for name in FATES}
     elif "kept" in counts:
-        bins = {name: n for name, n in counts.items() if name not in _BESIDE}
+        bins = {name: n for name, n in counts.items() if not name.startswith(_BESIDE)}
     else:
         return None
     return {"asked": explored or sum(bins.values()), "bins": bins, "groups": {}, "unit": "episodes"}

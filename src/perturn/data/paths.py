@@ -80,9 +80,13 @@ class RunPaths:
         names = {file: re.fullmatch(r"(.*?)(-\d{3,})?", file.stem) for file in files}
         return {str(found[1]): file for file, found in names.items() if found and (found[2] or "") == mark}
 
-    def critics(self, mark: str = "") -> Path:
-        """Critics as the credit of an iteration left them."""
-        return self.folder / "credits" / f"critics{mark}.safetensors"
+    def carried(self, quantity: str, mark: str = "") -> Path:
+        """What a quantity that an iteration computed leaves for the next one."""
+        return self.folder / "credits" / f"{quantity.rpartition(':')[2]}{mark}.safetensors"
+
+    def all_carried(self, mark: str) -> list[Path]:
+        """What the quantities of an iteration left for the next one, as far as it is there."""
+        return sorted((self.folder / "credits").glob(f"*{mark}.safetensors"))
 
     def checkpoint(self, policy: str) -> Path:
         """Folder of a trained policy."""

@@ -41,7 +41,8 @@ def _distributions(recipe: Recipe) -> Iterator[str]:
     for part in (recipe.cluster, *(stage.lora for stage in stages)):
         yield from part.distributions if part else ()
     numbers = [("losses", stage.loss) for stage in stages] + [("credits", recipe.credit or {})]
-    for kind, section in (*worlds.items(), *numbers):
+    selector = recipe.evaluate.select if recipe.evaluate else None
+    for kind, section in (*worlds.items(), *numbers, ("selectors", selector or {})):
         if package := package_of(f"perturn.{kind}", str(section.get("name"))):
             yield package
 

@@ -31,7 +31,7 @@ _WEIGHTS = (
 Row = Trajectory | WeightedTrajectory | PreferencePair
 """A row that training takes."""
 
-T = TypeVar("T", bound=Trajectory | PreferencePair)
+T = TypeVar("T", bound=Trajectory | PreferencePair | WeightedTrajectory)
 
 
 @dataclass
@@ -96,6 +96,13 @@ def own_row(row: Any, tally: Tally | None = None) -> Row | None:
             return ours
     return None
 
+
+_SAID: Mapping[Any, str] = {
+    PreferencePair: "chosen and rejected",
+    Trajectory: "one conversation",
+    WeightedTrajectory: "a conversation and a label",
+}
+"""Class of a row -> what it is made from, in words."""
 
 _PUBLIC = {"messages", "conversations", "conversation", "completion", "chosen", "text"}
 """Columns that tell a row of a public form from a trajectory, which has none of them. Both may have `turns`."""
@@ -173,7 +180,7 @@ def read_rows(data: Location) -> Iterator[Trajectory | PreferencePair]:
 
 
 def rows_of(data: Location, kind: type[T], check: Callable[[T], None] | None = None) -> Iterator[T]:
-    """Yield the rows of a source that are all of one kind, a trajectory or a pair; at least one.
+    """Yield the rows of a source that are all of one kind, trajectories, pairs or labelled ones; at least one.
 
     Args:
         data: The source.
@@ -186,26 +193,23 @@ def rows_of(data: Location, kind: type[T], check: Callable[[T], None] | None = N
 
     def checked(row: Any) -> None:
         if not isinstance(row, kind):
-            said = "chosen and rejected" if kind is PreferencePair else "one conversation"
-            got = "a pair; see pair.file" if kind is Trajectory else "one conversation"
+            said = _SAID[kind]
+            got = "a pair; see rows.name=file" if kind is Trajectory else "one conversation"
             raise DataError(f"expected {said}, got {got}.")
         if check is not None:
             check(row)
 
     is_empty = True
-    for _, row in _strict(data, checked):
+    for _, row in _strict(data, checked, labelled=kind is WeightedTrajectory):
         is_empty = False
-        yield row  # type: ignore[misc]  # `checked` has seen that it is of the kind
+        yield row
     if is_empty:
-        wanted = (
-            "pairs, or with chosen and rejected" if kind is PreferencePair else "messages or trajectories"
-        )
-        raise DataError(f"{data} holds no row; give rows with {wanted}.")
+        raise DataError(f"{data} holds no row; give rows with {_SAID[kind]}.")
 
 
 def _strict(
-    data: Location, check: Callable[[Any], None]
-) -> Iterator[tuple[Record, Trajectory | PreferencePair]]:
+    data: Location, check: Callable[[Any], None], *, labelled: bool = False
+) -> Iterator[tuple[Record, Any]]:
     """Yield the rows that pass a check, and then refuse the source if others did not."""
     source, tally = open_rows(data), Tally()
     refused: list[tuple[Record, str]] = []
@@ -216,7 +220,7 @@ def _strict(
         try:
             if isinstance(row, DataError):
                 raise row
-            if isinstance(row, WeightedTrajectory):
+            if isinstance(row, WeightedTrajectory) and not labelled:
                 raise DataError(_WEIGHTS if own_row(record.value) else ONLY_KTO)
             check(row)
         except (DataError, ModelError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
@@ -30,7 +29,7 @@ from perturn.io.reading import user_path
 from perturn.io.writing import is_stray, link_whole, remove_strays, write_whole, writing
 from perturn.memory import memory_in_use
 from perturn.ranks import leads
-from perturn.settings.parsing import dotted, to_yaml
+from perturn.settings.parsing import dotted, to_mapping, to_yaml
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.settings.shipped import shipped_recipe
 from perturn.settings.stages import stages
@@ -314,7 +313,7 @@ def _compared(recipe: Recipe) -> dict[str, Any]:
     So a run that starts from the policy of a run beside it can be moved together with that run, and be named by another
     path.
     """
-    flat, model = dotted(dataclasses.asdict(recipe)), Path(recipe.model.name)
+    flat, model = dotted(to_mapping(recipe)), Path(recipe.model.name)
     if model.is_relative_to(recipe.output):
         flat["model.name"] = str(model.relative_to(recipe.output))
     return flat
@@ -333,7 +332,7 @@ def _may_differ(recipe: Recipe) -> set[str]:
 def counted_settings(recipe: Recipe) -> dict[str, Any]:
     """The settings that change what a run makes, by their dotted keys."""
     may_differ = _may_differ(recipe)
-    flat = dotted(dataclasses.asdict(recipe))
+    flat = dotted(to_mapping(recipe))
     return {key: value for key, value in flat.items() if may_differ.isdisjoint(_and_sections(key))}
 
 

@@ -1,18 +1,13 @@
-"""The tree of an explored episode and those played on from its turns, and from theirs; and pairs of its steps."""
+"""The tree of an explored episode and those played on from its turns, and from theirs."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from math import log, nan, sqrt
 from statistics import fmean
 
-from perturn.data.pairs import branches_of, check_threshold, exceeds, is_tie
-from perturn.types import PreferencePair, Trajectory, failed, score
-
-IN_TREE = ("tie", "gap", "kept")
-"""Outcomes of a node whose episodes went on in different ways: the first that holds."""
+from perturn.types import Trajectory, failed, score
 
 
 @dataclass
@@ -106,62 +101,3 @@ def _can_grow(node: Node, width: int) -> bool:
     if node.example is None:
         return False
     return node.drawn < width or any(_can_grow(child, width) for child in node.children.values())
-
-
-def pair_within_trees(
-    explored: Sequence[Trajectory], played_on: Iterable[Trajectory], threshold: float = 0.4
-) -> tuple[list[PreferencePair], Counter[str]]:
-    """Pair the best step at each node of a tree with the worst: the same turns before, and one turn more.
-
-    A step is worth the mean score of the episodes that took it. A pair is kept if the two differ by more than the
-    threshold; the sides end with the step, and their total reward is what it is worth.
-
-    Source: Xie et al. 2024, "Monte Carlo Tree Search Boosts Reasoning via Iterative Preference Learning",
-    arXiv:2405.00451.
-    Differs: a step is worth the mean outcome of its episodes, and no judgment of the policy on itself is mixed in. All
-    nodes give pairs, not those of the best path alone. Pairs are not smoothed by how often a step was taken.
-
-    Args:
-        explored: Trajectories of the policy.
-        played_on: Those of their trees. FAILED ones are left out of the means, and a step that only such episodes took
-            is in no pair.
-        threshold: tau, in units of total reward; finite and >= 0.
-
-    Returns:
-        The pairs, by explored episode and then by node, each before those below it; and counts: each node that was left
-        by different steps under one of `IN_TREE`.
-    """
-    check_threshold(threshold)
-    pairs: list[PreferencePair] = []
-    counts = Counter(dict.fromkeys(IN_TREE, 0))
-    for one, by_turn in zip(explored, branches_of(explored, played_on), strict=True):
-        root = grow(one, (each for found in by_turn.values() for each in found))
-        for node in root.walk():
-            steps = [child for child in node.children.values() if not all(map(failed, child.passed))]
-            if len(steps) < 2:
-                continue
-            best, worst = max(steps, key=lambda step: step.value), min(steps, key=lambda step: step.value)
-            outcome = _outcome(best.value - worst.value, threshold)
-            counts[outcome] += 1
-            if outcome == "kept":
-                pairs.append(PreferencePair(_ended(best), _ended(worst)))
-    return pairs, counts
-
-
-def _outcome(gap: float, threshold: float) -> str:
-    if is_tie(gap):
-        return "tie"
-    return "kept" if exceeds(gap, threshold) else "gap"
-
-
-def _ended(step: Node) -> Trajectory:
-    """An episode that took a step, up to it, with what it is worth."""
-    one = next(one for one in step.passed if not failed(one))
-    return replace(
-        one,
-        turns=one.turns[: step.depth],
-        total_reward=step.value,
-        success=False,
-        terminated=False,
-        truncated=True,
-    )

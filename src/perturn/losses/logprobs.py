@@ -17,6 +17,7 @@ from perturn.losses.nested import (
     flatten,
     turn_lengths,
 )
+from perturn.needs import Reference, reads
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,7 +325,7 @@ def turn_weights(side: TurnLogprobs, credit: Credit) -> Tensor:
         )
     position = side.turn_position.to(side.precision)
     turns = side.turns_per_trajectory[side.turn_trajectory].to(side.precision)
-    confidence = side.confidence() if "reference" in credit.needs else None
+    confidence = side.confidence() if reads(credit.needs, Reference) else None
     return credit.weigh(position, turns, confidence)
 
 

@@ -50,12 +50,12 @@ class LossTraits:
 
     @property
     def rows(self) -> str:
-        """Kind of the rows that the loss learns from."""
+        """Kind of the rows that the loss learns from: pairs, groups, single or labelled."""
         if self.needs_behavior:
             return "groups"
         if self.needs_mismatched:
-            return "labelled trajectories"
-        return "pairs" if self.needs_rejected else "single trajectories"
+            return "labelled"
+        return "pairs" if self.needs_rejected else "single"
 
 
 class Loss(Protocol):

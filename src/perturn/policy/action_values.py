@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from perturn.errors import RunError
-from perturn.policy.contributions import action_features
 from perturn.policy.implicit import after_prompt
 from perturn.policy.reference import frozen
 from perturn.policy.tokens import Encoded, Renderer
-from perturn.policy.values import cross_fit, explained_variance, fit_values, folds_by
+from perturn.policy.values import action_features, cross_fit, explained_variance, fit_values, folds_by
 from perturn.types import Action, Prompt, Trajectory, failed, score, unfinished
 
 

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from perturn.credit import CREDITS, Credit
-from perturn.credit.matchtir import ASSIGNMENTS
+from perturn.credit import CREDITS, Credit, CreditTraits
 from perturn.envs.load import load_object
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES, Loss
 from perturn.losses.protocol import check_loss
+from perturn.needs import Distance, Need, Reference, names_of
 from perturn.settings.parsing import build
+from perturn.table import check_names
 from perturn.types import Trajectory
 
-COSTS = {
-    "reference": "a pass of the reference over the rows, kept",
-    "values": "a pass of the policy that acted over the episodes, and ridge fits",
-    "contributions": "a pass of the policy that acted over the episodes, and ridge fits",
-    "matches": "the expert's calls, and an assignment an episode",
-    "answer": "passes of the policy that acted over the episodes, and over an answer at each turn",
-    "answers": "passes of the policy that acted over the episodes, and over some answers at each turn",
-    "clusters": "a comparison of the answers of each group",
-    "feedback": "passes of the policy that acted over the episodes, and over each turn once more",
-    "branches": "episodes that are played on",
-    "progress": "a pass of the trained policy, or of the reward model, over the episodes; the latter's training",
-    "critics": "a pass over the episodes of the policy that the loop begins with, and many regressions",
-}
-"""Quantity that a credit may need -> what it costs."""
+CREDIT_NAMES = frozenset({"needs", "traits", "weigh", "clips"})
+"""Attributes of a credit that are read."""
 
-_COMPUTED = frozenset({"reference"})
-"""Quantities that training computes for a credit that needs them."""
-OF_GROUPS = frozenset(COSTS) - _COMPUTED
-"""Those that are computed of groups before training, each in one place: `perturn.run.quantities.compute_needed`."""
+ROW_NEEDS = names_of((Reference.name, Distance.name))
+"""Quantities that training has of a row by itself: computed, or measured into its turns."""
 
 
 def make_credit(section: Mapping[str, Any]) -> Credit:
@@ -55,47 +42,33 @@ def check_credit(credit: Any, name: str) -> None:
     Raises:
         ConfigError: Naming what it lacks.
     """
-    needs = getattr(credit, "needs", None)
-    if not isinstance(needs, Set):
+    members = set(dir(credit))
+    if not {"needs", "traits"} <= members:
         raise ConfigError(
-            f"credit {name!r} must have needs, a set of the names of what is computed for it, got {needs!r:.80}; write "
-            "needs = frozenset() in its class if there is nothing. See perturn.credit.Credit."
+            f"credit {name!r} must have {'traits' if 'needs' in members else 'needs'}; write needs = () and traits = "
+            "CreditTraits() in its class if there is nothing to say. See perturn.credit.Credit."
         )
-    if sets_clip(credit) and not needs_group(credit):
+    if not isinstance(credit.needs, tuple) or not all(isinstance(one, str | Need) for one in credit.needs):
         raise ConfigError(
-            f"credit {name!r} has clips and not needs_group = True, without which clips are not asked for; see "
-            "perturn.credit.Credit."
+            f"credit {name!r} must have needs, a tuple of names and requests of what is computed for it, got "
+            f"{credit.needs!r:.80}; write needs = () in its class if there is nothing. See perturn.credit.Credit."
         )
-    if "values" in needs and not hasattr(credit, "value_targets"):
+    kind = type(credit)
+    check_names(kind, kind="credit", known=CREDIT_NAMES, traits=CreditTraits)
+    if not isinstance(credit.traits, CreditTraits):
         raise ConfigError(
-            f"credit {name!r} needs values and has no method value_targets, which says what returns they stand for; "
-            "see perturn.credit.Credit."
+            f"credit {name!r} must have traits, a perturn.credit.CreditTraits, got {credit.traits!r:.80}."
         )
-    if "critics" in needs:
-        for setting in ("gamma", "tau", "rounds", "penalty"):
-            if not isinstance(getattr(credit, setting, None), int | float):
-                raise ConfigError(
-                    f"credit {name!r} needs critics and has no setting {setting}, a number that says how they learn; "
-                    "see perturn.credit.Credit."
-                )
-    if "matches" in needs and getattr(credit, "assignment", None) not in ASSIGNMENTS:
+    if credit.traits.sets_clip != ("clips" in members):
         raise ConfigError(
-            f"credit {name!r} needs matches and has no setting assignment, {', '.join(ASSIGNMENTS)}; see "
-            "perturn.credit.Credit."
+            f"credit {name!r} must have both the trait sets_clip and a method clips, or neither; see "
+            "perturn.credit.CreditTraits."
         )
-    if "feedback" in needs and not isinstance(getattr(credit, "placeholder", None), str):
+    if credit.traits.sets_clip and not credit.traits.needs_group:
         raise ConfigError(
-            f"credit {name!r} needs feedback and has no setting placeholder, a text to put in its stead; see "
-            "perturn.credit.Credit."
+            f"credit {name!r} sets clip ranges without needs_group=True, so that clips are not asked for; see "
+            "perturn.credit.CreditTraits."
         )
-    if "progress" in needs and not hasattr(credit, "checkpoint"):
-        raise ConfigError(
-            f"credit {name!r} needs progress and has no setting checkpoint, the policy that it is of; see "
-            "perturn.credit.Credit."
-        )
-    same = str(getattr(credit, "same", "exact"))
-    if "answers" in needs and ":" in same and not callable(load_object(same)):
-        raise ConfigError(f"credit.same must be exact or a function as MODULE:FUNCTION, got {same!r:.80}.")
 
 
 def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
@@ -120,26 +93,26 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
             "credit, or leave one of the two out."
         )
     credit = make_credit(section)
-    of_groups = needs_group(credit)
-    if of_groups and loss.traits.needs_rejected:
+    if credit.traits.needs_group and loss.traits.needs_rejected:
         raise ConfigError(
             f"credit {section['name']!r} compares the trajectories of a group, and loss {settings['name']!r} the two "
             "of a pair; name a loss on single trajectories, such as ppo-clip, or a credit that weighs turns alone, "
             "such as uniform."
         )
-    if sets_clip(credit) and not loss.traits.reads_clip:
+    if credit.traits.sets_clip and not loss.traits.reads_clip:
         raise ConfigError(
             f"credit {section['name']!r} sets the clip range of a turn, and loss {settings['name']!r} has none; name a "
             "loss that has one, such as ppo-clip."
         )
-    computed = frozenset() if of_groups else _COMPUTED
-    if loss.traits.needs_behavior:  # of groups, before training
-        computed |= OF_GROUPS | _COMPUTED
-    unknown = sorted(credit.needs - computed)
+    if loss.traits.needs_behavior:  # of groups, whose quantities are computed before training
+        return credit
+    computed = frozenset() if credit.traits.needs_group else ROW_NEEDS
+    unknown = sorted(names_of(credit.needs) - computed)
     if unknown:
         raise ConfigError(
             f"credit {section['name']!r} needs {', '.join(unknown)}, which training does not compute"
-            f"{' of a group' if of_groups else ''}; it computes {', '.join(sorted(computed)) or 'nothing'}."
+            f"{' of a group' if credit.traits.needs_group else ''}; it computes "
+            f"{', '.join(sorted(computed)) or 'nothing'}."
         )
     return credit
 
@@ -179,46 +152,20 @@ def named_credit(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> 
     return next((name for name, each in CREDITS.items() if each is kind), kind.__name__), credit
 
 
-def trains_branches(credit: Credit) -> bool:
-    """Whether a credit weighs branches as it weighs the explored episodes, so that they are trained on."""
-    return bool(getattr(credit, "trains_branches", False))
-
-
 def weighs_alone(credit: Credit) -> bool:
     """Whether a credit has a baseline, or none, for a trajectory that is alone in its task."""
-    by_branches = trains_branches(credit)  # of which an episode has some of its own
-    alone = getattr(credit, "singleton", "zero") == "raw" or getattr(credit, "weighs_alone", False)
-    return not needs_group(credit) or by_branches or bool(alone)
-
-
-def takes_unfinished(credit: Credit) -> bool:
-    """Whether a credit weighs the turns of episodes that are not over yet."""
-    return bool(getattr(credit, "takes_unfinished", False))
+    traits = credit.traits  # of branches, an episode has some of its own
+    return not traits.needs_group or traits.trains_branches or traits.weighs_alone
 
 
 def trains_own_turns(credit: Credit) -> bool:
     """Whether of an episode that was played on, the turns that it had before carry no loss: they did in another one."""
-    return trains_branches(credit) or takes_unfinished(credit)
+    return credit.traits.trains_branches or credit.traits.takes_unfinished
 
 
 def carries_own_turns(credit: Credit, trajectory: Trajectory) -> bool | None:
     """Say whether a row of a credit carries loss on its own turns alone; None where the episode took over none."""
     return None if trajectory.origin is None else trains_own_turns(credit)
-
-
-def sets_clip(credit: Credit) -> bool:
-    """Whether a credit may give turns a clip range of their own."""
-    return hasattr(credit, "clips")
-
-
-def reads_reward_model(credit: Credit) -> bool:
-    """Whether a credit reads a reward model that the run trains in each iteration."""
-    return bool(getattr(credit, "reads_reward_model", False))
-
-
-def needs_group(credit: Credit) -> bool:
-    """Whether a credit compares the trajectories of a group."""
-    return bool(getattr(credit, "needs_group", False))
 
 
 def credit_of(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
@@ -228,7 +175,7 @@ def credit_of(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> Cre
         ConfigError: If there is no such loss or credit, a setting is wrong, or the credit compares the rows of a group.
     """
     _, credit = named_credit(loss, section)
-    if needs_group(credit):
+    if credit.traits.needs_group:
         raise ConfigError(
             f"credit {type(credit).__name__} compares the trajectories of a group, and a row by itself has none; name "
             "one that weighs turns alone, such as uniform."

@@ -1,16 +1,14 @@
-"""Implicit rewards of single actions: how much likelier training has made them."""
+"""Implicit rewards of actions and episodes: how much likelier training has made them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import fsum, inf
+from typing import Any
 
-from perturn.policy.logprobs import prepare
-from perturn.policy.models import device, load_model
-from perturn.policy.names import load_tokenizer
 from perturn.policy.reference import compute_logprobs, frozen
 from perturn.policy.tokens import NO_TURN, Encoded, Renderer
-from perturn.types import Action, Prompt
+from perturn.types import Action, Prompt, Trajectory
 
 
 class ImplicitReward:
@@ -23,16 +21,14 @@ class ImplicitReward:
     Differs: log pi is as the engine sampled, log pi_0 as training computes it.
     """
 
-    def __init__(self, start: str, template: str | None = None) -> None:
-        """Load pi_0.
+    def __init__(self, start: Any, renderer: Renderer) -> None:
+        """Keep pi_0.
 
         Args:
-            start: Its name or folder.
-            template: Jinja chat template to use instead of the tokenizer's own.
+            start: A transformers model on the device to compute on, prepared for packed sequences.
+            renderer: Conversation -> tokens, for the model.
         """
-        self._model = load_model(start).to(device())
-        self._renderer = Renderer(load_tokenizer(start), template)
-        prepare(self._model)
+        self._model, self._renderer = start, renderer
 
     def __call__(self, prompt: Prompt, actions: Sequence[Action]) -> list[float]:
         """Rewards in nats, one an action; -inf for one of which the engine gave no tokens or log-probabilities.
@@ -49,6 +45,19 @@ class ImplicitReward:
         for (i, one), theirs in zip(known.items(), found, strict=True):
             rewards[i] = fsum(one.logprobs or ()) - float(theirs.double().sum())
         return rewards
+
+
+def episode_logprobs(policy: Any, episodes: Sequence[Trajectory]) -> list[float]:
+    """Return the log-probability of all that was written in each episode, in nats; 0 for one without turns.
+
+    Args:
+        policy: An open policy: its `model`, `renderer` and `token_budget`; see `perturn.select.protocol.OpenPolicy`.
+        episodes: Episodes, in any order.
+    """
+    rows = [policy.renderer.encode(one, every_turn=True) for one in episodes if one.turns]
+    with frozen(policy.model):
+        found = iter(compute_logprobs(policy.model, rows, policy.token_budget))
+    return [float(next(found).double().sum()) if one.turns else 0.0 for one in episodes]
 
 
 def after_prompt(prompt: tuple[int, ...], action: tuple[int, ...]) -> Encoded:

@@ -24,16 +24,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from perturn.credit import Credit
+from perturn.credit import ClipCredit, Credit
 from perturn.data.cache import evict, reference_bytes, remove_abandoned
 from perturn.errors import ConfigError, DataError
 from perturn.io.writing import replacing
 from perturn.losses import Loss, TurnLogprobs
 from perturn.losses.protocol import CoupledLoss
+from perturn.needs import Distance, Reference, keywords, reads
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import Track, action_logprobs, exact_length, pack_by_pack
 from perturn.policy.models import config_digest, load_model, tensors_digest, weights_digest
 from perturn.policy.tokens import NO_TURN, Encoded
+from perturn.remaining import remaining_of
 from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory
 
@@ -233,11 +235,14 @@ def weigh(example: Example, credit: Credit) -> Example:
     """
     weight: list[Tensor] = []
     for index, trajectory in enumerate(example.trajectories):
-        if "reference" in credit.needs:
-            weight += asked(credit, [trajectory], reference=[turn_logprobs(example, index)])
-        elif getattr(credit, "needs_remaining", False):
-            kept = sorted(set(example.sides[index].loss_turns))
-            weight += [each[kept] for each in asked(credit, [example.whole[index]])]
+        if reads(credit.needs, Reference):
+            given: dict[str, Any] = {Reference.name: [turn_logprobs(example, index)]}
+            if reads(credit.needs, Distance):
+                given[Distance.name] = [remaining_of(trajectory)]
+            weight += asked(credit, [trajectory], **given)
+        elif reads(credit.needs, Distance):
+            kept, whole = sorted(set(example.sides[index].loss_turns)), example.whole[index]
+            weight += [each[kept] for each in asked(credit, [whole], distance=[remaining_of(whole)])]
         else:
             weight += asked(credit, [trajectory])
     return replace(example, weight=tuple(weight))
@@ -249,11 +254,11 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
     Raises:
         ConfigError: If it needs what it is not given, or gives anything but one finite number a turn.
     """
-    missing = sorted(credit.needs - needed.keys())
+    missing = sorted(keywords(credit.needs) - needed.keys())
     if missing:
         raise ConfigError(
             f"credit {type(credit).__name__} needs {', '.join(missing)}, which training does not compute; give rows "
-            "with weights, which the section `groups` of a recipe computes before it trains."
+            "with weights, which rows.name=groups in a recipe computes before it trains."
         )
     found = credit(group, **needed)
     _check_numbers(
@@ -262,14 +267,13 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
     return [weight.detach() for weight in found]
 
 
-def asked_clips(credit: Any, group: Sequence[Trajectory], **needed: Any) -> list[Tensor | None]:
+def asked_clips(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Tensor | None]:
     """Factors on clip ranges as a credit gives them, by what it was given for weights [turns]; None: it gives none.
 
     Raises:
         ConfigError: If it gives anything but one finite number > 0 a turn.
     """
-    clips = getattr(credit, "clips", None)
-    found = None if clips is None else clips(group, **needed)
+    found = cast(ClipCredit, credit).clips(group, **needed) if credit.traits.sets_clip else None
     if found is None:
         return [None] * len(group)
     whose = f"clips of credit {type(credit).__name__} must return"

@@ -17,10 +17,12 @@ from perturn.data.rows import Row, Tally, read_row
 from perturn.data.trl import ONLY_KTO, label_of
 from perturn.errors import ConfigError, DataError, PerturnError
 from perturn.io.plain import told
+from perturn.needs import Distance, reads
 from perturn.policy.credits import carries_own_turns
 from perturn.policy.examples import Example
 from perturn.policy.reference import asked, asked_clips
 from perturn.policy.tokens import Encoded
+from perturn.remaining import remaining_of
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed
 
 _logger = logging.getLogger(__name__)
@@ -213,7 +215,7 @@ def weigh_groups(
     Args:
         trajectories: Episodes.
         groups: Indices of the episodes of each group.
-        credit: What weighs; its `across_tasks`, if it has one, says that its statistics run over several tasks.
+        credit: What weighs; with the trait `across_tasks` its statistics run over several tasks.
         needed: What it needs, by keyword, one entry for each trajectory that counts.
         failures: One of `perturn.data.groups.FAILURES`.
 
@@ -224,7 +226,7 @@ def weigh_groups(
         ConfigError: If the credit raises, or gives anything but one finite number a turn, > 0 if it is of a clip range;
             or if what it needs has not one entry for each trajectory that counts.
     """
-    if getattr(credit, "across_tasks", False):
+    if credit.traits.across_tasks:
         groups = [[index for members in groups for index in members]]
     counting = [index for index, one in enumerate(trajectories) if counts(one, failures)]
     position = {index: number for number, index in enumerate(counting)}
@@ -284,9 +286,12 @@ def weigh_rows(examples: Sequence[Example], rows: Sequence[Row], credit: Credit)
     groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for index, row in enumerate(played):
         groups[row.policy][row.task.id].append(index)
+    needed: dict[str, Sequence[Any]] = {}
+    if reads(credit.needs, Distance):
+        needed[Distance.name] = [remaining_of(one) for one in played if counts(one)]
     found = list(examples)
     for of_policy in groups.values():
-        for index, weighed in weigh_groups(played, of_policy.values(), credit, {}).items():
+        for index, weighed in weigh_groups(played, of_policy.values(), credit, needed).items():
             own = weighed.row(played[index])
             found[index] = with_weight(examples[index], own.weight, own.clip)
     return found

@@ -25,6 +25,7 @@ from perturn.data.rows import Row
 from perturn.data.sources import Location
 from perturn.io.writing import writing
 from perturn.losses.token_inputs import PolicyInput, token_inputs
+from perturn.needs import Reference, reads
 from perturn.policy.adapters import load_to_train
 from perturn.policy.config import (
     TurnConfig,
@@ -35,7 +36,7 @@ from perturn.policy.config import (
     section,
     share_kept,
 )
-from perturn.policy.credits import loss_and_credit, needs_group, trains_own_turns
+from perturn.policy.credits import loss_and_credit, trains_own_turns
 from perturn.policy.ends import keep_ends
 from perturn.policy.evaluation import (
     EvaluatingTrainer,
@@ -224,7 +225,7 @@ class TurnTrainer(EvaluatingTrainer):
     @property
     def needs_reference(self) -> bool:
         """Whether the loss, or the credit, reads reference log-probabilities."""
-        return self.loss.traits.needs_reference or "reference" in self.credit.needs
+        return self.loss.traits.needs_reference or reads(self.credit.needs, Reference)
 
     def _encode(self, rows: Iterable[Any] | Location, name: str) -> Examples:
         """Rows -> checked examples."""
@@ -233,7 +234,9 @@ class TurnTrainer(EvaluatingTrainer):
         if self.loss.traits.needs_mismatched:
             limit = args.max_length or self._context
             encoded = with_mismatched(encoded, cast("list[WeightedTrajectory]", taken), self.renderer, limit)
-        return Examples(weigh_rows(encoded, taken, self.credit) if needs_group(self.credit) else encoded)
+        return Examples(
+            weigh_rows(encoded, taken, self.credit) if self.credit.traits.needs_group else encoded
+        )
 
     def _check_tokens(self, parts: Iterable[Examples], model: Any, where: str = "training data") -> None:
         """Refuse tokens that a model has no embedding for."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -96,6 +97,39 @@ def turn_features(
     carrying = [first_tokens(one, counts) for one, counts in zip(sequences, wanted, strict=True)]
     with torch.no_grad():
         return pack_by_pack(hidden_states, model, carrying, token_budget)
+
+
+def action_features(
+    model: object, sequences: Sequence[Encoded], token_budget: int = TOKEN_BUDGET
+) -> list[Tensor]:
+    """Last hidden states at the last token of each turn's action, computed pack by pack.
+
+    Args:
+        model: A causal language model on the device to compute on.
+        sequences: Episodes as tokens.
+        token_budget: Tokens of one pass.
+
+    Returns:
+        One tensor an episode, float32 on the CPU [turns, features].
+    """
+    with torch.no_grad():
+        return pack_by_pack(hidden_states, model, [_behind(one) for one in sequences], token_budget)
+
+
+def _behind(encoded: Encoded) -> Encoded:
+    """The episode with loss on the token behind each turn alone: where that is predicted, the turn is seen whole.
+
+    A sequence that ends with a turn has one token more, which no other sees.
+    """
+    ids: list[int] = []
+    behind: list[int] = []
+    starts = []
+    for span in encoded.sequences:
+        starts.append(len(ids))
+        ids += [*encoded.ids[span], encoded.ids[span.stop - 1]]
+        turns = [*encoded.turn[span], NO_TURN]
+        behind += [NO_TURN, *(own if own != after else NO_TURN for own, after in pairwise(turns))]
+    return Encoded(tuple(ids), tuple(behind), ("user",) * len(ids), starts=tuple(starts))
 
 
 def first_tokens(encoded: Encoded, counts: Sequence[int]) -> Encoded:

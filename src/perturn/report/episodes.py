@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perturn.episodes.triage import SIGNALS, meaning, signals_of
 from perturn.report.folder import RecordedRun
 from perturn.report.groups import credited
-from perturn.report.signals import SIGNALS, meaning, signals_of
 from perturn.report.turns import body, clip, message_text, tokens
 from perturn.types import Trajectory, failed, score, succeeded, unfinished
 

@@ -25,6 +25,8 @@ from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import RunError
 from perturn.io.reading import read_text
 from perturn.report.iterations import Iteration, joined_metrics, read_iterations
+from perturn.settings.making import ROWS, RowTraits
+from perturn.settings.parsing import build_entry
 from perturn.types import PreferencePair, Trajectory, unfinished
 
 Row = dict[str, Any]
@@ -215,9 +217,9 @@ def _missing(
     expected = {
         paths.recipe: ("the recipe",),
         paths.manifest: ("versions, counts and cost",),
-        paths.trajectories("expert"): ("expert trajectories", "expert", "sft", "pair"),
+        paths.trajectories("expert"): ("expert trajectories", "expert", "sft", "rows"),
         paths.trajectories(f"explore{mark}"): ("explored trajectories", "explore"),
-        paths.pairs(mark): ("preference pairs", "pair"),
+        paths.pairs(mark): ("preference pairs", "rows"),
         paths.metrics("sft"): ("training curves of SFT", "sft"),
         paths.metrics(f"align{mark}"): ("training curves of the alignment", "align"),
         paths.confidence(mark): ("confidence of each turn", "align"),
@@ -225,10 +227,15 @@ def _missing(
         paths.evaluation("sft"): ("evaluation of the SFT policy", "sft"),
         paths.stamp: ("the protocol of the evaluation", "evaluate"),
     }
-    if settings.get("groups") is not None or settings.get("outcomes") is not None:
-        del expected[paths.confidence(mark)]
-    within = (settings.get("pair") or {}).get("within", "expert")
-    if within not in ("expert", "step") and settings.get("sft") is None:
+    rows = settings.get("rows")
+    traits = (
+        build_entry(ROWS, rows, "rows").traits
+        if isinstance(rows, Mapping)
+        else RowTraits("pairs", expert=True)
+    )
+    if traits.makes != "pairs":
+        del expected[paths.confidence(mark)], expected[paths.pairs(mark)]
+    if not traits.expert and settings.get("sft") is None:
         del expected[paths.trajectories("expert")]
     if aligned_policy(evaluation) is None:
         expected[paths.evaluation("<loss>")] = ("evaluation of an aligned policy", "align")

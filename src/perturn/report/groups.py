@@ -17,7 +17,7 @@ Key = tuple[str, int]
 
 def credited(run: RecordedRun) -> dict[Key, dict[str, Any]]:
     """Weights of the shown episodes by the run's own credit: `weight` of each turn, `bin`, and `credit`, its name."""
-    if run.settings.get("groups") is None or not run.credits:
+    if not run.credits:
         return {}
     name, rows = next(iter(run.credits.items()))
     return {row.key: {"weight": list(row.weight), "bin": row.bin, "credit": name} for row in rows}

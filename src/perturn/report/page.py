@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perturn.data.iterations import is_number
+from perturn.episodes.triage import meaning
 from perturn.report import figures, text
 from perturn.report.credits import against_own
 from perturn.report.episodes import Catalogue
@@ -15,7 +16,6 @@ from perturn.report.headline import headline
 from perturn.report.iterations import not_over, unbalanced, unit_of
 from perturn.report.sections import draw, sections
 from perturn.report.shell import ASSETS, fill
-from perturn.report.signals import meaning
 from perturn.report.stages import by_stem
 from perturn.report.summary import set_rows, signal_rows
 from perturn.report.versus import against_first, flat, names_of, settings_that_differ

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perturn.episodes.triage import SIGNALS, signals_of
 from perturn.report.folder import RecordedRun
 from perturn.report.iterations import iteration_rows
-from perturn.report.signals import SIGNALS, signals_of
 from perturn.stats import Estimate, PairedComparison, mean_interval, paired_comparison, rate_interval
 from perturn.types import Trajectory, failed, score, succeeded
 

@@ -111,8 +111,7 @@ def protocol_line(stamp: Mapping[str, Any]) -> str:
         "" if history is None else "full history" if history == "full" else f"history of {history} turns",
         "admissible commands listed" if stamp.get("list_admissible") else "",
         _decoding(stamp.get("decoding")),
-        _best_of(stamp.get("best_of")),
-        _rerank(stamp.get("rerank")),
+        _selection(stamp.get("select")),
         f"seed {stamp['seed']}" if "seed" in stamp else "",
         *(
             f"departs from the protocol in {name}: {values['here']} instead of {values['protocol']}"
@@ -140,18 +139,12 @@ def _turn_control(settings: Any) -> Iterator[str]:
         yield f"at most {often} extension{'' if often == 1 else 's'} of {settings['extend']} turns {who}"
 
 
-def _best_of(settings: Any) -> str:
+def _selection(settings: Any) -> str:
     if not isinstance(settings, Mapping):
         return ""
-    by = settings.get("by")
-    seen = ", which looks at the result" if by == "outcome" else ""
-    return f"the best of {settings.get('samples')} episodes of each task by {by}{seen}"
-
-
-def _rerank(settings: Any) -> str:
-    if not isinstance(settings, Mapping):
-        return ""
-    return f"the best of {settings.get('samples')} actions at each turn by {settings.get('by')}"
+    where = "episodes of each task" if settings.get("among") == "episodes" else "actions at each turn"
+    seen = ", which looks at the result" if settings.get("sees_outcome") else ""
+    return f"the best of {settings.get('samples')} {where} by {settings.get('name')}{seen}"
 
 
 def cost_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.load import load_object
 from perturn.episodes.formats import FORMATS
 from perturn.errors import ConfigError
-from perturn.policy.branches import MARK, gold_answer
+from perturn.quantities.answer_turns import MARK
 from perturn.run.session import make_protocol
 from perturn.settings.recipe import Recipe
 from perturn.traits import traits_of
-from perturn.types import Task, Trajectory, failed
 
 THOUGHT = "I know the answer."
 """Thought before the answer, in formats that have thoughts."""
@@ -43,25 +40,3 @@ def answer_form(recipe: Recipe) -> str:
             "format react or action, or a credit without, such as rloo."
         )
     return written.write(THOUGHT, action)
-
-
-def check_gold_answers(episodes: Iterable[Trajectory]) -> None:
-    """Refuse episodes of tasks without a gold answer.
-
-    Raises:
-        DataError: Naming the first.
-    """
-    for one in episodes:
-        if one.turns and not failed(one):
-            gold_answer(one.task)
-
-
-def check_answers(recipe: Recipe, tasks: Iterable[Task]) -> None:
-    """Refuse to ask for the gold answer where tasks have none, or nothing says how one is given.
-
-    Raises:
-        PerturnError: Saying what is missing.
-    """
-    answer_form(recipe)
-    for task in tasks:
-        gold_answer(task)

@@ -1,225 +1,130 @@
-"""Play explored episodes, or the expert's, on from some turns, and say what the turns were worth by how that ends."""
+"""The stage that plays what an explorer asks for after the rollouts, and what turns were worth by how that ends."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from math import fsum, nan
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
+from typing import cast
 
-from perturn.data.pairs import best_by_task, branches_of
+from perturn.data.forks import Forks
+from perturn.data.origins import best_by_task
 from perturn.data.paths import RunPaths
 from perturn.data.seals import read_manifest, refuse_damage
-from perturn.data.store import read_trajectories
-from perturn.episodes.play import Job
+from perturn.data.store import read_records, read_trajectories, write_records
 from perturn.errors import ConfigError, RunError
-from perturn.remaining import wrong_turns
+from perturn.explore import Explorer
+from perturn.explore.protocol import ExploreInputs
+from perturn.needs import Distance
 from perturn.run.measure import measured
-from perturn.run.panels import seed_of
-from perturn.run.session import Session, make_protocol
-from perturn.settings.branch import Branch
+from perturn.run.session import Session, engine_settings, make_protocol
+from perturn.settings.compatibility import explorer_name, providers
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import Stage, policy_of
 from perturn.table import locate
-from perturn.types import Task, Trajectory, came_back, came_elsewhere, failed, succeeded
+from perturn.types import Task, Trajectory, came_elsewhere, failed, succeeded
 
 _logger = logging.getLogger(__name__)
 
-Returns = Callable[[Sequence[Trajectory]], list[list[float]]]
-"""Rewards that count, of each turn `[trajectories][turns]`."""
+
+def explorer_of(recipe: Recipe) -> Explorer:
+    """Return the explorer of a recipe that explores."""
+    assert recipe.explore is not None
+    return cast(Explorer, recipe.explore)
 
 
-def check_branch(recipe: Recipe, tasks: Sequence[Task]) -> None:
-    """Refuse branches of which none would be played, or which would be one and the same episode.
+def check_explorer(recipe: Recipe, tasks: Sequence[Task]) -> None:
+    """Reject an explorer that would resume nothing or repeat an episode, or that reads a policy behind a server.
 
     Args:
-        recipe: With a section `branch`.
+        recipe: That explores.
         tasks: That are explored.
 
     Raises:
         ConfigError: Saying what to set.
     """
-    assert recipe.branch is not None
-    assert recipe.explore is not None
-    protocol = make_protocol(recipe.protocol)
-    every = recipe.branch.every if recipe.branch.at == "every" else 1
-    longest = max(map(protocol.limit, tasks), default=0)
-    if tasks and recipe.branch.search is None and recipe.branch.at != "wrong" and every >= longest:
-        remedy = (
-            f"take less than {longest}" if longest > 1 else "let them take two or more (protocol.max_turns)"
-        )
+    explorer, name = explorer_of(recipe), explorer_name(recipe)
+    if explorer.traits.reads_policy and not engine_settings(recipe).traits.serves_checkpoints:
         raise ConfigError(
-            f"branch.{'every is' if recipe.branch.at == 'every' else 'at begins at turn'} {every}, and no episode has "
-            f"more than {longest} turns, so that none would be played on; {remedy}."
+            f"explore.name={name} reads the policy that explored, and engine {recipe.engine['name']!r} serves one that "
+            "cannot be read here; take engine.name=local, or another explorer."
         )
-    if tasks and recipe.branch.window is not None:
-        _check_window(recipe.branch, longest - (every if recipe.branch.at != "wrong" else 0))
-    locate("perturn.run.forks:check_forks")(recipe, recipe.explore.per_iteration or len(tasks))
-    if not recipe.explore.sampling.temperature:
-        _check_greedy(recipe, recipe.branch)
-
-
-def _check_window(settings: Branch, longest: int) -> None:
-    """Refuse a window that cuts no branch, of which none has more than `longest` turns.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
-    assert settings.window is not None
-    if settings.window >= longest:
-        raise ConfigError(
-            f"branch.window is {settings.window}, and no branch has more than {longest} turns, so that none would be "
-            "cut; take less, or leave it out."
-        )
-
-
-def _check_greedy(recipe: Recipe, settings: Branch) -> None:
-    """Refuse branches that are alike, or the explored episode again, where nothing is left to chance.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
-    explorers = {policy_of(recipe, iteration) for iteration in range(recipe.iterations)}
-    alike = settings.search is not None or settings.policy is None or explorers == {settings.policy}
-    if settings.of != "expert" and alike:
-        raise ConfigError(
-            "branch plays episodes on with the sampling of explore, which at temperature 0 is the same episode again; "
-            "set explore.sampling.temperature, such as 1.0."
-        )
-    if settings.samples > 1:
-        raise ConfigError(
-            f"branch.samples is {settings.samples}, and at temperature 0 all branches from a turn are alike; set "
-            "branch.samples=1, or explore.sampling.temperature, such as 1.0."
-        )
+    if explorer.rounds and not explorer.sampling.temperature and not explorer.traits.expert:
+        explorers = {policy_of(recipe, iteration) for iteration in range(recipe.iterations)}
+        policy = explorer.traits.policy
+        if explorer.rounds > 1 or policy is None or explorers == {policy}:
+            raise ConfigError(
+                f"explore.name={name} resumes episodes with the sampling of explore, which at temperature 0 is the "
+                "same episode again; set explore.sampling.temperature, such as 1.0."
+            )
+    if tasks:
+        longest = max(map(make_protocol(recipe.protocol).limit, tasks))
+        explorer.check(longest, explorer.per_iteration or len(tasks))
 
 
 def branch(session: Session, stage: Stage) -> None:
-    """Let the stage's policy play explored episodes, or the expert's of their tasks, on from some turns."""
-    run, recipe = session.run, session.recipe
-    assert recipe.branch is not None
-    assert recipe.explore is not None
-    begun = list(read_trajectories(run.paths.trajectories(f"explore{stage.mark}")))
+    """Let the stage's policy resume episodes as the explorer says."""
+    run, explorer = session.run, explorer_of(session.recipe)
     file = run.paths.trajectories(stage.name)
-    chosen = (run.paths.forks(stage.mark),) if recipe.branch.reads_policy else ()
+    chosen = (run.paths.forks(stage.mark),) if explorer.traits.reads_policy else ()
     with run.stage(stage.name, file, *chosen) as counts:
-        if recipe.branch.search is not None:
-            counts |= locate("perturn.run.search:search")(session, stage, begun)
-        else:
-            counts |= _play_on(session, stage, begun)
+        explored = list(read_trajectories(run.paths.trajectories(f"explore{stage.mark}")))
+        counts |= _play_rounds(session, stage, explored)
         counts["played_by"] = stage.policy
         counts |= not_come_back(stage.name, read_trajectories(file))
 
 
-def _play_on(session: Session, stage: Stage, begun: Sequence[Trajectory]) -> dict[str, float]:
-    """Play explored episodes, or the expert's of their tasks, on from some turns; counts of it."""
-    recipe, file = session.recipe, session.run.paths.trajectories(stage.name)
-    assert recipe.branch is not None
-    assert recipe.explore is not None
-    explored, begun = begun, played_on(session, begun)
-    if recipe.branch.at == "wrong":
-        begun = measured(recipe, begun)
-    how, found, turns = recipe.explore, [], None
-    if recipe.branch.reads_policy:  # a predictor of outcomes learns from all, whichever are played on
-        found = locate("perturn.run.forks:forks_of")(session, stage, explored)
-        turns = {each.key: each.turns for each in found}
-    jobs = branch_jobs(begun, recipe.branch, recipe.seed, how.samples, stage.iteration, turns)
-    counts: dict[str, float] = {}
-    counts |= session.play(file, jobs, stage.policy, how.sampling, how.concurrency, "branches")
-    if recipe.branch.reads_policy:
-        count = locate("perturn.run.forks:fork_counts")
-        counts |= count(found, recipe.branch, explored, read_trajectories(file))
+def _play_rounds(session: Session, stage: Stage, explored: Sequence[Trajectory]) -> dict[str, float]:
+    """Play the rounds after the rollouts; counts of them."""
+    recipe, explorer = session.recipe, explorer_of(session.recipe)
+    file, counts = session.run.paths.trajectories(stage.name), dict[str, float]()
+    begun = sorted(played_on(session, explored), key=lambda one: one.key)
+    sense = next((need.sense for need in explorer.needs if isinstance(need, Distance)), None)
+    inputs = ExploreInputs(
+        recipe.seed,
+        stage.iteration,
+        explored=sorted((one for one in explored if not failed(one)), key=lambda one: one.key),
+        begun=begun if sense is None else measured(recipe, begun, sense),
+    )
+    inputs = replace(inputs, chosen=_chosen(session, stage, inputs))
+    for number in range(1, explorer.rounds + 1):
+        inputs = replace(inputs, played=list(read_trajectories(file)) if file.exists() else ())
+        jobs = explorer.jobs(inputs, number)
+        what = "branches" if explorer.rounds == 1 else f"round {number} of {explorer.rounds}"
+        counts = dict(session.play(file, jobs, stage.policy, explorer.sampling, explorer.concurrency, what))
+        if number == explorer.rounds:
+            counts |= explorer.counts(inputs, jobs, list(read_trajectories(file)))
     return counts
 
 
+def _chosen(session: Session, stage: Stage, inputs: ExploreInputs) -> list[Forks]:
+    """The turns at which episodes are resumed.
+
+    Where a policy was read they are stored before any is, so that a stage which was stopped goes on with the same.
+    """
+    explorer, file = explorer_of(session.recipe), session.run.paths.forks(stage.mark)
+    if not explorer.traits.reads_policy:
+        return explorer.choose(inputs)
+    if file.is_file():
+        found = list(read_records(file, Forks))
+        if [each.key for each in found] == [one.key for one in inputs.explored]:
+            return found
+    read = locate("perturn.run.read_needs:read_needs")(session, stage, inputs.explored, explorer.needs)
+    write_records(file, explorer.choose(replace(inputs, read=read)))
+    return list(read_records(file, Forks))
+
+
 def played_on(session: Session, explored: Sequence[Trajectory]) -> list[Trajectory]:
-    """The episodes of `branch.of` that did not FAIL: explored ones, or the expert's of their tasks."""
-    settings = session.recipe.branch
-    assert settings is not None
-    if settings.of == "expert":
-        return walked(session, {one.task.id for one in explored})
-    return [one for one in explored if _is_played_on(one, settings)]
-
-
-def _is_played_on(one: Trajectory, settings: Branch) -> bool:
-    """Whether an episode is one of `branch.of`."""
-    return not failed(one) and not (settings.of == "failures" and succeeded(one))
+    """Return the episodes that the explorer resumes: explored ones, or the expert's of their tasks."""
+    explorer = explorer_of(session.recipe)
+    experts = walked(session, {one.task.id for one in explored}) if explorer.traits.expert else []
+    return explorer.begun(explored, experts)
 
 
 def walked(session: Session, tasks: Container[str]) -> list[Trajectory]:
     """The expert's best episode of each of these tasks that he solved."""
     stored = read_trajectories(session.run.paths.trajectories("expert"))
     return list(best_by_task(one for one in stored if succeeded(one) and one.task.id in tasks).values())
-
-
-def branch_jobs(
-    explored: Iterable[Trajectory],
-    settings: Branch,
-    seed: int,
-    samples: int = 1,
-    iteration: int = 1,
-    turns: Mapping[tuple[str, int], Sequence[int]] | None = None,
-) -> list[Job]:
-    """Episodes to play on: each begins with the first turns of an explored one.
-
-    Every so many turns: which these are is known when they are reached, whatever comes after, so that an average over
-    branches is no guess of how the explored episode ends. FAILED episodes are left alone.
-
-    Args:
-        explored: Episodes, or the expert's, in any order.
-        settings: From which turns, and how often.
-        seed: Of the run.
-        samples: Explored episodes of a task, whose numbers the new ones do not take.
-        iteration: From 1.
-        turns: Which are played on from, by the key of the explored episode; None: every so many, as `settings` says.
-
-    Returns:
-        One job an episode, in the order of the keys of `explored`, of turns and of samples; the seed of each depends
-        on the run's seed, the task, its own number and the iteration alone.
-
-    Raises:
-        DataError: If the first wrong turn is asked for, and the remaining path was not measured.
-    """
-    jobs = []
-    for one in sorted(explored, key=lambda one: one.key):
-        if not _is_played_on(one, settings):
-            continue
-        own = _turns_of(one, settings) if turns is None else turns[one.key]
-        for number, kept in enumerate(kept for kept in own for _ in range(settings.samples)):
-            sample = one.sample + samples * (1 + number)
-            drawn = seed_of(seed, one.task.id, sample, iteration)
-            jobs.append(Job(one.task, drawn, sample, one, kept, settings.window))
-    return jobs
-
-
-def _turns_of(one: Trajectory, settings: Branch) -> Sequence[int]:
-    """Turns before which an episode is played on."""
-    if settings.at == "every":
-        return range(settings.every, len(one.turns), settings.every)
-    wrong = wrong_turns(one)
-    return [wrong.index(True)] if True in wrong else []
-
-
-def branch_values(
-    explored: Sequence[Trajectory], branches: Iterable[Trajectory], returns: Returns
-) -> list[list[float]]:
-    """Mean return of the episodes that were played on from before each turn, from there on.
-
-    Args:
-        explored: Episodes, in any order.
-        branches: Those played on from them, in any order; one that FAILED before it had come back to where it began
-            counts for nothing, for it says nothing of that, and another that FAILED with rewards of 0. Leave these out
-            before, where they should not count (`perturn.data.groups.counted`).
-        returns: Rewards that count.
-
-    Returns:
-        In units of reward `[trajectories][turns]`; NaN where none was played on.
-    """
-    values = []
-    for one, by_turn in zip(explored, branches_of(explored, filter(came_back, branches)), strict=True):
-        values.append([nan] * len(one.turns))
-        for turn, found in by_turn.items():
-            ends = [fsum(rewards[turn:]) for rewards in returns(found)]
-            values[-1][turn] = fsum(ends) / len(ends)
-    return values
 
 
 def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajectory]:
@@ -229,10 +134,10 @@ def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajecto
         RunError: If they are not there, not all of them are, or their file is damaged.
     """
     file = paths.trajectories(f"branch{mark}")
-    if recipe.branch is None:
+    if recipe.explore is None or not recipe.explore.rounds:
         raise RunError(
-            f"the credit reads episodes that were played on from turns of explored ones, and {file} is not there; "
-            "explore with a section `branch` in the recipe."
+            f"the credit reads episodes that were resumed at turns of explored ones, and {file} is not there; explore "
+            f"with explore.name={' or '.join(providers('branches'))}."
         )
     manifest = read_manifest(paths.folder) or {}
     if not manifest.get("stages", {}).get(f"branch{mark}", {}).get("done"):

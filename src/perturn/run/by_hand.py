@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from perturn.envs.load import environment_maker
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import play
+from perturn.episodes.seeds import make_jobs
 from perturn.errors import ConfigError, EngineFailure, did_you_mean
 from perturn.faults import closing_world
-from perturn.run.panels import choose_tasks, make_jobs
+from perturn.run.panels import choose_tasks
 from perturn.run.session import make_protocol
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Tasks

@@ -20,14 +20,16 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Episode, Job, episode, play_alone
 from perturn.episodes.prompts import system_prompt
 from perturn.episodes.replay import play_script
+from perturn.episodes.seeds import make_jobs
 from perturn.episodes.workers import Hear
 from perturn.errors import ConfigError, DataError, EngineFailure, RunError
+from perturn.explore.protocol import ExploreInputs
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
-from perturn.run.branch import not_come_back
-from perturn.run.panels import dealt, in_windows, look_up, make_jobs
+from perturn.run.branch import explorer_of, not_come_back
+from perturn.run.panels import dealt, look_up
 from perturn.run.session import Session, WorldMaker, make_protocol, world_maker
-from perturn.settings.stages import Stage, mark
+from perturn.settings.stages import Stage, mark, starts_over
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, unfinished
 
 _OURS = {"turns", "messages", "completion", "chosen", "conversations", "conversation", "text"}
@@ -134,7 +136,7 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
     if not found:
         raise ConfigError(
             f"{file}: no episode is on one of the {len(tasks)} tasks of sft.tasks and explore.tasks, "
-            "and conversations are taught by sft and by outcomes rft, nat, coh and oec alone."
+            "and conversations are taught by sft and by rows that start over, such as rows.name=rft, alone."
         )
     return _add(run, found, file)
 
@@ -148,8 +150,8 @@ def _is_ours(file: Path) -> bool:
 
 def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iterator[Trajectory]:
     """Episodes on the tasks, and conversations if somebody is taught."""
-    known, outcomes = {task.id for task in tasks}, run.recipe.outcomes
-    is_taught = run.recipe.sft is not None or (outcomes is not None and outcomes.way.anew)
+    known = {task.id for task in tasks}
+    is_taught = run.recipe.sft is not None or starts_over(run.recipe)
     for number, one in enumerate(own_episodes(file), start=1):
         if one.environment not in ("", environment):
             raise DataError(
@@ -224,22 +226,16 @@ def _demonstration(env: Any, task: Task) -> Sequence[tuple[str, str]]:
 
 def explore(session: Session, stage: Stage) -> None:
     """Let a policy play the tasks that it is to learn from, and on what the iteration before left unfinished."""
-    settings, seed = session.recipe.explore, session.recipe.seed
-    file = session.run.paths.trajectories(stage.name)
-    assert settings is not None
-    tasks = dealt(session.panels.tasks["explore"], seed, stage.iteration, settings.per_iteration)
-    jobs = make_jobs(tasks, seed, settings.samples, stage.iteration)
-    if settings.window is not None:
-        before = mark(session.recipe, stage.iteration - 1)
-        left = (
-            read_trajectories(session.run.paths.trajectories(f"explore{before}"))
-            if stage.iteration > 1
-            else ()
-        )
-        jobs = in_windows(jobs, filter(unfinished, left), settings, seed, stage.iteration)
+    explorer, seed = explorer_of(session.recipe), session.recipe.seed
+    file, left = session.run.paths.trajectories(stage.name), list[Trajectory]()
+    if explorer.traits.resumes_earlier and stage.iteration > 1:
+        before = session.run.paths.trajectories(f"explore{mark(session.recipe, stage.iteration - 1)}")
+        left = sorted(filter(unfinished, read_trajectories(before)), key=lambda one: one.key)
+    tasks = dealt(session.panels.tasks["explore"], seed, stage.iteration, explorer.per_iteration)
+    jobs = explorer.jobs(ExploreInputs(seed, stage.iteration, tasks, left), 0)
     with session.run.stage(stage.name, file) as counts:
         counts |= session.play(
-            file, jobs, stage.policy, settings.sampling, settings.concurrency, "exploration episodes"
+            file, jobs, stage.policy, explorer.sampling, explorer.concurrency, "exploration episodes"
         )
-        if settings.window is not None:
+        if explorer.traits.resumes_earlier:
             counts |= not_come_back(stage.name, read_trajectories(file))

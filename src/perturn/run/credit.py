@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +14,20 @@ from perturn.data.run_folder import resolve_recipe
 from perturn.data.seals import read_manifest, refuse_damage
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
-from perturn.policy.credits import (
-    OF_GROUPS,
-    make_credit,
-    reads_reward_model,
-    takes_unfinished,
-    trains_branches,
-)
-from perturn.policy.critics import Critics, Learned
+from perturn.policy.credits import make_credit
 from perturn.policy.sampled import Needed, weigh_groups
-from perturn.policy.values import explained_variance
+from perturn.quantities import Computed, Planned, carried_by, compute, figures_of, given, policies_of, wanted
+from perturn.quantities.protocol import State
 from perturn.report.credits import compare_credits, credit_summary
+from perturn.run.answers import answer_form
 from perturn.run.measure import measured
 from perturn.run.members import failures_of, members_of
 from perturn.run.needed import check_prover
-from perturn.run.quantities import compute_needed, is_own_reference
-from perturn.run.readings import scores_of
+from perturn.run.quantity_source import RunSource, reference_of_iteration, states_of
 from perturn.settings.parsing import apply_overrides
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage, policy_of, stages
+from perturn.settings.stages import Stage, stages
 from perturn.types import Trajectory, unfinished
-
-_COMPUTED = OF_GROUPS | {"reference"}
-"""Quantities that can be computed for stored episodes."""
 
 
 def credit_groups(
@@ -95,36 +85,11 @@ def _refuse_unfinished(trajectories: Sequence[Trajectory], credit: Credit) -> No
         ConfigError: Saying what to take.
     """
     count = sum(map(unfinished, trajectories))
-    if count and not takes_unfinished(credit):
+    if count and not credit.traits.takes_unfinished:
         raise ConfigError(
             f"{count} of {len(trajectories)} episodes go on in the next iteration, and credit {type(credit).__name__} "
             "weighs by how they end; take one that does not, such as credit.name=turn-gae."
         )
-
-
-def explained(credit: Any, trajectories: Sequence[Trajectory], needed: Needed) -> dict[str, float | None]:
-    """`explained_variance` of the values that a credit was given, or of sums of contributions, if it was given any.
-
-    Of critics, which go on learning, `td_error` as well; see `perturn.policy.critics.Learned`.
-    """
-    if isinstance(learned := needed.get("critics"), Learned):
-        return {"explained_variance": learned.explained_variance, "td_error": learned.td_error}
-    if "values" in needed:
-        values = needed["values"]
-        tokens = [[len(turn) for turn in of_one] for of_one in values]
-        return {"explained_variance": explained_variance(values, credit.value_targets(trajectories, tokens))}
-    if "contributions" in needed:
-        pairs = zip(needed["contributions"], scores_of(trajectories, credit), strict=True)
-        played = [(fsum(shares.own), score) for shares, score in pairs if shares.own]
-        sums, scores = ([[[pair[side]]] for pair in played] for side in (0, 1))
-        return {"explained_variance": explained_variance(sums, scores)}
-    return {}
-
-
-def critics_in(needed: Needed) -> Critics | None:
-    """The critics among what a credit was given, as they are now; None if it was given none."""
-    learned = needed.get("critics")
-    return learned.critics if isinstance(learned, Learned) else None
 
 
 def credit_run(
@@ -160,25 +125,29 @@ def credit_run(
     credit = _make_credit(section, recipe)
     label = _named(section, name, against)
     found, explored = [], _explored(paths, recipe)
-    _check_progress(credit, recipe, explored, reference)
+    _check_stored(credit, recipe, explored, reference)
     other = None if against is None else _against(paths, recipe, explored, against, reference)
     if other is not None:
-        _check_progress(other.credit, recipe, explored, reference)
+        _check_stored(other.credit, recipe, explored, reference)
     weigher = _Weigher(paths, recipe, credit, reference)
     for stage in explored:
         played = list(read_trajectories(paths.trajectories(stage.name)))
         episodes = measured(recipe, members_of(credit, played, paths, recipe, stage.mark))
         comparable = counted(episodes, failures_of(recipe))
-        needed = weigher.needed(stage, comparable)
+        computed = weigher.computed(stage, comparable)
         rows = credit_groups(
-            episodes, credit, needed, drop_equal_outcomes=drop_equal_outcomes, failures=failures_of(recipe)
+            episodes,
+            credit,
+            given(computed),
+            drop_equal_outcomes=drop_equal_outcomes,
+            failures=failures_of(recipe),
         )
         file = paths.credit(label, stage.mark)
         if writes:
             _write_beside(paths, file, rows)
         summary = credit_summary(episodes, rows, failures_of(recipe))
         one = {"iteration": stage.iteration, "file": paths.name(file), **summary}
-        one |= explained(credit, comparable, needed)
+        one |= figures_of(computed)
         if against is not None:
             theirs = _other(paths, recipe, stage, against, other, episodes)
             keys = {row.key for row in theirs}
@@ -189,29 +158,27 @@ def credit_run(
 
 
 class _Weigher:
-    """A credit on a run's stored episodes, iteration by iteration: what it needs of them, critics that go on."""
+    """A credit on a run's stored episodes, iteration by iteration: what it needs of them, and what is carried over."""
 
     def __init__(self, paths: RunPaths, recipe: Recipe, credit: Credit, reference: str | None) -> None:
         self.credit = credit
         self._paths, self._recipe, self._reference = paths, recipe, reference
-        self._critics: Critics | None = None
+        self._states: dict[str, State] = {}
 
-    def needed(self, stage: Stage, episodes: Sequence[Trajectory]) -> Needed:
+    def computed(self, stage: Stage, episodes: Sequence[Trajectory]) -> dict[str, Computed]:
         """Quantities that the credit needs of the episodes of an exploration; ask for those of earlier ones first."""
-        policy = self._reference or stage.policy
-        seen = _reference(self._recipe, stage) if "progress" in self.credit.needs else stage.policy
-        found = compute_needed(
-            self.credit,
-            episodes,
+        compares = len(policies_of(self.credit.needs)) > 1  # a policy with the reference of its iteration
+        source = RunSource(
             self._paths,
             self._recipe,
-            reference=self._reference or seen,
-            acted=policy,
-            judged=self._reference or policy_of(self._recipe, 0),
-            iteration=stage.iteration,
-            critics=self._critics,
+            stage.iteration,
+            reference=self._reference or (None if compares else stage.policy),
+            acted=self._reference or stage.policy,
+            start=self._reference,
+            states=self._states,
         )
-        self._critics = critics_in(found)
+        found = compute(self.credit.needs, episodes, source)
+        self._states = states_of(found)
         return found
 
 
@@ -223,44 +190,29 @@ def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
             a prover's branches for those of the policy that explored.
     """
     credit = make_credit(section)
-    missing = sorted(getattr(credit, "needs", frozenset()) - _COMPUTED)
-    if missing:
-        raise ConfigError(
-            f"credit {section['name']!r} reads {', '.join(missing)}, which nothing computes for stored episodes; take "
-            "a credit without, such as rloo."
-        )
+    wanted(credit.needs, f"credit {section['name']!r}")
     check_prover(recipe, str(section["name"]), credit)
     return credit
 
 
-def _check_progress(credit: Credit, recipe: Recipe, explored: Sequence[Stage], reference: str | None) -> None:
-    """Refuse a credit that compares each policy with itself alone, or reads a reward model that the run has not.
+def _check_stored(credit: Credit, recipe: Recipe, explored: Sequence[Stage], reference: str | None) -> None:
+    """Refuse a credit whose quantities cannot be computed of stored episodes.
 
     Raises:
-        ConfigError: Saying what to name.
+        PerturnError: Saying what to name.
     """
-    if "progress" not in credit.needs:
-        return
-    if reads_reward_model(credit) and recipe.reward is None:
-        raise ConfigError(
-            "credit.checkpoint is missing: the run trains no reward model, which the credit reads; name one, such as a "
-            "policy of the run that learned from pairs."
-        )
-    references = {stage.iteration: reference or _reference(recipe, stage) for stage in explored}
-    if is_own_reference(credit, recipe, references):
-        raise ConfigError(
-            f"progress would be 0 at every turn, since policy {references[explored[0].iteration]} is compared with "
-            "itself; name one that "
-            "was trained from it, such as credit.checkpoint="
-            f"{policy_of(recipe, recipe.iterations) if recipe.align else 'FOLDER'}, or another --reference."
-        )
-
-
-def _reference(recipe: Recipe, stage: Stage) -> str:
-    """The reference of the iteration that a stage belongs to."""
-    found = {one.name: one.reference for one in stages(recipe)}
-    names = (f"credit{stage.mark}", f"align{stage.mark}")
-    return next((found[name] for name in names if found.get(name)), policy_of(recipe, 0))
+    references = {
+        stage.iteration: reference or reference_of_iteration(recipe, stage.iteration) for stage in explored
+    }
+    planned = Planned(
+        f"credit {type(credit).__name__}",
+        recipe,
+        lambda: answer_form(recipe),
+        references,
+        stored=True,
+    )
+    for quantity, request in wanted(credit.needs).values():
+        quantity.check(request, planned)
 
 
 def _section(words: Sequence[str]) -> dict[str, Any]:
@@ -349,16 +301,15 @@ def _other(
 ) -> list[CreditRow]:
     """Rows of the credit to compare with, of its own members: those that are there, else as the credit gives them.
 
-    Critics must have seen all iterations, so rows of one iteration that are there are of no use to them.
+    A quantity that carries something over must be computed of all iterations, whichever rows are there.
     """
     file = paths.credit(_label({"name": name}), stage.mark)
-    if weigher is None or (file.is_file() and "critics" not in weigher.credit.needs):
+    if weigher is None or (file.is_file() and not carried_by(weigher.credit.needs)):
         return read_credits(file)
     credit, explored = weigher.credit, {one.key for one in read_trajectories(paths.trajectories(stage.name))}
     episodes = [one for one in weighed if one.key in explored]
-    if trains_branches(credit):
+    if credit.traits.trains_branches:
         episodes = measured(recipe, members_of(credit, episodes, paths, recipe, stage.mark))
     failures = failures_of(recipe)
-    return credit_groups(
-        episodes, credit, weigher.needed(stage, counted(episodes, failures)), failures=failures
-    )
+    computed = weigher.computed(stage, counted(episodes, failures))
+    return credit_groups(episodes, credit, given(computed), failures=failures)

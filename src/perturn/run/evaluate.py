@@ -10,21 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from perturn.data.outcomes import outcomes
-from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
-from perturn.episodes.episode import Job
 from perturn.episodes.prompts import system_prompt
+from perturn.episodes.seeds import make_jobs
 from perturn.io.writing import write_whole
-from perturn.run.best_of import best_of
 from perturn.run.maker import noted_maker
-from perturn.run.panels import make_jobs, panel_digest
-from perturn.run.rerank import candidate_counts, reranking
+from perturn.run.panels import panel_digest
+from perturn.run.selection import Selection, candidate_counts
 from perturn.run.session import Session, evaluation_sampling
 from perturn.run.strategies import Strategy, controlled, extension_counts
-from perturn.run.valued import Values
+from perturn.select.lookup import traits_of
 from perturn.settings.evaluation import Evaluate
 from perturn.settings.sections import Section
-from perturn.settings.stages import VALUE, Stage, chosen_by, stages
+from perturn.settings.stages import Stage, stages, suffix_of
 from perturn.types import EpisodeProtocol, Sampling, Task
 
 
@@ -33,39 +31,34 @@ def evaluate(session: Session, stage: Stage) -> None:
     run, recipe = session.run, session.recipe
     settings, tasks = recipe.evaluate, session.panels.tasks["evaluate"]
     assert settings is not None
-    jobs = make_jobs(tasks, recipe.seed, settings.best_of.samples if settings.best_of else 1)
+    jobs = make_jobs(tasks, recipe.seed, settings.candidates("episodes"))
     file, drawn = run.paths.evaluation(stage.policy), run.paths.drawn(stage.policy)
-    values, maker = Values(run, stage.policy), noted_maker(run, stage.policy)
-    with run.stage(stage.name, file, *([drawn] if settings.best_of else ())) as counts:
+    selection = Selection(run, stage.policy, settings.select) if settings.select else None
+    reranks, draws = settings.candidates("actions") > 1, settings.candidates("episodes") > 1
+    strategy = Strategy(turns=settings.turns)
+    if selection and reranks:
+        strategy = dataclasses.replace(strategy, serve=selection.serving(jobs))
+    played, maker = drawn if draws else file, noted_maker(run, stage.policy)
+    with run.stage(stage.name, file, *([drawn] if draws else ())) as counts:
         write_whole(run.paths.stamp, json.dumps(_conditions(session, settings) | maker, indent=2) + "\n")
         counts |= session.play(
-            drawn if settings.best_of else file,
+            played,
             jobs,
             stage.policy,
             evaluation_sampling(recipe),
             settings.concurrency,
             f"evaluating {stage.policy}",
-            _strategy(run, stage.policy, jobs, values),
+            strategy,
         )
         if settings.turns:
             rules = controlled(session.rules(stage.policy), settings.turns)
-            counts |= extension_counts(read_trajectories(drawn if settings.best_of else file), rules)
-        if settings.best_of:
-            counts |= _choose(session, stage.policy, drawn, file, values)
-        if settings.rerank:
+            counts |= extension_counts(read_trajectories(played), rules)
+        if selection and draws:
+            counts |= _choose(session, selection, drawn, file)
+        if reranks:
             counts |= candidate_counts(read_trajectories(file))
-        if chosen_by(recipe) == VALUE:
-            counts |= values.counts()
-
-
-def _strategy(run: Run, policy: str, jobs: Sequence[Job], values: Values) -> Strategy:
-    """How the episodes of an evaluation are played."""
-    assert run.recipe.evaluate is not None
-    settings = run.recipe.evaluate
-    plain = Strategy(turns=settings.turns)
-    if settings.rerank is None:
-        return plain
-    return dataclasses.replace(plain, serve=reranking(run, policy, jobs, values))
+        if selection:
+            counts |= selection.counts()
 
 
 def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
@@ -80,18 +73,22 @@ def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
         evaluation_sampling(recipe),
         recipe.seed,
     )
-    asked = {each.policy: recipe.suffix_of(each.policy) for each in stages(recipe) if each.command == "train"}
+    asked = {
+        each.policy: suffix_of(recipe, each.policy) for each in stages(recipe) if each.command == "train"
+    }
     told = {policy: suffix for policy, suffix in asked.items() if suffix is not None}
     found |= {"told": told} if told else {}
-    found |= {"best_of": dataclasses.asdict(settings.best_of)} if settings.best_of else {}
-    return found | ({"rerank": dataclasses.asdict(settings.rerank)} if settings.rerank else {})
+    if settings.select is None:
+        return found
+    seen = {"sees_outcome": True} if traits_of(settings.select).sees_outcome else {}
+    return found | {"select": {**settings.select, **seen}}
 
 
-def _choose(session: Session, policy: str, drawn: Path, file: Path, values: Values) -> dict[str, Any]:
+def _choose(session: Session, selection: Selection, drawn: Path, file: Path) -> dict[str, Any]:
     """Write the best of several episodes of each task as those that are scored; counts of these, and of all."""
     session.release()  # what chooses may load models of its own
     episodes = sorted(read_trajectories(drawn), key=lambda one: one.key)
-    chosen = best_of(session.run, policy, episodes, values)
+    chosen = selection.best(episodes)
     file.unlink(missing_ok=True)
     with TrajectoryStore(file) as store:
         for one in chosen:

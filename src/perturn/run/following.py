@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from perturn.data.paths import RunPaths
 from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError
-from perturn.settings.parsing import parse
+from perturn.settings.parsing import parse, to_mapping
 from perturn.settings.recipe import Recipe
 from perturn.settings.stages import policy_of
 
@@ -47,7 +47,7 @@ def following(recipe: Recipe) -> Recipe | None:
             "then starts from the last policy of this recipe, which trains none; set sft or align."
         )
     last = RunPaths(run_folder(recipe)).checkpoint(policy_of(recipe, recipe.iterations))
-    shared = {key: value for key, value in dataclasses.asdict(recipe).items() if key in _SHARED}
+    shared = {key: value for key, value in to_mapping(recipe).items() if key in _SHARED}
     shared["model"]["name"] = str(last)
     its = {"name": f"{recipe.name}-then", "output": recipe.output}
     return parse(Recipe, shared | recipe.then | its, "then")

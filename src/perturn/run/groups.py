@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from perturn.credit import Credit
 from perturn.data.groups import CreditRow, counted, counts_of, groups_of, read_credits, write_credits
-from perturn.data.run_folder import Run, base_of
+from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
-from perturn.errors import DataError
 from perturn.policy.credits import carries_own_turns, make_loss, named_credit
-from perturn.policy.critics import Critics, read_critics, write_critics
-from perturn.policy.models import context_length, empty_model
-from perturn.policy.tokens import Renderer
-from perturn.run.credit import credit_groups, critics_in, explained
+from perturn.quantities import carried_by, compute, figures_of, given
+from perturn.quantities.protocol import State
+from perturn.run.branch import stored_branches
+from perturn.run.credit import credit_groups
+from perturn.run.length_limit import too_long
 from perturn.run.measure import measured
 from perturn.run.members import failures_of, members_of
 from perturn.run.progress import mention
-from perturn.run.quantities import compute_needed
-from perturn.run.session import Session, make_renderer
-from perturn.run.signals import left_out
+from perturn.run.quantity_source import RunSource, read_state, states_of, write_state
+from perturn.run.session import Session
+from perturn.settings.making import Made
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage, mark, policy_of
-from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
+from perturn.settings.stages import Stage, mark, traits_of
+from perturn.types import Trajectory, WeightedTrajectory
 
 
 def own_credit(recipe: Recipe) -> tuple[str, Credit]:
@@ -36,109 +37,78 @@ def own_credit(recipe: Recipe) -> tuple[str, Credit]:
     return named_credit(recipe.align.loss, recipe.credit)
 
 
-def credit(session: Session, stage: Stage) -> None:
-    """Weigh the turns of an iteration's groups, and account for every episode."""
-    run, settings = session.run, session.recipe.groups
-    assert settings is not None
+def files_of(run: Run, stage: Stage) -> list[Path]:
+    """Files of the stage that weighs groups: the credits, and what quantities have learned for the next iteration."""
+    name, credit = own_credit(run.recipe)
+    carried = (run.paths.carried(key, stage.mark) for key in carried_by(credit.needs))
+    return [run.paths.credit(name, stage.mark), *carried]
+
+
+def trained_branches(run: Run, mark: str) -> list[Trajectory]:
+    """The branches of an iteration, where the recipe's credit trains on them; else none."""
+    _, credit = own_credit(run.recipe)
+    return stored_branches(run.paths, run.recipe, mark) if credit.traits.trains_branches else []
+
+
+def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) -> None:
+    """Weigh the turns of an iteration's groups, account for every episode, and write the credits.
+
+    Args:
+        session: The run.
+        stage: The stage that makes the rows.
+        made: Members of the groups, and which of them are not trained.
+        counts: Of the stage, which grow.
+    """
+    run, traits = session.run, traits_of(session.recipe)
+    assert traits is not None
     name, credit = own_credit(session.recipe)
-    file = run.paths.credit(name, stage.mark)
-    with run.stage(stage.name, file, run.paths.critics(stage.mark)) as counts:
-        played = _played(run, credit, stage.mark)
-        episodes = measured(run.recipe, played)
-        comparable = counted(episodes, settings.failed)
-        acted = policy_of(run.recipe, stage.iteration - 1)
-        needed = compute_needed(
-            credit,
-            comparable,
-            run.paths,
-            run.recipe,
-            reference=stage.reference,
-            acted=acted,
-            judged=policy_of(run.recipe, 0),
-            iteration=stage.iteration,
-            critics=_critics_before(run, credit, stage),
-        )
-        rows = credit_groups(
-            episodes,
-            credit,
-            needed,
-            drop_equal_outcomes=settings.drop_equal_outcomes,
-            too_long=too_long(session.recipe, episodes),
-            filtered=left_out(episodes, settings.signals),
-            failures=settings.failed,
-        )
-        counts |= counts_of(groups_of(episodes), rows, settings.failed)
-        said = (f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)
-        mention("episodes:", ", ".join(said))
-        for key, number in explained(credit, comparable, needed).items():
-            if number is not None:
-                counts[key] = round(number, 4)
-                mention(f"values: {key.replace('_', ' ')} {number:.3f}, each by other episodes")
-        critics = critics_in(needed)
-        if critics is not None:
-            write_critics(run.paths.critics(stage.mark), critics)
-        write_credits(file, rows)
+    before = _states_before(run, carried_by(credit.needs), stage)
+    episodes = measured(run.recipe, made.rows)
+    source = RunSource(run.paths, run.recipe, stage.iteration, reference=stage.reference, states=before)
+    computed = compute(credit.needs, counted(episodes, traits.failed), source)
+    rows = credit_groups(
+        episodes,
+        credit,
+        given(computed),
+        drop_equal_outcomes=traits.drop_equal_outcomes,
+        too_long=too_long(session.recipe, episodes),
+        filtered=made.filtered,
+        failures=traits.failed,
+    )
+    counts |= counts_of(groups_of(episodes), rows, traits.failed)
+    said = (f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)
+    mention("episodes:", ", ".join(said))
+    for key, number in figures_of(computed).items():
+        if number is not None:
+            counts[key] = round(number, 4)
+            mention(f"values: {key.replace('_', ' ')} {number:.3f}, each by other episodes")
+    for key, state in states_of(computed).items():
+        write_state(run.paths.carried(key, stage.mark), state)
+    write_credits(run.paths.credit(name, stage.mark), rows)
 
 
-def _critics_before(run: Run, credit: Credit, stage: Stage) -> Critics | None:
-    """The critics that the iteration before left; None where none have begun, and where the credit reads none.
+def _states_before(run: Run, carried: Sequence[str], stage: Stage) -> dict[str, State]:
+    """What quantities have learned in the iteration before, by name; nothing where none has begun.
 
     Raises:
-        RunError: If they are not there.
+        RunError: If it is not there.
     """
     earlier = [mark(run.recipe, iteration) for iteration in range(1, stage.iteration)]
-    if "critics" not in credit.needs or not earlier:
-        return None
-    file = run.paths.critics(earlier[-1])
-    explored = (run.paths.trajectories(f"explore{each}") for each in earlier)
-    failures = failures_of(run.recipe)
-    if not file.is_file() and not any(
-        one.turns for each in explored for one in counted(read_trajectories(each), failures)
+    if not earlier:
+        return {}
+    files = {name: run.paths.carried(name, earlier[-1]) for name in carried}
+    explored = [run.paths.trajectories(f"explore{each}") for each in earlier]
+    if not any(file.is_file() for file in files.values()) and not any(
+        one.turns for each in explored for one in counted(read_trajectories(each), failures_of(run.recipe))
     ):
-        return None
-    return read_critics(file)
+        return {}
+    return {name: read_state(file, name) for name, file in files.items()}
 
 
 def _played(run: Run, credit: Credit, mark: str) -> list[Trajectory]:
     """The members of an iteration's groups: explored episodes, and branches where the credit trains these too."""
     explored = list(read_trajectories(run.paths.trajectories(f"explore{mark}")))
     return members_of(credit, explored, run.paths, run.recipe, mark)
-
-
-def too_long(recipe: Recipe, episodes: Sequence[Trajectory]) -> set[tuple[str, int]]:
-    """Keys of the episodes whose first turn, or first after another's, does not fit the length limit of training."""
-    limit = _limit(recipe)
-    if limit is None:
-        return set()
-    renderer = make_renderer(recipe, base_of(recipe))
-    begun = (replace(one, turns=one.turns[: one.taken_over + 1]) for one in episodes if one.turns)
-    return {one.key for one in begun if renderer.encode(one).longest > limit}
-
-
-def alike_within_limit(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[bool]:
-    """Whether the sides of each pair are the same tokens within the length limit of training, and part behind it.
-
-    A pair of which a first turn does not fit is none of these; training refuses it, and says so.
-    """
-    limit = _limit(recipe)
-    if limit is None:
-        return [False] * len(pairs)
-    renderer = make_renderer(recipe, base_of(recipe))
-    sides = [[_fitting_ids(renderer, side, limit) for side in (pair.chosen, pair.rejected)] for pair in pairs]
-    return [one is not None and one == other for one, other in sides]
-
-
-def _fitting_ids(renderer: Renderer, side: Trajectory, limit: int) -> tuple[int, ...] | None:
-    """Tokens of the turns that fit; None where not even the first one does."""
-    try:
-        return renderer.encode(side, limit).ids
-    except DataError:
-        return None
-
-
-def _limit(recipe: Recipe) -> int | None:
-    """Longest sequence of training, in tokens; None: any."""
-    return recipe.model.max_length or context_length(empty_model(base_of(recipe)))
 
 
 def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:

@@ -33,7 +33,7 @@ from perturn.traits import traits_of
 
 _READERS = {
     "expert": ("collect",),
-    "pair": ("pair",),
+    "rows": ("pair",),
     "environment": ("collect", "pair", "credit", "evaluate"),
     "evaluate": ("evaluate",),
     "credit": ("credit", "train"),

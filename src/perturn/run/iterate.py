@@ -9,12 +9,12 @@ import torch
 
 from perturn.data.paths import OPTIMIZER
 from perturn.data.run_folder import Run
+from perturn.episodes.seeds import seed_of
 from perturn.io.writing import replacing
 from perturn.policy.config import TurnConfig
 from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer
 from perturn.ranks import world_size
-from perturn.run.panels import seed_of
 from perturn.run.progress import console
 from perturn.run.session import policy_path
 from perturn.settings.stages import Stage, average_of

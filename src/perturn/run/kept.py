@@ -1,4 +1,4 @@
-"""Policies, averages, optimizers and critics of a run of many iterations: which go on, and which nothing needs."""
+"""Policies, averages, optimizers and learned quantities of many iterations: which go on, and which nothing needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def keeps_average(recipe: Recipe) -> bool:
 
 
 def let_go(run: Run, stage: Stage) -> None:
-    """Remove policies, averages, optimizers and critics of earlier iterations that nothing needs any more.
+    """Remove policies, averages, optimizers and learned quantities of earlier iterations that nothing needs any more.
 
     The newest policy stays, and those that are scored; of reward models the newest.
     """
@@ -30,7 +30,7 @@ def let_go(run: Run, stage: Stage) -> None:
     for iteration in range(1, stage.iteration - (stage.section == "reward")):
         policy = run.paths.checkpoint(policy_of(recipe, iteration))
         files += [policy / name for name in OPTIMIZER] if is_scored(recipe, iteration) else [policy]
-        files.append(run.paths.critics(mark(recipe, iteration)))
+        files += run.paths.all_carried(mark(recipe, iteration))
         if keeps_average(recipe):
             files.append(run.paths.checkpoint(average_of(recipe, iteration)))
     run.let_go([file for file in files if file.exists()])

@@ -27,7 +27,6 @@ from perturn.run.maker import find_maker
 from perturn.run.panels import Panels
 from perturn.run.session import make_protocol, make_renderer, world_maker
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import VALUE, chosen_by
 from perturn.table import locate
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, failed, succeeded
 
@@ -121,7 +120,7 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
     counts: dict[str, Any] = {name: len(tasks) for name, tasks in panels.tasks.items()}
     if recipe.explore:
         counts["explore"] = (recipe.explore.per_iteration or counts["explore"]) * recipe.explore.samples
-    elif chosen_by(recipe) == VALUE and (maker := find_maker(recipe)):
+    elif recipe.evaluate and "explored" in recipe.evaluate.needs and (maker := find_maker(recipe)):
         counts["explore"] = maker.episodes
     if own and recipe.sft:
         counts["sft"] = sum(map(succeeded, shown))  # taught whatever the panel

@@ -12,11 +12,11 @@ from perturn.envs.abilities import lacks
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Episode, Job, episode, play_alone
 from perturn.episodes.replay import play_script
+from perturn.episodes.seeds import make_jobs
 from perturn.episodes.workers import Hear
 from perturn.errors import ConfigError, EngineFailure, RunError
 from perturn.faults import closing_world
 from perturn.run.collect import AT_ONCE
-from perturn.run.panels import make_jobs
 from perturn.run.session import Session, WorldMaker, make_protocol, world_maker
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Base

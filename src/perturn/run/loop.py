@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from perturn.data.paths import RunPaths, checkpoint_of
-from perturn.data.rows import open_rows, rows_of
+from perturn.data.rows import Row, open_rows, rows_of
 from perturn.data.run_folder import Run, refuse_other, resolve_recipe, run_folder
 from perturn.data.seals import Seals, read_manifest, refuse_damage
 from perturn.episodes.episode import misfit
@@ -24,19 +24,19 @@ from perturn.memory import release_memory
 from perturn.policy.names import refuse_misspelt
 from perturn.policy.tokens import Renderer
 from perturn.ranks import from_leader, leader_first, leads, world_size
+from perturn.run.branch import check_explorer
 from perturn.run.correct import check_corrector
 from perturn.run.following import in_order, planned
 from perturn.run.inputs import note_inputs, refuse_changed
 from perturn.run.kept import let_go
 from perturn.run.lessons import check_teacher
 from perturn.run.live import Iterations, doing, shows_iterations
-from perturn.run.maker import Maker
 from perturn.run.measure import check_pathfinder
-from perturn.run.outcomes import check_outcomes
 from perturn.run.own_rules import ruled
 from perturn.run.panels import Panels, look_up
 from perturn.run.progress import at_work, console
-from perturn.run.rerank import check_rerank
+from perturn.run.row_stage import ROWS_OF, check_made
+from perturn.run.selectable import check_selection, refuse_seen
 from perturn.run.session import (
     Session,
     engine_settings,
@@ -44,13 +44,11 @@ from perturn.run.session import (
     make_renderer,
     world_maker,
 )
-from perturn.run.signals import check_signals
-from perturn.run.valued import refuse_seen
 from perturn.settings.parsing import to_yaml
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import Stage, stages
+from perturn.settings.stages import Stage, makes, own_files, stages
 from perturn.table import locate
-from perturn.types import PreferencePair, Trajectory, failed, succeeded
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
 TRACKERS = ("tensorboard", "trackio", "wandb")
 """Where training's metrics can go beside the run folder."""
@@ -203,9 +201,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     if recipe.base is not None or recipe.sft is not None or recipe.align is not None:
         locate("perturn.run.trainable:check_training")(recipe)
     check_teacher(recipe)
-    check_outcomes(recipe)
-    check_choices(recipe)
-    check_signals(recipe)
+    check_made(recipe)
+    check_selection(recipe)
     engine.check(lambda: locate("perturn.run.buildable:empty_base")(recipe), to_yaml(recipe))
     renderer = None
     if engine.traits.serves_checkpoints:
@@ -213,6 +210,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         locate("perturn.run.buildable:check_model")(recipe, command in (None, "train"), renderer)
     _check_sources(recipe, renderer)
     if recipe.environment is None:
+        check_pathfinder(recipe, None)
         return None
     protocol = make_protocol(recipe.protocol)
     with closing_world(world_maker(recipe)()) as env:
@@ -220,10 +218,10 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         check_corrector(recipe, env)
         panels = look_up(recipe, env)
         refuse_seen(recipe, panels)
-        if recipe.groups is not None:  # what asks torch is loaded where it is needed
+        if makes(recipe, "groups"):  # what asks torch is loaded where it is needed
             locate("perturn.run.needed:check_needed")(recipe, env, panels)
-        if recipe.branch is not None:
-            locate("perturn.run.branch:check_branch")(recipe, panels.tasks.get("explore", []))
+        if recipe.explore is not None:
+            check_explorer(recipe, panels.tasks.get("explore", []))
         first = next((tasks[0] for tasks in panels.tasks.values()), None)
         if first is not None:  # pairs or episodes of the user's own may be all there is
             try:
@@ -241,40 +239,25 @@ def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
     Raises:
         PerturnError: If a source cannot be read, or a row is malformed.
     """
-    kinds: dict[str, type[Trajectory] | type[PreferencePair]] = {"expert": Trajectory, "pair": PreferencePair}
-    for section, kind in kinds.items():
-        file = getattr(getattr(recipe, section), "file", None)
-        if file:
-            try:
-                open_rows(file)
-            except DataError as error:
-                raise ConfigError(f"{section}.file: {error}") from error
-            can_be_written = None if renderer is None else partial(_check_row, renderer)
-            deque(rows_of(user_path(file, f"{section}.file"), kind, can_be_written), maxlen=0)
+    for key, file in own_files(recipe).items():
+        kind = (
+            Trajectory if recipe.rows is None or key == "expert.file" else ROWS_OF[recipe.rows.traits.makes]
+        )
+        try:
+            open_rows(file)
+        except DataError as error:
+            raise ConfigError(f"{key}: {error}") from error
+        can_be_written = None if renderer is None else partial(_check_row, renderer)
+        deque(rows_of(user_path(file, key), kind, can_be_written), maxlen=0)
 
 
-def _check_row(renderer: Renderer, row: Trajectory | PreferencePair) -> None:
+def _check_row(renderer: Renderer, row: Row) -> None:
     """Refuse a row of the user's own that the chat template rejects, unless nobody will learn it."""
-    sides = (row.chosen, row.rejected) if isinstance(row, PreferencePair) else (row,)
+    one = row.trajectory if isinstance(row, WeightedTrajectory) else row
+    sides = (one.chosen, one.rejected) if isinstance(one, PreferencePair) else (one,)
     for side in sides:
         if not failed(side) and (len(sides) == 2 or not side.environment or succeeded(side)):
             renderer.check(side)
-
-
-def check_choices(recipe: Recipe, maker: Maker | None = None) -> None:
-    """Refuse an evaluation that would choose among equal episodes or actions, or by what is not there.
-
-    Args:
-        recipe: Of the run that scores.
-        maker: The run that will have made its policy; None: look.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
-    if recipe.evaluate is not None and recipe.evaluate.best_of is not None:
-        locate("perturn.run.best_of:check_best_of")(recipe, maker)
-    if recipe.evaluate is not None and recipe.evaluate.rerank is not None:
-        check_rerank(recipe, maker)
 
 
 def run_stages(

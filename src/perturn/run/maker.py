@@ -22,16 +22,11 @@ from perturn.errors import ConfigError, RunError
 from perturn.io.reading import user_path
 from perturn.policy.names import resolve_model
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import (
-    IMPLICIT,
-    VALUE,
-    Stage,
-    chosen_by,
-    explored_before,
-    learned_from,
-    stages,
-)
+from perturn.settings.stages import Stage, explored_before, learned_from, stages
 from perturn.table import locate
+
+Needs = Collection[str]
+"""The needs of a selector, as `perturn.select.SelectorTraits` names them; here `start` and `explored` matter."""
 
 
 @dataclass(frozen=True)
@@ -69,41 +64,39 @@ class Maker:
         stage = (read_manifest(self.folder) or {"stages": {}})["stages"].get(self.explored.stem) or {}
         return int((stage.get("counts") or {}).get("episodes") or 0)
 
-    def lack(self, by: str) -> str | None:
-        """Why its recipe has nothing to choose by; None: it has."""
+    def lack(self, needs: Needs) -> str | None:
+        """Why its recipe does not provide what a selector needs; None: it does."""
         acting = [one.policy for one in self._training if one.section != "reward"]
         if self.policy not in acting:
             return f"{self.policy} is no policy that {self.folder} trains to act; name one of {', '.join(acting)}."
-        if by == IMPLICIT and self.start is None:
-            return f"policy {self.policy} of {self.folder} was trained from no other, so it has no implicit reward."
-        if by == VALUE and self.recipe.explore is None:
+        if "start" in needs and self.start is None:
+            return f"policy {self.policy} of {self.folder} was trained from no other."
+        if "explored" in needs and self.recipe.explore is None:
+            return f"{self.folder} explores nothing to learn from; add the section explore there."
+        if "explored" in needs and self.recipe.explore and "unfinished" in self.recipe.explore.traits.imposes:
             return (
-                f"{self.folder} explores nothing that values could learn from; add the section explore there."
-            )
-        if by == VALUE and self.recipe.explore and self.recipe.explore.window:
-            return (
-                f"{self.folder} explores in windows (explore.window), where first the short episodes are over, or "
-                "none; choose by something else, or leave the window out there."
+                f"{self.folder} explores in windows, where first the short episodes are over, or none; leave the "
+                "window out there."
             )
         return None
 
-    def require(self, by: str) -> Seals:
-        """The seals of what is read of it: the policy, and the one before it, or what was explored.
+    def require(self, needs: Needs) -> Seals:
+        """The seals of what is read of it: the policy, and the one that it started from, or what was explored.
 
         Raises:
             PerturnError: If it is not done, is gone, or is not what was written.
         """
-        if problem := self.lack(by):
+        if problem := self.lack(needs):
             raise ConfigError(problem)
         manifest = read_manifest(self.folder) or {"stages": {}}
         seals, found = manifest.get("files", {}), Seals()
-        for policy in self._read(by):
+        for policy in self._read(needs):
             self._require_done(manifest, next(one.name for one in self._training if one.policy == policy))
             own = _within(seals, self.paths.name(self.paths.checkpoint(policy)))
             if not own:
                 raise RunError(f"policy {policy} of {self.folder} is not there any more; name one that is.")
             found |= own
-        if by == VALUE:
+        if "explored" in needs:
             self._require_done(manifest, self.explored.stem)
             counts = manifest["stages"][self.explored.stem].get("counts") or {}
             if counts.get("episodes", 1) == counts.get("failed", 0):
@@ -116,13 +109,13 @@ class Maker:
                         f"{file} is gone or not sealed, so nobody can tell what was explored; restore it from a copy."
                     )
         refuse_damage(self.folder, found)
-        if by == IMPLICIT and self.start not in self._read(by):
+        if "start" in needs and self.start not in self._read(needs):
             locate("perturn.policy.models:empty_model")(self.recipe.model.name)
         return found
 
-    def _read(self, by: str) -> Collection[str]:
+    def _read(self, needs: Needs) -> Collection[str]:
         """Its policies that are read; a model that it began with is none of these."""
-        start = self.start if by == IMPLICIT else None
+        start = self.start if "start" in needs else None
         is_own = start is not None and (start != "base" or self.recipe.base is not None)
         return [self.policy, *([start] if is_own and start else [])]
 
@@ -130,21 +123,23 @@ class Maker:
         if not manifest["stages"].get(stage, {}).get("done"):
             raise RunError(f"stage {stage} of {self.folder} is not done; run: perturn run {self.folder}.")
 
-    def identity(self, by: str) -> dict[str, str]:
+    def identity(self, needs: Needs) -> dict[str, str]:
         """Names of all that is read of it, with a SHA-256 each, as a score notes them.
 
         Raises:
             PerturnError: As `require`.
         """
-        seals = self.require(by)
+        seals = self.require(needs)
         found = {"policy": self.policy, "policy_sha256": self._digest(seals, self.policy)}
-        if by == VALUE:
+        if "explored" in needs:
             digest = str(seals[self.paths.name(self.explored)]["sha256"])
-            return {**found, "explored": self.explored.stem, "explored_sha256": digest}
-        assert self.start is not None
-        if self.start in self._read(by):
-            return {**found, "start": self.start, "start_sha256": self._digest(seals, self.start)}
-        return {**found, "start": self.recipe.model.name, **_digest_of(self.recipe.model.name)}
+            found |= {"explored": self.explored.stem, "explored_sha256": digest}
+        start = self.start if "start" in needs else None
+        if start in self._read(needs) and start is not None:
+            found |= {"start": start, "start_sha256": self._digest(seals, start)}
+        elif start is not None:
+            found |= {"start": self.recipe.model.name, **_digest_of(self.recipe.model.name)}
+        return found
 
     def _digest(self, seals: Seals, policy: str) -> str:
         """Of a policy as it was sealed, without its optimizer, which is let go."""
@@ -171,9 +166,9 @@ def _digest(files: dict[str, str]) -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
-def is_made_elsewhere(recipe: Recipe, by: str) -> bool:
-    """Whether a run neither trains nor explores what it would choose by."""
-    own = (recipe.base, recipe.sft, recipe.align, recipe.explore if by == VALUE else None)
+def is_made_elsewhere(recipe: Recipe, needs: Needs) -> bool:
+    """Whether a run neither trains nor explores what its selector needs."""
+    own = (recipe.base, recipe.sft, recipe.align, recipe.explore if "explored" in needs else None)
     return all(section is None for section in own)
 
 
@@ -202,18 +197,18 @@ def made_by(name: str) -> Maker | None:
         raise ConfigError(f"the run that made {model} cannot be read: {paths.recipe}: {error}") from error
 
 
-def maker_of(run: Run, policy: str, by: str) -> Maker:
+def maker_of(run: Run, policy: str, needs: Needs) -> Maker:
     """The run that made a policy of a run.
 
     Args:
         run: Which may only score.
         policy: Its name here.
-        by: How the score is chosen.
+        needs: What the selector of the score needs.
 
     Raises:
         PerturnError: If no run did.
     """
-    if not is_made_elsewhere(run.recipe, by):
+    if not is_made_elsewhere(run.recipe, needs):
         return Maker(run.folder, run.recipe, policy)
     found = find_maker(run.recipe)
     if found is None:
@@ -229,11 +224,11 @@ def noted_maker(run: Run, policy: str) -> dict[str, dict[str, str]]:
     Raises:
         PerturnError: If that is not there, or the score was begun with another.
     """
-    by = chosen_by(run.recipe)
-    if by not in (VALUE, IMPLICIT) or not is_made_elsewhere(run.recipe, by):
+    needs = run.recipe.evaluate.needs if run.recipe.evaluate else frozenset()
+    if needs.isdisjoint(("start", "explored")) or not is_made_elsewhere(run.recipe, needs):
         return {}
-    maker = maker_of(run, policy, by)
-    now = maker.identity(by)
+    maker = maker_of(run, policy, needs)
+    now = maker.identity(needs)
     before = (read_note(run.paths.stamp, Stamp) or {}).get("maker")
     if before is not None and before != now:
         changed = [key for key in now if now[key] != before.get(key)]

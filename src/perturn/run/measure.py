@@ -13,45 +13,65 @@ from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.faults import closing_world
 from perturn.run.progress import track
 from perturn.run.session import make_protocol, world_maker
+from perturn.settings.making import sense_in
 from perturn.settings.recipe import Recipe
-from perturn.settings.sections import Sense
+from perturn.table import locate
 from perturn.types import Environment, EpisodeProtocol, PreferencePair, Remaining, Trajectory
 
 
-def sense_of(recipe: Recipe) -> Sense | None:
-    """The sense in which a recipe has the remaining path measured; None: it is not."""
-    rows = recipe.pair or recipe.groups
-    return rows.remaining if rows else None
+def sense_of(recipe: Recipe) -> str | None:
+    """The sense in which rows or credits read the remaining path of each turn; None: they do not.
+
+    Raises:
+        ConfigError: If two readers want different ones.
+    """
+    rows = sense_in(recipe.rows.needs) if recipe.rows else None
+    credits = locate("perturn.run.trainable:distances_read")(recipe)
+    explorer = sense_in(recipe.explore.needs) if recipe.explore else None
+    if len({rows, explorer, *credits} - {None}) > 1:
+        raise ConfigError(
+            "the remaining path is read both as shortest and as searching, and a run measures it once; set "
+            "rows.distance, explore.distance and credit.distance alike."
+        )
+    return rows or next(iter(credits), None)
 
 
-def check_pathfinder(recipe: Recipe, env: Environment) -> None:
+def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
     """Refuse to measure in a world that cannot say how far an episode is from its end.
 
     Raises:
         ConfigError: Saying which can.
     """
-    if sense_of(recipe) is not None and (problem := lacks(env, "remaining")):
-        section = "groups" if recipe.groups else "pair"
+    read = sense_of(recipe) or (recipe.explore and sense_in(recipe.explore.needs))
+    problem = lacks(env, "remaining") if env else "it has no environment, which would say"
+    if read and problem:
         raise ConfigError(
-            f"{section}.remaining needs to know how far an episode is from its end: {problem}, or leave "
-            f"{section}.remaining out."
+            f"the recipe reads how far an episode is from its end: {problem}, or take rows, credit and explorer that "
+            "do not read it."
         )
 
 
-def measured_pairs(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
+def measured_pairs(
+    recipe: Recipe, pairs: Sequence[PreferencePair], sense: str | None = None
+) -> list[PreferencePair]:
     """The pairs, with the remaining path of their turns if the recipe asks for it; see `measured`."""
-    sides = measured(recipe, [side for pair in pairs for side in (pair.chosen, pair.rejected)])
+    sides = measured(recipe, [side for pair in pairs for side in (pair.chosen, pair.rejected)], sense)
     return [PreferencePair(*both) for both in zip(sides[::2], sides[1::2], strict=True)]
 
 
-def measured(recipe: Recipe, episodes: Iterable[Trajectory]) -> list[Trajectory]:
+def measured(recipe: Recipe, episodes: Iterable[Trajectory], sense: str | None = None) -> list[Trajectory]:
     """The episodes, with the remaining path of their turns if the recipe asks for it.
+
+    Args:
+        recipe: Of the run.
+        episodes: In any order.
+        sense: In which sense; None: as the rows ask for it.
 
     Raises:
         DataError: If a world answers otherwise than it did when an episode was recorded.
         EnvironmentFailure: If the world's answer is no path.
     """
-    sense, episodes = sense_of(recipe), list(episodes)
+    sense, episodes = sense or sense_of(recipe), list(episodes)
     if sense is None:
         return episodes
     protocol = make_protocol(recipe.protocol)
@@ -63,7 +83,7 @@ def measured(recipe: Recipe, episodes: Iterable[Trajectory]) -> list[Trajectory]
     return [found[id(one)] for one in episodes]
 
 
-def _measured(env: Any, recorded: Trajectory, protocol: EpisodeProtocol, sense: Sense) -> Trajectory:
+def _measured(env: Any, recorded: Trajectory, protocol: EpisodeProtocol, sense: str) -> Trajectory:
     """One episode with the remaining path of its turns."""
     sent = replay(env, recorded, protocol)
     commands = [command for command in sent if command is not None]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from perturn.credit import Credit
 from perturn.data.paths import RunPaths
-from perturn.policy.credits import trains_branches
 from perturn.run.branch import stored_branches
 from perturn.settings.recipe import Recipe
 from perturn.types import Trajectory, came_back
@@ -14,7 +13,7 @@ from perturn.types import Trajectory, came_back
 
 def failures_of(recipe: Recipe) -> str:
     """Return what FAILED episodes are in the statistics of a run's groups: one of `perturn.data.groups.FAILURES`."""
-    return "leave_out" if recipe.groups is None else recipe.groups.failed
+    return recipe.rows.traits.failed if recipe.rows else "leave_out"
 
 
 def members_of(
@@ -32,6 +31,6 @@ def members_of(
     Raises:
         RunError: As `stored_branches`, where it trains branches.
     """
-    if not trains_branches(credit):
+    if not credit.traits.trains_branches:
         return list(explored)
     return [*explored, *filter(came_back, stored_branches(paths, recipe, mark))]

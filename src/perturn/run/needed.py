@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from perturn.credit import Credit
 from perturn.errors import ConfigError
-from perturn.policy.credits import (
-    named_credit,
-    reads_reward_model,
-    takes_unfinished,
-    trains_branches,
-    weighs_alone,
-)
-from perturn.policy.models import empty_model
-from perturn.run.answers import answer_form, check_answers
-from perturn.run.matches import check_gold_calls
+from perturn.policy.credits import named_credit, weighs_alone
+from perturn.quantities import Planned, policies_of, wanted
+from perturn.quantities.protocol import REWARD
+from perturn.run.answers import answer_form
 from perturn.run.panels import Panels
-from perturn.run.quantities import is_of_run, is_own_reference
-from perturn.run.session import make_protocol
+from perturn.settings.compatibility import explorer_name, misfit
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import policy_of, stages
-from perturn.types import Environment, Task
+from perturn.settings.stages import makes, stages
+from perturn.types import Environment
 
 
 def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
@@ -34,35 +25,28 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)
     tasks = panels.tasks.get("explore", [])
-    _check_window(recipe, name, credit, tasks)
-    _check_branches(recipe, name, "branches" in credit.needs or trains_branches(credit))
-    if recipe.groups:
-        check_prover(recipe, name, credit)
-        _check_progress(recipe, name, credit)
-        _check_samples(recipe, name, credit)
-    if "matches" in credit.needs:
-        check_gold_calls(env, tasks, name)
-    if "answer" in credit.needs:
-        check_answers(recipe, tasks)
-    if "answers" in credit.needs:
-        if getattr(credit, "reference", "own") == "gold":
-            check_answers(recipe, tasks)
-        answer_form(recipe)
-
-
-def _check_branches(recipe: Recipe, name: str, reads: bool) -> None:
-    """Refuse a credit that reads branches where none are played, and branches that nothing reads.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
-    if reads and recipe.branch is None:
+    needs = wanted(credit.needs, f"credit {name}")
+    check_prover(recipe, name, credit)
+    grouped = makes(recipe, "groups")
+    provides = recipe.explore.traits.provides if grouped and recipe.explore else frozenset()
+    if provides and not reads_branches(credit):
         raise ConfigError(
-            f"credit {name} reads episodes that are played on from turns of explored ones; add a section branch, such "
-            "as branch: {}."
+            f"credit {name} does not read {', '.join(sorted(provides))}, which explore.name={explorer_name(recipe)} "
+            "provides; take explore.name=rollouts, or a credit that does, such as credit.name=spo."
         )
-    if recipe.groups and recipe.branch and not reads:
-        raise ConfigError(f"credit {name} reads no branches; leave branch out, or take credit.name=spo.")
+    if grouped:
+        _check_reward(recipe, name, credit)
+        _check_samples(recipe, name, credit)
+    references = {one.iteration: one.reference for one in stages(recipe) if one.command == "credit"}
+    planned = Planned(f"credit {name}", recipe, lambda: answer_form(recipe), references, env, tasks)
+    for quantity, request in needs.values():
+        quantity.check(request, planned)
+
+
+def reads_branches(credit: Credit) -> bool:
+    """Whether a credit reads branches, or trains on them."""
+    needs = wanted(credit.needs).values()
+    return credit.traits.trains_branches or any(quantity.traits.reads_branches for quantity, _ in needs)
 
 
 def _check_samples(recipe: Recipe, name: str, credit: Credit) -> None:
@@ -76,76 +60,31 @@ def _check_samples(recipe: Recipe, name: str, credit: Credit) -> None:
     if not weighs_alone(credit):
         raise ConfigError(
             f"explore.samples must be > 1 with credit {name}, which compares the samples of a task, got 1; or take one "
-            "that weighs each by itself, such as credit.name=turn-gae; one of your own says so by weighs_alone = True."
+            "that weighs each by itself, such as credit.name=turn-gae; one of your own has the trait weighs_alone."
         )
-    if recipe.groups and recipe.groups.drop_equal_outcomes and not trains_branches(credit):
+    drops = recipe.rows is not None and recipe.rows.traits.drop_equal_outcomes
+    if drops and not credit.traits.trains_branches:
         raise ConfigError(
-            "explore.samples must be > 1 with groups.drop_equal_outcomes, since no other outcome is there to be equal "
+            "explore.samples must be > 1 with rows.drop_equal_outcomes, since no other outcome is there to be equal "
             "to, got 1; or leave it out."
         )
 
 
-def _check_window(recipe: Recipe, name: str, credit: Credit, tasks: Sequence[Task]) -> None:
-    """Refuse windows that cut no episode, and those whose episodes the credit would take for over.
+def _check_reward(recipe: Recipe, name: str, credit: Credit) -> None:
+    """Refuse a reward model that nothing reads.
 
     Raises:
         ConfigError: Saying what to set.
     """
-    window = recipe.explore.window if recipe.explore else None
-    if window is None:
-        return
-    if not takes_unfinished(credit) or trains_branches(credit):
-        what = "branches of episodes" if trains_branches(credit) else "episodes by how they end"
-        raise ConfigError(
-            f"credit {name} weighs {what}, and with explore.window some are not over; take credit.name=turn-gae, or "
-            "leave the window out."
-        )
-    longest = max(map(make_protocol(recipe.protocol).limit, tasks), default=0)
-    if tasks and window >= longest:
-        raise ConfigError(
-            f"explore.window is {window}, and no episode has more than {longest} turns, so that none would be cut; "
-            "take less, or leave it out."
-        )
-
-
-def _check_progress(recipe: Recipe, name: str, credit: Credit) -> None:
-    """Refuse a reward model without its reader, or a reader without it, and a policy that is always its own reference.
-
-    Raises:
-        PerturnError: Saying what to set, or that the policy which the credit names cannot be read.
-    """
-    reads = reads_reward_model(credit)
-    if reads and recipe.reward is None:
-        raise ConfigError(
-            f"credit {name} reads a reward model that learns in each iteration; add a section reward, such as "
-            "reward: {}, or name a trained one in credit.checkpoint."
-        )
-    if recipe.reward is not None and not reads:
+    if recipe.reward is not None and REWARD not in policies_of(credit.needs):
         raise ConfigError(
             f"credit {name} reads no reward model of the run; leave reward out, or take credit.name=oprl without "
             "checkpoint."
         )
-    if "progress" not in credit.needs or reads:
-        return
-    references = {one.iteration: one.reference for one in stages(recipe) if one.command == "credit"}
-    if is_own_reference(credit, recipe, references):
-        raise ConfigError(
-            f"credit {name} would compare each policy with itself; take align.reference=start or average and several "
-            "iterations, or name another policy in credit.checkpoint."
-        )
-    named = getattr(credit, "checkpoint", None)
-    if named in (None, "base", policy_of(recipe, 0)):
-        return
-    if is_of_run(recipe, named):
-        raise ConfigError(
-            f"credit.checkpoint: policy {named} is not there before the loop; name one that is, base or sft, a folder, "
-            "or a Hub id."
-        )
-    empty_model(named)
 
 
 def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
-    """Refuse branches that a credit cannot read: of some episodes alone, searched for, or by another policy.
+    """Reject branches that a credit cannot read, or that are not there.
 
     Args:
         recipe: Of the run, which may have branches.
@@ -155,36 +94,17 @@ def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
     Raises:
         ConfigError: Saying what to take.
     """
-    if recipe.branch is None or not ("branches" in credit.needs or trains_branches(credit)):
+    if recipe.explore is None:
         return
-    if recipe.branch.of != "all":
-        raise ConfigError(
-            f"branch.of is {recipe.branch.of}, and credit {name} reads branches: those of some episodes alone would "
-            "tell how these ended, and the expert's are not of what was explored; explore with branch.of=all."
-        )
-    if recipe.branch.window is not None and not takes_unfinished(credit):
-        raise ConfigError(
-            f"branch.window is {recipe.branch.window}, and credit {name} reads how branches end; explore without "
-            "branch.window, or take credit.name=slate."
-        )
-    if recipe.branch.search is not None:
-        raise ConfigError(
-            f"branch.search is set, and credit {name} reads branches: where a search has them begin is chosen by how "
-            "earlier ones ended; explore without branch.search."
-        )
-    if recipe.branch.others == "episodes" and trains_branches(credit) and getattr(credit, "unbiased", False):
-        raise ConfigError(
-            f"branch.others is episodes, and credit {name} trains on branches: where these are would then depend on "
-            "what it compares them with; explore with branch.others=tasks."
-        )
-    prover = recipe.branch.policy
-    if prover is not None and trains_branches(credit):
-        raise ConfigError(
-            f"branch.policy is {prover}, and credit {name} trains on branches, which must be of the policy that "
-            "explored; explore without branch.policy."
-        )
-    if prover is not None and not getattr(credit, "takes_prover", False):
-        raise ConfigError(
-            f"branch.policy is {prover}, and credit {name} reads what the policy that explored would earn; explore "
-            "without branch.policy, or take credit.name=pav."
-        )
+    reads, traits = reads_branches(credit), credit.traits
+    takes = {
+        "unfinished": traits.takes_unfinished and not traits.trains_branches,
+        "some-episodes": not reads,
+        "prover": not reads or (traits.takes_prover and not traits.trains_branches),
+        "cut-branches": not reads or traits.takes_unfinished,
+        "dependent-branches": not (traits.trains_branches and traits.unbiased),
+    }
+    needs = ("branches",) if reads else ()
+    problem = misfit(recipe, f"credit {name}", needs, {each for each, taken in takes.items() if taken})
+    if problem:
+        raise ConfigError(problem)

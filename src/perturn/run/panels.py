@@ -6,22 +6,21 @@ import hashlib
 import json
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import TypedDict
 
 from perturn.data.run_files import read_note
-from perturn.episodes.play import Job
 from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError
 from perturn.faults import UNAWAITED, is_unawaited, task_fault
 from perturn.io.plain import told
 from perturn.io.writing import write_whole
 from perturn.settings.recipe import Recipe
-from perturn.settings.sections import Explore, Tasks
-from perturn.types import Environment, Task, Trajectory
+from perturn.settings.sections import Tasks
+from perturn.types import Environment, Task
 
 
 class _Task(TypedDict):
@@ -190,44 +189,6 @@ def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) 
     rounds, hand = divmod(iteration - 1, len(tasks) // number)
     shuffled = random.Random(f"{seed}/{rounds}").sample(tasks, len(tasks))
     return shuffled[hand * number : (hand + 1) * number]
-
-
-def make_jobs(tasks: Iterable[Task], seed: int, samples: int = 1, iteration: int = 1) -> list[Job]:
-    """Episodes to play; the seed of each depends on the run's seed, its task, sample and iteration alone."""
-    later = (iteration,) if iteration > 1 else ()
-    return [
-        Job(task, seed_of(seed, task.id, sample, *later), sample)
-        for sample in range(samples)
-        for task in tasks
-    ]
-
-
-def in_windows(
-    jobs: Iterable[Job], left: Iterable[Trajectory], settings: Explore, seed: int, iteration: int
-) -> list[Job]:
-    """Episodes of an iteration in windows: those that the iteration before left unfinished, and then the new ones.
-
-    One that goes on takes the number behind its own by `samples`, so that new ones and those that began in another
-    iteration have numbers of their own.
-
-    Args:
-        jobs: The new ones.
-        left: What the iteration before left unfinished, in any order.
-        settings: Window and samples.
-        seed: Of the run.
-        iteration: The one to be played.
-    """
-    going_on = [
-        Job(one.task, seed_of(seed, one.task.id, number, iteration), number, one)
-        for one in sorted(left, key=lambda one: one.key)
-        for number in [one.sample + settings.samples]
-    ]
-    return [replace(job, window=settings.window) for job in (*going_on, *jobs)]
-
-
-def seed_of(*parts: object) -> int:
-    """A seed that depends on all parts, and on nothing else."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest())
 
 
 def panel_digest(tasks: Sequence[Task]) -> str:

@@ -19,8 +19,10 @@ from perturn.data.paths import RunPaths
 from perturn.data.rows import read_rows
 from perturn.data.run_folder import resolve_recipe, run_folder
 from perturn.data.seals import read_manifest, refuse_damage, without_removed
+from perturn.explore.protocol import Forecast
 from perturn.io.reading import user_path
 from perturn.rules import TurnControl
+from perturn.run.branch import explorer_of
 from perturn.run.collect import AT_ONCE
 from perturn.run.costs import (
     KEPT_BY_ALLOCATOR,
@@ -41,9 +43,8 @@ from perturn.run.session import (
     engine_settings,
     evaluation_sampling,
 )
-from perturn.settings.branch import Branch
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import VALUE, Stage, chosen_by, stages
+from perturn.settings.stages import Stage, makes, stages, starts_over
 from perturn.table import locate
 
 if TYPE_CHECKING:
@@ -173,14 +174,11 @@ def _cost(
         return work, opening + episodes * found.turns * found.seconds, found.memory_gb
     if stage.command == "credit":
         return _credit_cost(recipe, found, machine)
-    if stage.command == "pair" and recipe.outcomes:
-        times = _corrections(recipe, found)
+    if stage.command == "pair":
+        own, times = recipe.rows and recipe.rows.traits.source, _corrections(recipe, found)
         work = f"{found.explore} explored episodes" + (f", {times} corrections (assumed)" if times else "")
         played = 2 * times  # the policy's part again, and then the whole
-        return work, 1.0 + played * found.turns * found.seconds, found.memory_gb
-    if stage.command == "pair":
-        own = recipe.pair and recipe.pair.file
-        return f"pairs of {own}" if own else f"{found.explore} explored episodes", 1.0, found.memory_gb
+        return f"rows of {own}" if own else work, 1.0 + played * found.turns * found.seconds, found.memory_gb
     if stage.command == "train":
         assert machine is not None
         return _training_cost(recipe, stage, found, machine)
@@ -189,24 +187,24 @@ def _cost(
     assert part is not None
     if not explores and recipe.evaluate and recipe.evaluate.turns:
         found = _controlled(found, recipe.evaluate.turns)
-    if not explores and recipe.evaluate and recipe.evaluate.best_of:
-        episodes *= recipe.evaluate.best_of.samples
-    reranks = not explores and recipe.evaluate and recipe.evaluate.rerank
-    candidates = reranks.samples if reranks else 1
-    by_value = not explores and chosen_by(recipe) == VALUE
+    candidates, taught = 1, False
+    if not explores and recipe.evaluate:
+        episodes *= recipe.evaluate.candidates("episodes")
+        candidates, taught = recipe.evaluate.candidates("actions"), "explored" in recipe.evaluate.needs
     learned_from = f"{found.explore} {'explored ones' if recipe.explore else 'that another run explored'}"
     work = (
         f"{episodes} episodes of split {part.tasks.split}, about {found.policy_turns(learned):.0f} turns each"
-        + (f", {candidates} actions a turn" if reranks else "")
-        + (f", chosen by a head on {learned_from}" if by_value else "")
+        + (f", {candidates} actions a turn" if candidates > 1 else "")
+        + (f", chosen by what it learns from {learned_from}" if taught else "")
     )
-    if explores and recipe.explore and recipe.explore.window:
-        work += f", {recipe.explore.window} of them at a time"
     if stage.name == f"branch{stage.mark}":
-        episodes, branches = _branches(recipe, found, found.policy_turns(learned))
-        by = f" by {recipe.branch.policy}" if recipe.branch and recipe.branch.policy else ""
-        work = f"{branches} episodes played on{by} from turns of {episodes} (assumed)"
-        episodes = _whole(recipe, branches, found.policy_turns(learned))
+        expected, policy = (
+            _branches(recipe, found, found.policy_turns(learned)),
+            explorer_of(recipe).traits.policy,
+        )
+        by = f" by {policy}" if policy else ""
+        work = f"{expected.played} episodes played on{by} from turns of {expected.begun} (assumed)"
+        episodes = ceil(expected.played * expected.share)
     if machine is None:
         return work, None, None
     most = (part.sampling if explores and part.sampling else evaluation_sampling(recipe)).max_new_tokens
@@ -217,36 +215,37 @@ def _cost(
     memory = (machine.base_gb + machine.parameters * machine.bytes / 1e9 + cache) * KEPT_BY_ALLOCATOR
     seconds = generation_seconds(machine, found, episodes, part.concurrency, learned, most, candidates)
     seconds += opening_seconds(machine, found, episodes, part.concurrency, _cores())
-    if by_value:
-        seconds += passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=bool(reranks)))
+    if taught:
+        seconds += passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=candidates > 1))
     return work, seconds, memory
 
 
 def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tuple[str, float, float]:
-    """One pass over the explored episodes for each quantity that the credit reads of a policy."""
+    """Passes over the explored episodes for the quantities that the credit reads of policies."""
     assert recipe.credit is not None
     needs = locate("perturn.policy.credits:make_credit")(recipe.credit).needs
-    of_policies = locate("perturn.run.readings:OF_ACTED") | {"reference", "progress", "critics"}
-    read = sorted(needs & of_policies - {"clusters"})
+    wanted = locate("perturn.quantities:wanted")(needs)
+    passes = {
+        name: quantity.traits.passes for name, (quantity, _) in wanted.items() if quantity.traits.passes
+    }
     members = _members(recipe, found)
     with_branches = f" and {members - found.explore} branches" if members > found.explore else ""
     work = f"groups of {found.explore} explored episodes{with_branches}" + (
-        f", read for {', '.join(read)}" if read else ""
+        f", read for {', '.join(passes)}" if passes else ""
     )
-    if machine is None or not read:
+    if machine is None or not passes:
         return work, 1.0, found.memory_gb
     tokens = trained_tokens(found, members, on_pairs=False, own=True)
-    passes = len(read) + ("critics" in read)  # Q and V each have one
-    seconds = 1.0 + passing_seconds(machine, 2 * passes * tokens)
+    seconds = 1.0 + passing_seconds(machine, 2 * sum(passes.values()) * tokens)
     return work, seconds, (machine.base_gb + machine.parameters * machine.bytes / 1e9) * KEPT_BY_ALLOCATOR
 
 
 def _members(recipe: Recipe, found: Episodes) -> int:
     """Episodes that a credit of groups weighs: explored ones, and branches where it trains on them too."""
     credit = locate("perturn.policy.credits:make_credit")(recipe.credit) if recipe.credit else None
-    if recipe.groups is None or not getattr(credit, "trains_branches", False):
+    if not makes(recipe, "groups") or credit is None or not credit.traits.trains_branches:
         return found.explore
-    return found.explore + _branches(recipe, found, found.policy_turns(True))[1]
+    return found.explore + _branches(recipe, found, found.policy_turns(True)).played
 
 
 def _controlled(found: Episodes, control: TurnControl) -> Episodes:
@@ -255,32 +254,9 @@ def _controlled(found: Episodes, control: TurnControl) -> Episodes:
     return replace(found, limit=limit, turns=min(found.turns, limit))
 
 
-def _branches(recipe: Recipe, found: Episodes, turns: float) -> tuple[int, int]:
-    """Episodes that are played on, and how many that makes: explored ones of so many turns, or the expert's."""
-    assert recipe.branch is not None
-    assert recipe.explore is not None
-    begun = found.explore
-    if recipe.branch.search is not None:
-        return begun, begun * recipe.branch.search.simulations
-    if recipe.branch.at == "wrong":
-        return begun, begun * recipe.branch.samples
-    if recipe.branch.of == "expert":
-        begun, turns = found.explore // recipe.explore.samples, found.turns
-    return begun, round(begun * recipe.branch.samples * _forks(recipe.branch, turns))
-
-
-def _whole(recipe: Recipe, branches: int, turns: float) -> int:
-    """Whole episodes, of so many turns, that branches cost as much as: half of their turns are there, in the mean."""
-    window = recipe.branch.window if recipe.branch else None
-    return ceil(branches * min(0.5, window / turns if window else 0.5))
-
-
-def _forks(settings: Branch, turns: float) -> float:
-    """Turns of an episode of so many that are played on from, in the mean; of those behind a budget, none."""
-    if settings.at == "every":
-        return int((turns - 1) // settings.every)
-    chance = settings.chance if settings.at == "entropy" else 1.0
-    return min(settings.forks, chance * (turns - 1))
+def _branches(recipe: Recipe, found: Episodes, turns: float) -> Forecast:
+    """Expected play after the rollouts, which have so many turns."""
+    return explorer_of(recipe).forecast(found.explore, turns, found.turns)
 
 
 def _training_cost(
@@ -288,20 +264,21 @@ def _training_cost(
 ) -> tuple[str, float, float]:
     once = stage.section if stage.section in ("base", "sft") else None
     settings, judges = getattr(recipe, stage.section), stage.section == "reward"
-    on_pairs = judges or (once is None and recipe.pair is not None)
+    on_pairs = judges or (once is None and makes(recipe, "pairs"))
+    own = recipe.rows.traits.source if recipe.rows and once is None and not judges else None
     rows, what = getattr(found, once) if once else _members(recipe, found), "episodes"
-    if once is None and recipe.outcomes:
-        rows = stage.iteration * _corrections(recipe, found) if recipe.outcomes.way.corrected else rows
-        rows += (found.sft or found.expert) if recipe.outcomes.way.anew else found.explore
-    if on_pairs:
-        own, paths = recipe.pair and recipe.pair.file, RunPaths(run_folder(recipe))
+    if once is None and makes(recipe, "single", "labelled"):
+        rows = stage.iteration * _corrections(recipe, found) or rows
+        rows += (found.sft or found.expert) if starts_over(recipe) else found.explore
+    if on_pairs or own:
+        paths = RunPaths(run_folder(recipe))
         made = paths.preferences(stage.mark) if judges else paths.pairs(stage.mark)
-        file = user_path(own, "pair.file") if own else made
+        file = user_path(own, "rows.path") if own else made
         assumed = round(KEPT * found.explore / 2) if judges else _pairs(recipe, found)  # of two episodes each
         is_there = bool(own) or file.is_file()
         rows = sum(1 for _ in read_rows(file)) if is_there else assumed
-        what = "pairs" if is_there else "pairs (assumed)"
-    of_groups = once is None and not judges and recipe.groups is not None
+        what = ("pairs" if on_pairs else "rows") + ("" if is_there else " (assumed)")
+    of_groups = once is None and not judges and makes(recipe, "groups")
     tokens = trained_tokens(found, rows, on_pairs, own=of_groups)
     work = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"
     loss = locate("perturn.policy.credits:make_loss")(settings.loss)
@@ -317,17 +294,14 @@ def _cores() -> int:
 def _pairs(recipe: Recipe, found: Episodes) -> int:
     """Pairs that are assumed: of explored episodes, or of the turns that branches, or nodes of a tree, begin at."""
     groups = found.explore
-    if recipe.branch and recipe.pair and recipe.pair.within in ("branch", "tree"):
-        _, branches = _branches(recipe, found, found.policy_turns(True))
-        search = recipe.branch.search
-        groups = branches // (search.width - 1 if search else recipe.branch.samples)
+    if recipe.explore and recipe.explore.rounds and not recipe.explore.traits.expert:
+        groups = _branches(recipe, found, found.policy_turns(True)).points
     return round(KEPT * groups)
 
 
 def _corrections(recipe: Recipe, found: Episodes) -> int:
     """Episodes that an expert is assumed to take over; 0 where none does."""
-    outcomes = recipe.outcomes
-    return round(KEPT * found.explore) * outcomes.takeovers if outcomes and outcomes.way.corrected else 0
+    return round(KEPT * found.explore) * recipe.rows.traits.corrects if recipe.rows else 0
 
 
 def _how(machine: Machine, found: Episodes) -> list[str]:

@@ -36,6 +36,7 @@ from perturn.run.strategies import PLAIN, Strategy, controlled
 from perturn.settings.parsing import build
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import ProtocolSettings
+from perturn.settings.stages import suffix_of
 from perturn.table import check_names, locate
 from perturn.traits import EngineTraits
 from perturn.types import (
@@ -221,7 +222,7 @@ class Session:
 
     def rules(self, policy: str) -> EpisodeProtocol:
         """The rules that a policy plays by: one that was told how its episodes end is asked for success."""
-        asked, section = self.recipe.suffix_of(policy), self.recipe.protocol
+        asked, section = suffix_of(self.recipe, policy), self.recipe.protocol
         if asked is None or section is None:
             return self.protocol
         return make_protocol(replace(section, suffix=asked))

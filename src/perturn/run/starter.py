@@ -24,10 +24,17 @@ from perturn.run.own_rules import EVALUATION_SPLITS, rules_for, some_task
 from perturn.settings.parsing import apply_overrides, parse
 from perturn.settings.recipe import Recipe, read_recipe
 from perturn.settings.shipped import shipped, shipped_recipe
-from perturn.table import locate
+from perturn.table import locate, name_of
 from perturn.tables import table
 
-_TABLES = {"loss": "losses", "credit": "credits", "engine": "engines", "environment": "environments"}
+_TABLES = {
+    "loss": "losses",
+    "credit": "credits",
+    "engine": "engines",
+    "environment": "environments",
+    "explore": "explorers",
+    "rows": "rows",
+}
 """Sections whose `name` picks an entry, whose settings are theirs."""
 _MOST_TASKS = 10
 _LEFT_OUT = {(Recipe, "base")}
@@ -37,8 +44,7 @@ _DOES = {
     "protocol": "the rules of an episode",
     "sft": "learn the expert's episodes",
     "explore": "the policy plays",
-    "pair": "prefer one episode to another",
-    "groups": "compare the episodes of a task",
+    "rows": "compare episodes",
     "credit": "one number for each turn",
     "align": "learn from that number",
     "evaluate": "score every policy on held-out tasks",
@@ -135,10 +141,11 @@ def _chosen(
         "learning_rate": 1e-4 if small or lora else 2e-5,
         **training,
     }
-    rows: dict[str, Any] = {"pair": {"threshold": 0.4}}
+    rows: dict[str, Any] = {"rows": {"name": "expert-pairs", "threshold": 0.4}}
     if not has_expert:
         explored = {**explored, "skip": 0}
-        own = {"groups": {}, "credit": {"name": "rloo"}} if loss is None else {"pair": {"within": "group"}}
+        grouped = {"rows": {"name": "groups"}, "credit": {"name": "rloo"}}
+        own = grouped if loss is None else {"rows": {"name": "group-pairs"}}
         rows = {"iterations": 4, **own}
     return {
         "name": name,
@@ -255,6 +262,8 @@ def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: boo
     """One field, with the fields inside it if it is a section."""
     mark = "" if live else "#"
     inner = _inner(kind, name)
+    if name in _TABLES and dataclasses.is_dataclass(value):
+        value = {"name": name_of(table(_TABLES[name]), type(value)), **_values(value)}
     if name in _TABLES and isinstance(value, Mapping):
         entry = table(_TABLES[name]).get(str(value["name"]))
         yield f"{indent}{mark}{name}:"
@@ -275,6 +284,11 @@ def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: boo
             yield from _fields(inner, value, chosen or {}, f"{indent}  ", live)
     else:
         yield f"{indent}{mark}{name}: {_yaml(value)}"
+
+
+def _values(settings: Any) -> dict[str, Any]:
+    """The fields of a dataclass as they are."""
+    return {each.name: getattr(settings, each.name) for each in dataclasses.fields(settings)}
 
 
 def _inner(kind: Any, name: str) -> Any:

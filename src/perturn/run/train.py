@@ -38,16 +38,16 @@ from perturn.run.groups import read_groups
 from perturn.run.iterate import go_on, move_average, stay
 from perturn.run.kept import goes_on, keeps_average, let_go
 from perturn.run.lessons import heard, taught
-from perturn.run.outcomes import expert_episodes, read_rows
 from perturn.run.pace import Tokens
 from perturn.run.progress import Work, bar, console, track
+from perturn.run.row_stage import expert_episodes, read_rows
 from perturn.run.session import Session, policy_path
 from perturn.run.stopping import Stopping
 from perturn.run.tracking import open_trackers
 from perturn.run.trainable import make_config
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Train
-from perturn.settings.stages import Stage, average_of
+from perturn.settings.stages import Stage, average_of, makes
 
 ONCE = ("base", "sft")
 """Training stages that come before the iterations."""
@@ -85,11 +85,7 @@ def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
         return expert_episodes(session), None
     if stage.section == "reward":
         return list(read_pairs(run.paths.preferences(stage.mark))), None
-    if recipe.outcomes:
-        return read_rows(session, stage), None
-    if recipe.groups is None:
-        return list(read_pairs(run.paths.pairs(stage.mark))), None
-    return read_groups(run, stage)
+    return read_groups(run, stage) if makes(recipe, "groups") else (read_rows(run, stage), None)
 
 
 def _settings(recipe: Recipe, stage: Stage) -> Train:
@@ -105,8 +101,9 @@ def _begin(run: Run, stage: Stage) -> tuple[Any, Any]:
     if stage.name != "base" or base is None:
         path = policy_path(run, stage.start)
         model, tokenizer = load_model(path, say=console.print), load_tokenizer(path)
-        if stage.name not in ONCE and run.recipe.outcomes and run.recipe.outcomes.way.told:
-            learn(model, tokenizer, run.recipe.outcomes.suffixes, run.recipe.seed)
+        told = run.recipe.rows.traits.told if stage.name not in ONCE and run.recipe.rows else None
+        if told:
+            learn(model, tokenizer, tuple(f"\n{text}" for text in told), run.recipe.seed)
         return model, tokenizer
     tokenizer = make_tokenizer(heard(run), base.shape.context)
     ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -148,7 +145,7 @@ def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | 
     assert isinstance(trainer.train_dataset, Examples)
     examples = trainer.train_dataset.rows
     progress.follow(trainer, sum(len(side.ids) for each in examples for side in each.sides))
-    if trainer.needs_reference and recipe.pair and leads():
+    if trainer.needs_reference and makes(recipe, "pairs") and leads():
         _write_reference(run, stage, settings, trainer, examples)
         _note_agreement(run, stage, rows, examples)
     with (
@@ -177,7 +174,7 @@ def _files(run: Run, stage: Stage) -> list[Path]:
     made = [paths.checkpoint(stage.policy), paths.metrics(stage.name)]
     if keeps_average(run.recipe) and stage.section == "align":
         made.append(paths.checkpoint(average_of(run.recipe, stage.iteration)))
-    if stage.name in ONCE or run.recipe.pair is None:
+    if stage.name in ONCE or not makes(run.recipe, "pairs"):
         return made
     return made + notes
 

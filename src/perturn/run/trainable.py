@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from perturn.credit import Credit
 from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.losses.protocol import default_traits
+from perturn.needs import Distance, request_of
 from perturn.policy.config import TurnConfig
 from perturn.policy.credits import choose_credit, make_loss
 from perturn.policy.models import compute_dtype, context_length, device
 from perturn.policy.templates import chat_template
 from perturn.ranks import share_of
+from perturn.rows import ROWS
 from perturn.run.kept import goes_on
-from perturn.run.measure import sense_of
 from perturn.run.tracking import PROJECT
+from perturn.settings.making import RowMaker
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Train
 
@@ -35,17 +36,11 @@ _ARGUMENTS = {
 if "activation_checkpointing" in TurnConfig.__dataclass_fields__:  # not in older versions, such as vLLM's
     _ARGUMENTS["gradient_checkpointing"] = "activation_checkpointing"
 
+_SAID = {"single": "single trajectories", "labelled": "labelled trajectories"}
+"""Kind of rows -> the kind in words, where that is another."""
 _OF_THE_BASE = ("shape", "clumsy", "aimless")
 _OF_THE_LOOP = ("minibatches", "reference", "reference_decay", "threshold", "per_group")
 """Settings of `Base`, and of `Align` and `Reward`, that are not of one training."""
-
-_REMEDY = {
-    "groups": "such a loss goes into align, with the section `groups: {}`",
-    "pairs": "such a loss goes into align, without the sections groups and outcomes",
-    "labelled trajectories": "such a loss goes into align, with the section `outcomes: {name: kto}`",
-    "single trajectories": "such a loss goes into sft, or into align with a section such as `outcomes: {name: rft}`",
-}
-"""Where a loss belongs, by its rows."""
 
 
 def check_training(recipe: Recipe) -> None:
@@ -60,15 +55,18 @@ def check_training(recipe: Recipe) -> None:
             continue
         rows = _rows_for(recipe, name)
         loss = make_loss(settings.loss, f"{name}.loss")
-        if loss.traits.rows != rows:
+        if (kind := loss.traits.rows) != rows:
             known = {key: default_traits(each) for key, each in LOSSES.items()}
             fitting = ", ".join(key for key, traits in known.items() if traits and traits.rows == rows)
-            raise ConfigError(
-                f"{name}.loss.name must be a loss on {rows} ({fitting}), got {settings.loss['name']!r}, which is one "
-                f"on {loss.traits.rows}; {_REMEDY[loss.traits.rows]}."
+            makers = (
+                f"rows.name one of {', '.join(_makers_of(kind))}{', or into sft' if kind == 'single' else ''}"
             )
-        credit = choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
-        check_measured(recipe, credit)
+            raise ConfigError(
+                f"{name}.loss.name must be a loss on {_SAID.get(rows, rows)} ({fitting}), got "
+                f"{settings.loss['name']!r}, which is one on {_SAID.get(kind, kind)}; such a loss goes into align, "
+                f"with {makers}."
+            )
+        choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
         try:
             make_config(recipe, settings, run_folder(recipe), model=None)
         except (ValueError, ConfigError) as error:  # of the trainer's own settings
@@ -83,27 +81,34 @@ def check_training(recipe: Recipe) -> None:
 
 
 def _rows_for(recipe: Recipe, name: str) -> str:
-    """The rows that a training stage has."""
-    if name == "reward":
-        return "pairs"
-    if name != "align" or recipe.outcomes:
-        labelled = name == "align" and recipe.outcomes and recipe.outcomes.way.labelled
-        return "labelled trajectories" if labelled else "single trajectories"
-    return "groups" if recipe.groups else "pairs"
+    """The kind of rows that a training stage has."""
+    if name == "align" and recipe.rows is not None:
+        return recipe.rows.traits.makes
+    return "pairs" if name == "reward" else "single"
 
 
-def check_measured(recipe: Recipe, credit: Credit) -> None:
-    """Refuse a credit that reads the remaining path where nothing measures it.
+def distances_read(recipe: Recipe) -> set[str]:
+    """Return the senses in which credits of a recipe read the remaining path of each turn."""
+    found = []
+    for name in ("reward", "align"):
+        settings = getattr(recipe, name)
+        if settings is not None:
+            loss = make_loss(settings.loss, f"{name}.loss")
+            credit = choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
+            found.append(request_of(credit.needs, Distance))
+    return {each.sense for each in found if each is not None}
 
-    Raises:
-        ConfigError: Saying what to set.
-    """
-    if getattr(credit, "needs_remaining", False) and sense_of(recipe) is None:
-        section = "groups" if recipe.groups else "pair"
-        raise ConfigError(
-            f"credit {type(credit).__name__} reads the remaining path of each turn, and nothing measures it; set "
-            f"{section}.remaining to shortest or searching."
-        )
+
+def _makers_of(kind: str) -> list[str]:
+    """Row makers that make a kind of rows, of those that have a default for each setting."""
+    made = {name: _with_defaults(each) for name, each in ROWS.items()}
+    return [name for name, each in made.items() if each is not None and each.traits.makes == kind]
+
+
+def _with_defaults(maker: Any) -> RowMaker | None:
+    """A row maker with its defaults; None where a setting has none."""
+    has_all = all(one.default is not MISSING or one.default_factory is not MISSING for one in fields(maker))
+    return maker() if has_all else None
 
 
 def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None) -> TurnConfig:

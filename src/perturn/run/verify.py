@@ -101,7 +101,7 @@ def _missing(paths: RunPaths, recipe: Recipe, name: str) -> Path | None:
 
 
 def _read_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> list[Path]:
-    """Policies, optimizers and critics that a stage begins with or reads, as far as a run may have let them go."""
+    """Policies, optimizers and learned quantities that a stage begins with or reads, if a run may let them go."""
     trains = stage.command == "train"
     policies = [stage.start, stage.reference] if trains else [stage.policy]
     found = [paths.checkpoint(policy) for policy in policies if policy not in ("", "base")]
@@ -109,17 +109,17 @@ def _read_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> list[Path]:
         found.append(paths.checkpoint(reward_model_of(recipe, stage.iteration)))
     if stage.iteration == 1:
         return found
-    if stage.command == "credit" and _learns_critics(recipe):
-        found.append(paths.critics(mark(recipe, stage.iteration - 1)))
+    if stage.command == "credit":
+        found += [paths.carried(name, mark(recipe, stage.iteration - 1)) for name in _carried(recipe)]
     if stage.section == "align" and goes_on(recipe):
         found.append(paths.checkpoint(stage.start) / OPTIMIZER[0])
     return found
 
 
 def _made_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> set[Path]:
-    """Policies, optimizers and critics that a stage makes."""
+    """Policies, optimizers and learned quantities that a stage makes."""
     if stage.command == "credit":
-        return {paths.critics(stage.mark)}
+        return {paths.carried(name, stage.mark) for name in _carried(recipe)}
     if stage.command != "train":
         return set()
     made = paths.checkpoint(stage.policy)
@@ -127,11 +127,12 @@ def _made_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> set[Path]:
     return {made, made / OPTIMIZER[0], *average}
 
 
-def _learns_critics(recipe: Recipe) -> bool:
-    """Whether the credit reads critics that go on from iteration to iteration."""
+def _carried(recipe: Recipe) -> list[str]:
+    """Quantities of the credit that keep learning from iteration to iteration, by name."""
     assert recipe.align is not None
     _, credit = locate("perturn.policy.credits:named_credit")(recipe.align.loss, recipe.credit)
-    return "critics" in credit.needs
+    found: list[str] = locate("perturn.quantities:carried_by")(credit.needs)
+    return found
 
 
 def print_verified(found: Verified, console: Console) -> None:

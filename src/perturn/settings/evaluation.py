@@ -1,42 +1,32 @@
-"""The section `evaluate` of a recipe: the tasks that score policies, how these decode, and what they may choose by."""
+"""The section `evaluate` of a recipe: the tasks that score policies, how these decode, and what is chosen among."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal
 
-from perturn.bounds import CODE, bounded, check_bounds
+from perturn.bounds import EntryOf, bounded, check_bounds
 from perturn.rules import TurnControl
-from perturn.settings.sections import COUNT, SEVERAL, HeldOutTasks, require
+from perturn.settings.parsing import parse
+from perturn.settings.sections import COUNT, SEVERAL, HeldOutTasks, Section, require
+from perturn.table import locate
 from perturn.types import Sampling
 
-
-@dataclass(frozen=True)
-@bounded
-class BestOf:
-    """Play each task several times, and score one of its episodes."""
-
-    samples: Annotated[int, SEVERAL] = 8
-    """Episodes of each task."""
-    by: Annotated[str, CODE] = "outcome"
-    """The one that is scored has the highest: total reward (`outcome`), which bounds what any choice could reach; mean
-    log-probability of the tokens that the policy wrote (`likelihood`); log-probability of these less what the policy
-    that it was trained from gives them (`implicit`); total reward that a head on the policy's hidden states expects at
-    the end, learned from the last explored episodes (`value`); or `module:function`, from episodes to a number each."""
+SELECT = "evaluate.select"
+_SAMPLES = {"episodes": 8, "actions": 4}
+"""Candidates of each choice, unless the recipe says otherwise."""
 
 
 @dataclass(frozen=True)
 @bounded
-class Rerank:
-    """Sample several actions at each turn, and take one of them."""
+class Candidates:
+    """The candidates of a selector: settings that `evaluate.select` has beside the selector's own."""
 
-    samples: Annotated[int, SEVERAL] = 4
-    """Actions at each turn."""
-    by: Annotated[str, CODE] = "likelihood"
-    """The one that is taken has the highest: mean log-probability of its tokens (`likelihood`); number of those that
-    send the world the same, and of equal ones the likelihood (`frequency`); log-probability of its tokens less what the
-    policy that this one was trained from gives them (`implicit`); total reward that such a head as for best_of expects
-    at its end (`value`); or `module:function`, from a task, a prompt and different actions to a number each."""
+    among: Literal["episodes", "actions"] = "episodes"
+    """Play each task several times and score one of its episodes; or sample several actions at each turn, and take one
+    of them."""
+    samples: Annotated[int, SEVERAL] | None = None
+    """Episodes of each task, or actions at each turn; None: 8 episodes, or 4 actions."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +40,30 @@ class Evaluate:
     concurrency: Annotated[int, COUNT] = 16
     every: Annotated[int, COUNT] = 1
     """Score the policy of every so many iterations, and of the last one."""
-    best_of: BestOf | None = None
-    """Score the best of several episodes of each task, at a temperature above 0. None: one episode of each."""
-    rerank: Rerank | None = None
-    """Take the best of several actions at each turn, at a temperature above 0. None: one is sampled."""
+    select: Annotated[Section | None, EntryOf("selectors", Candidates)] = None
+    """`name` of what chooses one of several candidates, at a temperature above 0; what it chooses among; and its
+    settings. None: each task is played once, and one action is sampled at each turn."""
     turns: TurnControl | None = None
     """Another turn limit than the protocol's, reminders of it, and extensions on demand. None: the protocol's limit."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        require(
-            self.best_of is None or self.rerank is None,
-            "best_of and rerank are both set; leave one of them out.",
-        )
+        if self.select is not None:
+            require("name" in self.select, "select.name is missing; `perturn list selectors` shows them.")
+            shared = {key: self.select[key] for key in asdict(Candidates()) if key in self.select}
+            found = parse(Candidates, shared, SELECT)
+            whole = {"among": found.among, "samples": found.samples or _SAMPLES[found.among]}
+            object.__setattr__(self, "select", {**self.select, **whole})
+
+    def candidates(self, among: Literal["episodes", "actions"]) -> int:
+        """Return how many episodes of each task are played, or how many actions are sampled at each turn."""
+        return int(self.select["samples"]) if self.select and self.select["among"] == among else 1
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The needs of the selector, as `perturn.select.SelectorTraits` names them; empty without a selector."""
+        if self.select is None:
+            return frozenset()
+        traits: Any = locate("perturn.select.lookup:traits_of")(self.select)
+        found: frozenset[str] = traits.needs
+        return found

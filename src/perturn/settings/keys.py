@@ -14,14 +14,23 @@ from perturn.tables import LISTED, TABLES, table
 
 _MOST_SHOWN = 2
 """Places that a message names for a key that belongs elsewhere."""
+_MOST_ENTRIES = 6
+"""Entries of a table that a message names for a setting that they have."""
 _FIRST = ("align", "sft", "explore", "evaluate")
 """Sections that are named first where a key is in several."""
 _LONGEST = 200
 """Characters of a key that a message repeats."""
 
 
+def entry_of(hint: Any) -> EntryOf | None:
+    """Return the mark of a field that picks an entry of a table; None: the field picks none."""
+    return next((mark for mark in marks(hint) if isinstance(mark, EntryOf)), None)
+
+
 def keys_of(kind: Any, where: str = "") -> Iterator[str]:
     """Yield all dotted keys of a settings dataclass: sections, their keys, and `name` where it picks from a table.
+
+    Of a section that is parsed into an entry these are the keys of all entries of its table.
 
     Args:
         kind: The dataclass.
@@ -31,10 +40,13 @@ def keys_of(kind: Any, where: str = "") -> Iterator[str]:
     for field in dataclasses.fields(kind):
         path = f"{where}.{field.name}" if where else field.name
         yield path
-        if any(isinstance(mark, EntryOf) for mark in marks(hints[field.name])):
+        mark = entry_of(hints[field.name])
+        if mark:
             yield f"{path}.name"
-        for part in _parts(hints[field.name]):
-            yield from keys_of(part, path)
+        if mark and mark.shared is not None:
+            yield from keys_of(mark.shared, path)
+        parts = table(mark.table).values() if mark and mark.default else _parts(hints[field.name])
+        yield from dict.fromkeys(key for part in parts for key in keys_of(part, path))
 
 
 def _parts(hint: Any) -> Iterator[Any]:
@@ -53,6 +65,7 @@ def unknown_key(
     every: Iterable[str],
     *,
     further: Sequence[str] = (),
+    others: Sequence[str] = (),
     typed: str | None = None,
 ) -> str:
     """Return the message about a key that does not exist, with the key that was meant.
@@ -63,18 +76,28 @@ def unknown_key(
         siblings: Dotted keys that its section has.
         every: All dotted keys of the recipe.
         further: Keys that the section has too, such as `name`, and that are not listed.
+        others: Names of entries of the section's table that have such a setting.
         typed: The whole key as it was written, which the message then shows; None: the key.
     """
     said, last = f"unknown key {(typed or key)[:_LONGEST]!r}.", key.rpartition(".")[2]
-    if (peer := PEERS.get(last)) is not None:
+    if not others and (peer := PEERS.get(last)) is not None:
         return f"{said} {peer.in_recipe}"
     known, rest, here = list(every), _rest(value), [*siblings, *further]
+    if others and closest(key, here, cutoff=0.75) is None:
+        return f"{said} {_of_others(key, others)} Known: {', '.join(sorted(siblings)) or 'none'}."
     if closest(key, here, cutoff=0.75) is None and (elsewhere := _elsewhere(key, rest, known)):
         return f"{said} Did you mean {' or '.join(map(repr, elsewhere))}?"
     meant = closest(key, here)
     guess = f" Did you mean {meant!r}?" if meant else ""
     full = f" In full: {_completed(meant, rest, known)}." if meant and rest else ""
     return f"{said}{guess}{full} Known: {', '.join(sorted(siblings)) or 'none'}."
+
+
+def _of_others(key: str, others: Sequence[str]) -> str:
+    """Which entries have a setting that the chosen one lacks."""
+    section, _, last = key.rpartition(".")
+    more = f" and {len(others) - _MOST_ENTRIES} more" if len(others) > _MOST_ENTRIES else ""
+    return f"{last} is a setting of {section}.name={' or '.join(others[:_MOST_ENTRIES])}{more}."
 
 
 def unknown_name(where: str, name: str, entries: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ class Named:
     """A setting that names an input from outside."""
 
     setting: str
-    """Its dotted key, such as `pair.file`, or `environment.questions.train`."""
+    """Its dotted key, such as `rows.path`, or `environment.questions.train`."""
     text: str
     """The text that it holds."""
     kind: str
@@ -52,7 +52,7 @@ def _within(value: Any, hint: Any, where: str) -> Iterator[Named]:
     entry = next((each for each in found if isinstance(each, EntryOf)), None)
     if outside is not None:
         yield from _texts(value, outside.kind, where)
-    elif entry is not None:
+    elif entry is not None and not dataclasses.is_dataclass(value):
         yield from _of_entry(value or {}, entry, where)
     elif dataclasses.is_dataclass(value):
         settings = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
@@ -77,7 +77,8 @@ def _settings(values: Mapping[str, Any], kind: Any, where: str) -> Iterator[Name
 def _of_entry(section: Mapping[str, Any], entry: EntryOf, where: str) -> Iterator[Named]:
     """Yield the inputs of a section that names an entry of a table, or a class of the user's own."""
     name = str(section.get("name"))
-    settings = {key: value for key, value in section.items() if key != "name"}
+    shared = {each.name for each in dataclasses.fields(entry.shared)} if entry.shared else set()
+    settings = {key: value for key, value in section.items() if key not in ("name", *shared)}
     if ":" in name:
         yield Named(f"{where}.name", name, "code")
         yield from _texts(settings, "maybe", where)

@@ -16,14 +16,20 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from perturn.bounds import EntryOf, marks
+from perturn.bounds import EntryOf
 from perturn.errors import ConfigError, closest
 from perturn.io.reading import parse_yaml
 from perturn.io.scalars import quoting, text_of, value_of, value_of_key
-from perturn.settings.keys import keys_of, unknown_key, unknown_name
+from perturn.settings.exploring import EXPLORER
+from perturn.settings.keys import entry_of, keys_of, unknown_key, unknown_name
+from perturn.settings.making import ROWS
+from perturn.table import name_of
+from perturn.tables import table as table_of
 
 T = TypeVar("T")
 
+_ENTRIES = {"explore": EXPLORER, "rows": ROWS}
+"""Sections of a recipe that are parsed into an entry."""
 _LISTS = (list, tuple, Sequence)
 _DUMPER = quoting(yaml.SafeDumper)
 _DEEPEST_KEY = 20
@@ -56,11 +62,28 @@ def _leaves(data: Any, where: str = "", key: str = "") -> Iterator[tuple[str, st
 
 def to_yaml(recipe: Any) -> str:
     """The resolved recipe as YAML that `read_recipe` reads back; escaped, since some characters break lines."""
-    return yaml.dump(dataclasses.asdict(recipe), Dumper=_DUMPER, sort_keys=False)
+    return yaml.dump(to_mapping(recipe), Dumper=_DUMPER, sort_keys=False)
+
+
+def to_mapping(settings: Any) -> dict[str, Any]:
+    """Return settings as nested mappings from which `parse` makes them again; an entry's `name` comes first."""
+    found, hints = dataclasses.asdict(settings), typing.get_type_hints(type(settings), include_extras=True)
+    for name in found:
+        value, mark = getattr(settings, name), entry_of(hints[name])
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            named = {"name": name_of(table_of(mark.table), type(value))} if mark else {}
+            found[name] = named | to_mapping(value)
+    return found
 
 
 def parse(
-    kind: type[T], data: Mapping[str, Any], where: str = "", *, also: Sequence[str] = (), root: Any = None
+    kind: type[T],
+    data: Mapping[str, Any],
+    where: str = "",
+    *,
+    also: Sequence[str] = (),
+    root: Any = None,
+    table: Mapping[str, Any] | None = None,
 ) -> T:
     """Mapping -> a settings dataclass, nested ones included; or any class made with keyword arguments.
 
@@ -70,6 +93,7 @@ def parse(
         where: Dotted path of the mapping in the recipe, for messages.
         also: Further keys that the section has, for messages.
         root: The dataclass of the whole recipe, for messages; None: this one.
+        table: The table that has the class, for messages; None: no table has it.
 
     Raises:
         ConfigError: The first thing that is wrong, in one line.
@@ -82,32 +106,63 @@ def parse(
             known = [_join(where, name) for name in settings]
             every = known if top is None else keys_of(top)
             further = [_join(where, name) for name in also]
-            raise ConfigError(unknown_key(_join(where, str(key)), value, known, every, further=further))
-        if any(isinstance(mark, EntryOf) for mark in marks(marked.get(str(key)))):
+            others = [name for name, entry in (table or {}).items() if str(key) in _settings(entry)]
+            raise ConfigError(
+                unknown_key(_join(where, str(key)), value, known, every, further=further, others=others)
+            )
+        if entry_of(marked.get(str(key))):
             _require_name(value, _join(where, str(key)))
     for name, item in settings.items():
         if name not in data and item.default is item.empty:
             raise ConfigError(f"{_join(where, name)} is missing and has no default; set it in the recipe.")
-    values = {key: _value(hints.get(key, Any), value, _join(where, key), top) for key, value in data.items()}
+    values = {}
+    for key, value in data.items():
+        mark, path = entry_of(marked.get(str(key))), _join(where, key)
+        if mark and mark.default:
+            values[key] = None if value is None else build_entry(mark, value, path, root=top)
+        else:
+            values[key] = _value(hints.get(key, Any), value, path, top)
     try:
         return kind(**values)
     except ValueError as error:
         raise ConfigError(_join(where, str(error))) from None
 
 
-def build(table: Mapping[str, Any], section: Mapping[str, Any], where: str) -> Any:
+def build(
+    table: Mapping[str, Any],
+    section: Mapping[str, Any],
+    where: str,
+    also: Sequence[str] = ("name",),
+    *,
+    root: Any = None,
+) -> Any:
     """Section -> the object its `name` picks from a table, made with its other keys.
 
     Args:
         table: Name -> class.
         section: `name` and settings.
         where: Dotted path of the section in the recipe.
+        also: Keys of the section that are no settings of the object.
+        root: The dataclass of the whole recipe, for messages; None: the section stands alone.
     """
     name = str(section.get("name"))
     if name not in table:
         raise ConfigError(unknown_name(where, name, table))
-    settings = {key: value for key, value in section.items() if key != "name"}
-    return parse(table[name], settings, where, also=("name",))
+    settings = {key: value for key, value in section.items() if key not in also}
+    return parse(table[name], settings, where, also=also, root=root, table=table)
+
+
+def build_entry(mark: EntryOf, section: Mapping[str, Any], where: str, *, root: Any = None) -> Any:
+    """Return the entry that a section picks, or the default one where the section has no `name`.
+
+    Args:
+        mark: The mark of the section's field, with a default.
+        section: `name` and settings, as YAML gives them.
+        where: Dotted path of the section in the recipe.
+        root: The dataclass of the whole recipe, for messages; None: the section stands alone.
+    """
+    name = _value(str, section.get("name", mark.default), f"{where}.name", root)
+    return build(table_of(mark.table), {**section, "name": name}, where, root=root)
 
 
 def _require_name(section: Any, where: str) -> None:
@@ -245,7 +300,17 @@ def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None
         section = section.get(parent) if isinstance(section, dict) else None
     if not isinstance(section, dict):
         raise ConfigError(f"{said}: {'.'.join(parents)[:200]} is a value, not a section.")
+    if last == "name" and (mark := _ENTRIES.get(".".join(parents))):
+        _drop_settings(section, mark, str(value))
     section[last] = value
+
+
+def _drop_settings(section: dict[str, Any], mark: EntryOf, name: str) -> None:
+    """Drop the settings of a section that its entry has and another entry, which replaces it, lacks."""
+    table, before = table_of(mark.table), str(section.get("name", mark.default))
+    if before in table and name in table:
+        for key in _settings(table[before]).keys() - _settings(table[name]).keys():
+            section.pop(key, None)
 
 
 def dotted(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -183,7 +183,7 @@ PEERS: dict[str, Peer] = {
     "attn_implementation": _same("Perturn packs rows with an attention of its own; leave it out."),
     # Playing
     "num_generations": _played("explore.samples", "number of episodes of each task"),
-    "num_generations_eval": _played("evaluate.best_of.samples", "number of episodes of each scored task"),
+    "num_generations_eval": _played("evaluate.select.samples", "number of episodes of each scored task"),
     "generation_batch_size": _played("explore.per_iteration", "number of tasks of an iteration"),
     "steps_per_generation": _played(
         "align.minibatches", "number of optimizer steps on one iteration's episodes"
@@ -194,7 +194,7 @@ PEERS: dict[str, Peer] = {
     "temperature": _played("explore.sampling.temperature", "sampling temperature"),
     "top_p": _played("explore.sampling.top_p", "nucleus of sampling"),
     "max_tool_calling_iterations": _played("protocol.max_turns", "limit of an episode in turns"),
-    "mask_truncated_completions": _played("groups.signals", "filter of episodes that are not trained"),
+    "mask_truncated_completions": _played("rows.signals", "filter of episodes that are not trained"),
     **_each(
         "top_k min_p repetition_penalty cache_implementation generation_kwargs generate_during_eval",
         _same(
@@ -276,9 +276,11 @@ PEERS: dict[str, Peer] = {
     "fsdp": Peer(
         "It is there.", "Write it in accelerate's config, and use `accelerate launch -m perturn train`."
     ),
-    "dataset_name": Peer("Give the rows to TurnTrainer as train_dataset.", "Write pair.file or expert.file."),
+    "dataset_name": Peer(
+        "Give the rows to TurnTrainer as train_dataset.", "Take rows.name=file, or expert.file."
+    ),
     "train_dataset": Peer(
-        "Give the rows to TurnTrainer as train_dataset.", "Write pair.file or expert.file."
+        "Give the rows to TurnTrainer as train_dataset.", "Take rows.name=file, or expert.file."
     ),
     "push_to_hub": Peer(
         "It is there.", "Leave it out; `perturn export RUN --to hub --repo NAME` uploads a policy."

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from perturn.bounds import MODEL, ROWS, SECONDS, SEED, TEMPLATE, Bound, EntryOf, bounded, check_bounds
-from perturn.settings.signals import Signals
-from perturn.types import Message, Sampling
+from perturn.types import Message
 
 TOKEN_BUDGET = 4096
 """Tokens that go through a model together, unless a setting says otherwise."""
@@ -105,87 +104,6 @@ class Expert:
     file: Annotated[str | None, ROWS] = None
     """Episodes of your own instead: a file or folder of rows, or owner/name:split of the Hub. The rows are trajectories
     or conversations (docs: Your data). None: the expert plays."""
-
-
-@dataclass(frozen=True)
-@bounded
-class Explore:
-    """Let the policy play the tasks it will be corrected on."""
-
-    tasks: Tasks = field(default_factory=Tasks)
-    per_iteration: Annotated[int, COUNT] | None = None
-    """Tasks of one iteration: the panel is shuffled by the seed and dealt out, and again when too few are left. None:
-    all of the panel in each."""
-    samples: Annotated[int, COUNT] = 1
-    """Episodes of each task: the size of a group."""
-    window: Annotated[int, COUNT] | None = None
-    """Turns of an episode in one iteration, at most. One that is not over then goes on in the next iteration, beside
-    the new ones, and the policy learns from the turns that it has (T-PPO). None: each is played to its end."""
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
-    concurrency: Annotated[int, COUNT] = 16
-    """Episodes played at the same time."""
-
-
-@dataclass(frozen=True)
-@bounded
-class Pair:
-    """Make preference pairs: expert or correction over the policy's failure, or own best over own worst."""
-
-    file: Annotated[str | None, ROWS] = None
-    """Pairs of your own instead: a file or folder of rows, or owner/name:split of the Hub. The rows are pairs or have
-    `chosen` and `rejected` (docs: Your data). None: they are made."""
-    within: Literal["expert", "step", "group", "branch", "tree", "correction"] = "expert"
-    """Whose trajectory is chosen: the expert's over the explored one, and with `step` also over the policy's own turns
-    from where his step is worth more; the best of the policy's own of the same task, or of those that share their
-    first turns (`branch`); the best next step in each state of a tree (`tree`); or the failed one itself up to its
-    first wrong turn, which `remaining` tells, with the expert's turns from there on."""
-    by: Literal["outcome", "progress", "drop"] = "outcome"
-    """Who is chosen within branches: by how the episodes end; by whether the turn in which they part brings the success
-    nearer, which `remaining` tells; or over the explored episode, where the policy's mean score falls from before a
-    step of it to after the step, which branches from both tell."""
-    length: Literal["episode", "turn"] = "episode"
-    """Where both sides end that begin with the same turns, within branches and corrections: with their episodes, or
-    with the turn in which they part."""
-    per_group: Annotated[int, COUNT] | None = 1
-    """Pairs of a group, at most: the best over the worst, then the second best over the second worst, and so on. None:
-    as many as there are. Read where pairs are made within groups or branches."""
-    threshold: Annotated[float, Bound(least=0)] = 0.4
-    """Score gap a pair must exceed (tau, tlm-DRE Appendix B); with within=step also in the worth of a step."""
-    max_extra_turns: Annotated[int, Bound(least=0)] | None = None
-    """Cut the rejected side to the expert's number of turns plus this many; None: never."""
-    signals: Signals = field(default_factory=Signals)
-    """Explored episodes that are left out, where they are paired with the expert's, corrected, or paired in groups."""
-    remaining: Sense | None = None
-    """Measure how much of the way to a success is left around each turn, by playing the episodes again: shortest, for
-    one who knows all of the world, or searching, for the expert who takes over with what the episode has shown. Some
-    environments can (`perturn.envs.abilities.Pathfinder`), and credits such as first-error read it. None: not
-    measured."""
-
-    @property
-    def one_turn(self) -> bool:
-        """Whether the sides end with the turn in which they part."""
-        return self.length == "turn"
-
-    @property
-    def with_expert(self) -> bool:
-        """Whether the expert's episodes are paired with explored ones."""
-        return self.file is None and self.within in ("expert", "step")
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Learn from groups: a credit compares the samples of a task, and a loss on single trajectories reads it."""
-
-    drop_equal_outcomes: bool = False
-    """Leave out groups whose trajectories all have the same total reward and success, even where their credit is not
-    zero, as with a penalty on invalid actions. Groups without credit are always left out."""
-    failed: Literal["leave_out", "zero"] = "leave_out"
-    """How an episode that the environment or the engine broke off (FAILED) counts in the statistics of its group:
-    leave_out (not at all) or zero (with score 0). It is trained on in neither case."""
-    remaining: Sense | None = None
-    """Measure how much of the way to a success is left around each turn, as `pair.remaining` does."""
-    signals: Signals = field(default_factory=Signals)
-    """Episodes that count in their group's statistics and are not trained."""
 
 
 @dataclass(frozen=True)

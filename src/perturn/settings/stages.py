@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from perturn.settings.exploring import ExploreSettings
+from perturn.settings.making import ROWS, RowTraits
 from perturn.settings.recipe import Recipe
+from perturn.table import name_of
+from perturn.tables import table
 
 # Settings that a stage and those before it read, as keys of the recipe; a section stands for all that is in it.
 _WORLD = ("seed", "environment", "protocol")
@@ -17,20 +21,13 @@ _SCORE = (
     "evaluate.tasks",
     "evaluate.sampling",
     "evaluate.concurrency",
-    "evaluate.best_of",
-    "evaluate.rerank",
+    "evaluate.select",
     "evaluate.turns",
 )
 _EXPERT = (*_WORLD, "expert")
 _SFT = (*_EXPERT, *_MODEL, "sft")
-_EXPLORE = (*_SFT, *_PLAY, "explore")
-_LOOP = (*_EXPLORE, "branch", "reward", "pair", "groups", "outcomes", "credit", "align")
-
-
-VALUE = "value"
-"""Chooses by a head on the policy's hidden states that has learned from explored episodes."""
-IMPLICIT = "implicit"
-"""Chooses by the reward that is implicit in a policy and in the one it was trained from."""
+_EXPLORE = (*_SFT, *_PLAY)
+_LOOP = (*_EXPLORE, "explore", "reward", "rows", "credit", "align")
 
 
 @dataclass(frozen=True)
@@ -85,8 +82,43 @@ def policy_of(recipe: Recipe, iteration: int) -> str:
     """The policy that an iteration makes; the one that the loop begins with is that of iteration 0."""
     if recipe.align is None or iteration == 0:
         return "sft" if recipe.sft else "base"
-    name = recipe.outcomes.name if recipe.outcomes else recipe.align.loss["name"]
+    by_rows = recipe.rows is not None and recipe.rows.traits.names_policy
+    name = rows_name(recipe) if by_rows else recipe.align.loss["name"]
     return f"{name}{mark(recipe, iteration)}"
+
+
+def rows_name(recipe: Recipe) -> str:
+    """The name of the row maker of a recipe that has one."""
+    return name_of(table(ROWS.table), type(recipe.rows))
+
+
+def traits_of(recipe: Recipe) -> RowTraits | None:
+    """What the row maker of a recipe declares; None where it makes no rows."""
+    return recipe.rows.traits if recipe.rows else None
+
+
+def makes(recipe: Recipe, *kinds: str) -> bool:
+    """Whether the rows of a recipe are of one of some kinds."""
+    return recipe.rows is not None and recipe.rows.traits.makes in kinds
+
+
+def starts_over(recipe: Recipe) -> bool:
+    """Whether the alignment trains the policy before SFT, and not the one that explored."""
+    return recipe.rows is not None and recipe.rows.traits.starts_over
+
+
+def own_files(recipe: Recipe) -> dict[str, str]:
+    """Files of the user's that a recipe learns from, by their keys."""
+    rows = recipe.rows.traits.source if recipe.rows else None
+    expert = recipe.expert.file if recipe.expert else None
+    return {key: file for key, file in (("expert.file", expert), ("rows.path", rows)) if file is not None}
+
+
+def suffix_of(recipe: Recipe, policy: str) -> str | None:
+    """The suffix that a policy is asked for success with, if it was told how its episodes end."""
+    told = recipe.rows.traits.told if recipe.rows else None
+    aligned = {policy_of(recipe, number) for number in range(1, recipe.iterations + 1)}
+    return told[0] if told and policy in aligned else None
 
 
 def reward_model_of(recipe: Recipe, iteration: int) -> str:
@@ -98,26 +130,18 @@ def learned_from(recipe: Recipe, policy: str) -> str | None:
     """The policy that SFT, or the whole of the alignment, began with to make one; None for the base."""
     if policy == "base":
         return None
-    anew = recipe.outcomes is not None and recipe.outcomes.way.anew
-    return "base" if policy == "sft" or anew else policy_of(recipe, 0)
-
-
-def chosen_by(recipe: Recipe) -> str | None:
-    """How an evaluation chooses one of several episodes, or actions; None: it does not."""
-    part = recipe.evaluate
-    choice = part and (part.best_of or part.rerank)
-    return choice.by if choice else None
+    return "base" if policy == "sft" or starts_over(recipe) else policy_of(recipe, 0)
 
 
 def explored_before(recipe: Recipe, policy: str) -> str:
-    """The stage that explores last before a policy is evaluated by values; of what the loop begins with, the first."""
+    """The stage that explores last before a policy is evaluated; of what the loop begins with, the first."""
     its = [number for number in range(1, recipe.iterations + 1) if policy_of(recipe, number) == policy]
     return f"explore{mark(recipe, its[0] if its else 1)}"
 
 
 def _explores_first(recipe: Recipe) -> bool:
-    """Whether an evaluation learns from what is explored here, so that this comes first."""
-    return chosen_by(recipe) == VALUE and recipe.explore is not None
+    """Whether the selector of an evaluation needs what is explored here, so that this comes first."""
+    return recipe.explore is not None and recipe.evaluate is not None and "explored" in recipe.evaluate.needs
 
 
 def average_of(recipe: Recipe, iteration: int) -> str:
@@ -134,16 +158,15 @@ def is_scored(recipe: Recipe, iteration: int) -> bool:
 def _first(recipe: Recipe) -> Iterator[Stage]:
     """The stages that are done once: the base, the expert's episodes, the base's score, SFT and its score.
 
-    Scores that are chosen by values come after the first exploration.
+    Where the selector of the evaluation needs explored episodes, these scores come after the first exploration.
     """
     scores = recipe.evaluate is not None and not _explores_first(recipe)
-    with_expert = _pairs_with_expert(recipe)
     made = ("base",) if recipe.base else ()
     if recipe.base:
         yield Stage("lessons", "collect", "perturn.run.lessons:show_lessons", reads=_LESSONS)
         does, reads = "perturn.run.train:train", (*_LESSONS, "model")
         yield Stage("base", "train", does, ("lessons",), "base", "base", reads=reads)
-    if recipe.sft or with_expert or recipe.expert or recipe.outcomes:
+    if recipe.sft or recipe.expert or _reads_expert(recipe):
         own = recipe.expert is not None and recipe.expert.file is not None
         does = "perturn.run.collect:bring_expert" if own else "perturn.run.collect:show_expert"
         yield Stage("expert", "collect", does, reads=(*_EXPERT, "sft.tasks", "explore.tasks"))
@@ -160,26 +183,26 @@ def _first(recipe: Recipe) -> Iterator[Stage]:
 def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator[Stage]:
     """One iteration: exploration, pairs or credit, alignment, and the aligned policy's score."""
     end, start = mark(recipe, number), policy_of(recipe, number - 1)
-    before = _EXPLORE if number == 1 else ()
+    before = (*_EXPLORE, *_explored(recipe)) if number == 1 else ()
     after = _LOOP if recipe.iterations == 1 else ()
     its: Any = {"iteration": number, "mark": end}
     explore, align = f"explore{end}", f"align{end}"
     if recipe.explore:
-        goes_on = recipe.explore.window is not None and number > 1
+        goes_on = recipe.explore.traits.resumes_earlier and number > 1
         needs = (
             *((trained[start],) if start in trained else ()),
             *((f"explore{mark(recipe, number - 1)}",) if goes_on else ()),
         )
         yield Stage(explore, "collect", "perturn.run.collect:explore", needs, start, reads=before, **its)
         if number == 1 and _explores_first(recipe):
-            yield _evaluation("base", (*(("base",) if recipe.base else ()), explore), _EXPLORE)
+            yield _evaluation("base", (*(("base",) if recipe.base else ()), explore), before)
             if recipe.sft:
-                yield _evaluation("sft", ("sft", explore), _EXPLORE)
-    if recipe.branch:
-        reads = before and (*before, "branch")
+                yield _evaluation("sft", ("sft", explore), before)
+    if recipe.explore and recipe.explore.rounds:
+        reads = before and (*before, "explore")
         does = "perturn.run.branch:branch"
-        by = recipe.branch.policy or start
-        begun = (explore, "expert") if recipe.branch.of == "expert" else (explore,)
+        by = recipe.explore.traits.policy or start
+        begun = (explore, "expert") if recipe.explore.traits.expert else (explore,)
         needs = (*begun, *((trained[by],) if by in trained and by != start else ()))
         yield Stage(f"branch{end}", "collect", does, needs, by, reads=reads, **its)
     seen = _reference(recipe, number)
@@ -190,11 +213,17 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
     yield from rows
     if recipe.align:
         policy, needs = policy_of(recipe, number), (rows[-1].name,)
-        does, anew = "perturn.run.train:train", recipe.outcomes is not None and recipe.outcomes.way.anew
-        origin = "base" if anew else start
+        does, origin = "perturn.run.train:train", "base" if starts_over(recipe) else start
         yield Stage(align, "train", does, needs, policy, "align", origin, seen, reads=after, **its)
         if is_scored(recipe, number):
             yield _evaluation(policy, (align,), after, number)
+
+
+def _explored(recipe: Recipe) -> tuple[str, ...]:
+    """Settings of the explorer that its rollouts read: those of every explorer, or all."""
+    if recipe.explore is None or recipe.explore.traits.resumes_earlier:
+        return ("explore",)
+    return tuple(f"explore.{each.name}" for each in fields(ExploreSettings))
 
 
 def _reference(recipe: Recipe, number: int) -> str:
@@ -210,7 +239,7 @@ def _judged(recipe: Recipe, explore: str, its: Any) -> Iterator[Stage]:
     if recipe.reward is None:
         return
     number, end = its["iteration"], its["mark"]
-    yield Stage(f"prefer{end}", "pair", "perturn.run.pair:prefer", (explore,), **its)
+    yield Stage(f"prefer{end}", "pair", "perturn.run.row_stage:prefer", (explore,), **its)
     model, before = (reward_model_of(recipe, each) for each in (number, number - 1))
     seen = policy_of(recipe, 0 if recipe.reward.reference == "start" else number - 1)
     does, needs = "perturn.run.train:train", (f"prefer{end}",)
@@ -218,28 +247,29 @@ def _judged(recipe: Recipe, explore: str, its: Any) -> Iterator[Stage]:
 
 
 def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its: Any) -> Iterator[Stage]:
-    """The stage that makes the rows of the alignment: weighted groups, single episodes, or pairs."""
-    end = its["mark"]
-    branched = (f"branch{end}",) if recipe.branch else ()
-    if recipe.groups:
-        by = judged[-1:]  # the reward model has a reference of its own
-        does, needs = "perturn.run.groups:credit", (explore, *branched, *(stage.name for stage in by))
-        seen = by[0].reference if by else seen
-        yield Stage(f"credit{end}", "credit", does, needs, reference=seen, **its)
-    elif recipe.outcomes:
-        does = "perturn.run.outcomes:make_rows"
-        yield Stage(f"outcomes{end}", "pair", does, (explore, "expert"), **its)
-    elif recipe.pair and recipe.pair.file is not None:
-        yield Stage(f"pair{end}", "pair", "perturn.run.pair:bring_pairs", **its)
-    elif recipe.pair:
-        needs = (explore, *(("expert",) if _pairs_with_expert(recipe) else ()), *branched)
-        yield Stage(f"pair{end}", "pair", "perturn.run.pair:make_pairs", needs, **its)
+    """The stage that makes the rows of the alignment."""
+    if recipe.rows is None:
+        return
+    traits = recipe.rows.traits
+    end, grouped = its["mark"], traits.makes == "groups"
+    name = {"pairs": "pair", "groups": "credit"}.get(traits.makes, "outcomes")
+    by = judged[-1:] if grouped else []  # the reward model has a reference of its own
+    branched = traits.explored and recipe.explore is not None and recipe.explore.rounds
+    needs = (
+        *((explore,) if traits.explored else ()),
+        *(("expert",) if _reads_expert(recipe) else ()),
+        *((f"branch{end}",) if branched else ()),
+        *(stage.name for stage in by),
+    )
+    command, reference = ("credit", by[0].reference if by else seen) if grouped else ("pair", "")
+    does = "perturn.run.row_stage:make_rows"
+    yield Stage(f"{name}{end}", command, does, needs, reference=reference, **its)
 
 
-def _pairs_with_expert(recipe: Recipe) -> bool:
-    """Whether pairs are made of the expert's episodes, or of those that are played on from his turns."""
-    of_his = recipe.branch is not None and recipe.branch.of == "expert"
-    return of_his or (recipe.pair is not None and recipe.pair.with_expert)
+def _reads_expert(recipe: Recipe) -> bool:
+    """Whether rows are made of the expert's episodes, or of branches of these."""
+    of_his = recipe.explore is not None and recipe.explore.traits.expert
+    return of_his or (recipe.rows is not None and recipe.rows.traits.expert)
 
 
 def _rows_read(recipe: Recipe, before: tuple[str, ...]) -> tuple[str, ...]:
@@ -249,10 +279,10 @@ def _rows_read(recipe: Recipe, before: tuple[str, ...]) -> tuple[str, ...]:
     """
     if recipe.reward is not None and recipe.iterations > 1:
         return ()
-    if not before or recipe.groups is None:
-        return before and (*before, "branch", "pair", "outcomes")
-    own = ("reward", "groups", "credit", "align.loss", "align.token_budget")  # the loss may name the credit
-    return (*before, "branch", *own)
+    if not before or not makes(recipe, "groups"):
+        return before and (*before, "explore", "rows")
+    own = ("reward", "rows", "credit", "align.loss", "align.token_budget")  # the loss may name the credit
+    return (*before, "explore", *own)
 
 
 def _evaluation(policy: str, needs: tuple[str, ...], reads: tuple[str, ...], iteration: int = 1) -> Stage:

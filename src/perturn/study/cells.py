@@ -22,7 +22,7 @@ from perturn.io.scalars import as_yaml_1_1
 from perturn.settings.cluster import Cluster
 from perturn.settings.parsing import parse, set_key
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import policy_of, stages
+from perturn.settings.stages import policy_of, stages, suffix_of
 from perturn.study.keys import (
     OF_THE_ALIGNMENT,
     refuse_unknown,
@@ -142,7 +142,7 @@ class Plan:
         try:
             recipe = parse(Recipe, {**data, **runs, "name": f"{name}-{_digest(data)}"})
             scoring = _scoring(self._data(environment, method, point, seed))
-            if (suffix := recipe.suffix_of(policy_of(recipe, recipe.iterations))) is not None:
+            if (suffix := suffix_of(recipe, policy_of(recipe, recipe.iterations))) is not None:
                 scoring["protocol"] = {**scoring["protocol"], "suffix": suffix}
             scoring = _on_panel(scoring, *(scored or (study.test, study.folder / "runs")), recipe.name)
             parse(Recipe, dict(scoring))

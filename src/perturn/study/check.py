@@ -11,12 +11,14 @@ from perturn.data.rows import read_rows
 from perturn.errors import ConfigError, PerturnError
 from perturn.faults import closing_world
 from perturn.io.reading import user_path
-from perturn.run.loop import check, check_choices, refuse_early
+from perturn.run.loop import check, refuse_early
 from perturn.run.maker import Maker
 from perturn.run.panels import choose_tasks, look_up
+from perturn.run.selectable import check_selection
 from perturn.run.session import world_maker
 from perturn.settings.recipe import Recipe
 from perturn.settings.sections import Tasks
+from perturn.settings.stages import own_files
 from perturn.study.cells import Cell
 from perturn.study.episode_rows import check_parquet
 from perturn.study.settings import Study
@@ -42,7 +44,7 @@ def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True
     for cell in cells:
         try:
             scoring = cell.scoring_recipe(cell.recipe.model.name)
-            check_choices(scoring, _maker(cell))
+            check_selection(scoring, _maker(cell))
             refuse_early(cell.recipe, None, trains_here=trains_here)
             if (key := _panels(cell.recipe)) not in panels:
                 _refuse_overlap(study, cell)
@@ -68,13 +70,7 @@ def _panels(recipe: Recipe) -> str:
     sections = (recipe.base, recipe.sft, recipe.explore)
     tasks = [each and each.tasks and dataclasses.asdict(each.tasks) for each in sections]
     made = [each is not None for each in (*sections, recipe.expert, recipe.evaluate)]
-    return json.dumps([recipe.environment, tasks, made, _own_files(recipe)], sort_keys=True, default=str)
-
-
-def _own_files(recipe: Recipe) -> dict[str, str]:
-    """Files of the user's that a recipe learns from, by their keys."""
-    sections = {"expert.file": recipe.expert, "pair.file": recipe.pair}
-    return {key: each.file for key, each in sections.items() if each is not None and each.file is not None}
+    return json.dumps([recipe.environment, tasks, made, own_files(recipe)], sort_keys=True, default=str)
 
 
 def _refuse_overlap(study: Study, cell: Cell) -> None:
@@ -91,7 +87,7 @@ def _refuse_overlap(study: Study, cell: Cell) -> None:
     learned = {
         f"{name}.tasks": {task.id for task in tasks} for name, tasks in panels.items() if name != "evaluate"
     }
-    learned |= {key: _ids_in(file, key) for key, file in _own_files(cell.recipe).items()}
+    learned |= {key: _ids_in(file, key) for key, file in own_files(cell.recipe).items()}
     _refuse_shared("test.tasks", tested, learned | {"tune.tasks": tuned})
     _refuse_shared("tune.tasks", tuned, learned)
 

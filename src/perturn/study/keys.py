@@ -8,12 +8,12 @@ from functools import reduce
 from typing import Any
 
 from perturn.errors import ConfigError
+from perturn.select.lookup import traits_of
 from perturn.settings.keys import keys_of, unknown_key
 from perturn.settings.recipe import Recipe
-from perturn.settings.stages import VALUE
 from perturn.study.settings import SWEEP, Study
 
-OF_THE_ALIGNMENT = ("explore", "branch", "pair", "groups", "outcomes", "reward", "credit", "iterations")
+OF_THE_ALIGNMENT = ("explore", "rows", "reward", "credit", "iterations")
 """Sections that go where the alignment goes; exploration stays where a score learns from it."""
 _OF_THE_STUDY = {
     "seed": "list seeds in the study's own `seeds`",
@@ -73,11 +73,14 @@ def without_alignment(data: Mapping[str, Any]) -> list[str]:
 
 
 def _is_explored_for_a_score(data: Mapping[str, Any]) -> bool:
-    """Whether a policy that is taught here is scored by values, which learn from what it explores."""
+    """Whether a policy that is taught here is scored by a selector that learns from what it explores."""
     part = data.get("evaluate")
-    choices = [part.get(name) for name in ("best_of", "rerank")] if isinstance(part, Mapping) else []
-    by_value = any(isinstance(one, Mapping) and one.get("by") == VALUE for one in choices)
-    return by_value and any(data.get(name) is not None for name in ("base", "sft"))
+    section = part.get("select") if isinstance(part, Mapping) else None
+    if not isinstance(section, Mapping) or "name" not in section:
+        return False
+    return "explored" in traits_of(section).needs and any(
+        data.get(name) is not None for name in ("base", "sft")
+    )
 
 
 def refuse_without_alignment(study: Study, method: str, data: Mapping[str, Any]) -> None:

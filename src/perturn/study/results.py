@@ -15,7 +15,6 @@ from perturn.data.run_files import read_note
 from perturn.data.seals import read_manifest
 from perturn.io.writing import write_whole
 from perturn.run.maker import Maker
-from perturn.settings.stages import IMPLICIT, VALUE, chosen_by
 from perturn.study.cells import Cell, Point
 
 Panel = Literal["tune", "test"]
@@ -58,10 +57,11 @@ def _weights(cell: Cell) -> dict[str, str]:
 
     None of a model that no run makes.
     """
-    maker, by = Maker(cell.folder, cell.recipe, cell.policy), chosen_by(cell.scoring_recipe(cell.policy))
+    maker, scoring = Maker(cell.folder, cell.recipe, cell.policy), cell.scoring_recipe(cell.policy).evaluate
+    needs = scoring.needs if scoring else frozenset()
     paths, read = maker.paths, [maker.paths.checkpoint(cell.policy)]
-    read += [maker.explored] if by == VALUE else []
-    read += [paths.checkpoint(maker.start)] if by == IMPLICIT and maker.start else []
+    read += [maker.explored] if "explored" in needs else []
+    read += [paths.checkpoint(maker.start)] if "start" in needs and maker.start else []
     names = {paths.name(each) for each in read}
     manifest = (read_manifest(cell.folder) if cell.folder.is_dir() else None) or {}
     seals = manifest.get("files", {})

@@ -154,8 +154,8 @@ def _scores(state: State) -> Table:
         table.add_column(name, justify="left" if name == "policy" else "right")
     for row in state.scores[:2] + state.scores[2:][-_SCORES:]:
         numbers = f"{row.mean_score:.3f}", f"{row.success_rate:.3f}", str(row.failed)
-        best_of = [_drawn(row)] if drawn else []
-        table.add_row(row.policy, str(row.n), *numbers, *best_of)
+        of_all = [_drawn(row)] if drawn else []
+        table.add_row(row.policy, str(row.n), *numbers, *of_all)
     return table
 
 

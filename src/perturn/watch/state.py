@@ -165,7 +165,7 @@ class Watcher:
         return look_at_iterations(self._paths, done, self._rows)
 
     def _score(self, policy: str, episodes: list[Outcome], drawn: list[Outcome] | None) -> Score:
-        samples = _whole(self._number(1.0, "evaluate", "best_of", "samples"))
+        samples = _whole(self._number(1.0, "evaluate", "select", "samples"))
         return Score(
             policy,
             len(episodes),

@@ -96,7 +96,7 @@ def test_the_most_frequent_of_a_servers_actions_is_taken(recipe, perturn, server
     server.reply = split
     words = [
         "evaluate.sampling.temperature=1.0",
-        "evaluate.rerank={samples: 3, by: frequency}",
+        "evaluate.select={name: frequency, among: actions, samples: 3}",
         "engine.concurrency=1",
     ]
 
@@ -114,7 +114,7 @@ def test_the_most_frequent_of_a_servers_actions_is_taken(recipe, perturn, server
 
 def test_run_evaluates_and_reports_where_nothing_is_trained(recipe, perturn, tmp_path):
     """And explores nothing where no section asks for it, which would cost money."""
-    code, printed = perturn("run", recipe, "explore=null", "pair=null")
+    code, printed = perturn("run", recipe, "explore=null", "rows=null")
 
     assert code == 0, printed
     assert "report.html" in printed.replace("\n", "")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from perturn.credit.protocol import CreditTraits
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy.logprobs import action_logprobs
@@ -61,8 +62,8 @@ def test_factors_of_1_train_to_the_bit_as_none(train, groups):
 class Wide:
     """A credit of somebody's that also sets clip ranges, by the sample."""
 
-    needs = frozenset()
-    needs_group = True
+    needs = ()
+    traits = CreditTraits(needs_group=True, sets_clip=True)
 
     def __init__(self, scale: float = 0.5, wrong: str = ""):
         self.scale, self.wrong = scale, wrong
@@ -84,7 +85,7 @@ class Wide:
 class Alone(Wide):
     """One that weighs rows one by one."""
 
-    needs_group = False
+    traits = CreditTraits(sets_clip=True)
 
 
 def test_a_credit_sets_clip_ranges_of_rows_without_weights(train, groups, renderer):
@@ -109,7 +110,7 @@ def test_a_credit_sets_clip_ranges_of_rows_without_weights(train, groups, render
             {"credit": {"name": f"{__name__}:Wide", "wrong": "short"}},
             "clips of credit Wide must return one tensor a",
         ),
-        ({"credit": f"{__name__}:Alone"}, "has clips and not needs_group = True"),
+        ({"credit": f"{__name__}:Alone"}, "sets clip ranges without needs_group=True"),
         (
             {"credit": f"{__name__}:Wide", "loss": "sft"},
             "sets the clip range of a turn, and loss 'sft' has none",

@@ -13,15 +13,19 @@ from torch import Tensor
 
 from perturn.credit import Credit
 from perturn.data.groups import FAILURES, counted
-from perturn.data.pairs import pair_with_expert
 from perturn.errors import ConfigError
-from perturn.policy.branches import MARK
 from perturn.policy.config import TurnConfig
 from perturn.policy.credits import check_credit, make_credit
 from perturn.policy.sampled import Weighed, weigh_groups
 from perturn.policy.trainer import TurnTrainer
+from perturn.quantities import compute, given, policies_of, wanted
+from perturn.quantities.answer_turns import MARK
+from perturn.quantities.protocol import ACTED, REFERENCE
+from perturn.quantities.readers import Models, open_reader
+from perturn.rows import ROWS
 from perturn.run.direct.playing import tokenizer_of
-from perturn.run.readings import critics_of, open_reader, read_acted, reference_of
+from perturn.settings.making import RowInputs, RowMaker
+from perturn.settings.parsing import build
 from perturn.settings.sections import Section
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 from perturn.types import failed as is_failed
@@ -34,7 +38,7 @@ def make_pairs(
     *,
     max_extra_turns: int | None = None,
 ) -> list[PreferencePair]:
-    """Pair the expert's trajectories with a policy's own failures; `perturn.data.pairs` counts what is left out too.
+    """Pair the expert's trajectories with a policy's own failures; `perturn.rows.pairing` counts what is left out too.
 
     Args:
         experts: Trajectories to learn from.
@@ -42,7 +46,9 @@ def make_pairs(
         threshold: Gap of total reward that a pair must exceed (tau, tlm-DRE Appendix B).
         max_extra_turns: Cut the rejected side to the expert's turns plus this many; None: never.
     """
-    return pair_with_expert(experts, explored, threshold, max_extra_turns=max_extra_turns)[0]
+    settings = {"name": "expert-pairs", "threshold": threshold, "max_extra_turns": max_extra_turns}
+    maker: RowMaker = build(ROWS, settings, "make_pairs")
+    return list(maker(RowInputs(list(explored), list(experts))).rows)
 
 
 def assign_credit(
@@ -131,17 +137,14 @@ def _weighed(
     needed: dict[str, Sequence[Any]] = {}
     comparable = counted(trajectories, failures)
     if weigher.needs and comparable:
-        if not isinstance(model, str | Path):
-            tokenizer = tokenizer or tokenizer_of(model)
-        reader = open_reader(model, tokenizer, chat_template)
-        if "progress" in weigher.needs:
-            needed["progress"] = reference_of(comparable, reader)
-            reader = open_reader(reference, reader.renderer.tokenizer, chat_template)
-        if "reference" in weigher.needs:
-            needed["reference"] = reference_of(comparable, reader)
-        if "critics" in weigher.needs:
-            needed["critics"] = critics_of(comparable, weigher, reader)
-        needed |= read_acted(comparable, weigher, reader, answer or "")
+        readers = {}
+        if policies := policies_of(weigher.needs):
+            if not isinstance(model, str | Path):
+                tokenizer = tokenizer or tokenizer_of(model)
+            readers[ACTED] = reader = open_reader(model, tokenizer, chat_template)
+            if len(policies) > 1:
+                readers[REFERENCE] = open_reader(reference, reader.renderer.tokenizer, chat_template)
+        needed |= given(compute(weigher.needs, comparable, Models(readers, answer or "")))
     found = weigh_groups(trajectories, list(groups.values()), weigher, needed, failures)
     return [
         found[index]._replace(weight=torch.zeros_like(found[index].weight))
@@ -151,31 +154,28 @@ def _weighed(
     ]
 
 
-_GIVEN = frozenset(
-    {"reference", "progress", "answer", "answers", "clusters", "feedback", "contributions", "critics"}
-)
-"""Quantities that are computed of a model which is given."""
-
-
-def _check_given(weigher: Any, model: Any, answer: Any, reference: Any) -> None:
+def _check_given(weigher: Credit, model: Any, answer: Any, reference: Any) -> None:
     """Refuse a credit that reads what `assign_credit` was not given, or does not compute.
 
     Raises:
         ConfigError: Saying what to give, or where it is computed.
     """
-    name, needs = type(weigher).__name__, weigher.needs
-    elsewhere = sorted(needs - _GIVEN)
+    name = type(weigher).__name__
+    traits = {key: one.traits for key, (one, _) in wanted(weigher.needs, f"credit {name}").items()}
+    elsewhere = [key for key, each in traits.items() if each.reads_world or each.reads_branches]
     if elsewhere:
         raise ConfigError(
             f"credit {name} needs {', '.join(elsewhere)}, which are computed of a run's episodes; give `perturn credit "
             "RUN credit.name=...`."
         )
-    if needs and model is None:
-        whose = "a reference policy" if "reference" in needs else "the policy that acted"
+    policies = policies_of(weigher.needs)
+    if policies and model is None:
+        whose = "a reference policy" if REFERENCE in policies else "the policy that acted"
         raise ConfigError(f"credit {name} reads {whose}; give model=.")
-    if "progress" in needs and reference is None:
+    if len(policies) > 1 and reference is None:
         raise ConfigError(f"credit {name} compares a policy with its reference; give reference=.")
-    if needs & {"answer", "answers"} and (not isinstance(answer, str) or answer.count(MARK) != 1):
+    reads_answers = any(each.reads_answers for each in traits.values())
+    if reads_answers and (not isinstance(answer, str) or answer.count(MARK) != 1):
         raise ConfigError(
             f"credit {name} reads how likely an answer is; give answer=, the text of a turn that gives one with "
             f"{MARK} in it, such as 'Action: finish[{MARK}]', got {answer!r:.80}."

@@ -18,6 +18,7 @@ from perturn.envs.own import at_border
 from perturn.envs.process import ProcessWorlds, runs_here
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play import Job, play, play_alone
+from perturn.episodes.seeds import make_jobs
 from perturn.errors import ConfigError
 from perturn.faults import closing_world
 from perturn.policy.ends import declared_ends
@@ -28,11 +29,12 @@ from perturn.report.summary import compare, policy_row
 from perturn.run.collect import shown
 from perturn.run.evaluate import stamp
 from perturn.run.own_rules import rules_for
-from perturn.run.panels import choose_tasks, make_jobs
+from perturn.run.panels import choose_tasks
 from perturn.run.score import scored_panel, turn_tokens
 from perturn.run.session import make_protocol
+from perturn.settings.exploring import ExploreSettings
 from perturn.settings.parsing import build, parse
-from perturn.settings.sections import Explore, ProtocolSettings, Section, Tasks, Worlds
+from perturn.settings.sections import ProtocolSettings, Section, Tasks, Worlds
 from perturn.stats import PairedComparison
 from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Task, Trajectory
 
@@ -81,7 +83,7 @@ def collect(
     Raises:
         PerturnError: If a setting is wrong, or the environment or the model cannot be loaded.
     """
-    parse(Explore, {"samples": samples, "concurrency": concurrency})
+    parse(ExploreSettings, {"samples": samples, "concurrency": concurrency})
     make = _maker(environment)
     with closing_world(make()) as env:
         if policy == "expert" and "expert" not in abilities_of(env):
@@ -154,7 +156,7 @@ def evaluate(
         concurrency: Episodes played at the same time.
         seed: Of the episodes.
     """
-    parse(Explore, {"concurrency": concurrency})
+    parse(ExploreSettings, {"concurrency": concurrency})
     make = _maker(environment)
     with closing_world(make()) as env:
         chosen = scored_panel(env, split, n)

@@ -1,0 +1,1 @@
+"""The bias meter: how biased and how noisy a credit is, exactly, on small decision processes."""

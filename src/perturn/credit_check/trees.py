@@ -1,0 +1,104 @@
+"""Every group that a small decision process gives where episodes are played on: trees, with what each is likely to be.
+
+The ground on which `meter` measures a credit that trains on branches.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement, groupby, product
+from math import factorial, prod
+
+from perturn.credit_check.processes import Episodes
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class ListedTree:
+    """An episode that was explored, and those that were played on from its turns, by their index among all episodes."""
+
+    explored: int
+    branches: tuple[tuple[int, int], ...]
+    """Turn that it begins at, and episode, of each."""
+    probability: float
+
+    def trajectories(self, episodes: Episodes, origin: int, first: int) -> list[Trajectory]:
+        """As they would be recorded.
+
+        Args:
+            episodes: All of the process.
+            origin: Sample of the explored one.
+            first: Sample of the first branch; those after it count on.
+        """
+        return [
+            episodes.trajectory(self.explored, origin),
+            *(
+                replace(episodes.trajectory(episode, first + at), origin=origin, taken_over=turn)
+                for at, (turn, episode) in enumerate(self.branches)
+            ),
+        ]
+
+
+def list_trees(
+    episodes: Episodes,
+    every: int,
+    samples: int,
+    forked: Callable[[int, int], bool] = lambda episode, turn: True,
+) -> list[ListedTree]:
+    """All trees of a process.
+
+    Args:
+        episodes: All of the process.
+        every: Turns from one that is played on from to the next.
+        samples: Branches from each.
+        forked: Whether such a turn of an episode, by its index, is played on from.
+    """
+    found = []
+    for explored, steps in enumerate(episodes.steps):
+        turns = [turn for turn in range(every, len(steps), every) if forked(explored, turn)]
+        forks = [_played_on(episodes, explored, turn, samples) for turn in turns]
+        for chosen in product(*forks):
+            branches = tuple(branch for own, _ in chosen for branch in own)
+            chance = prod((chance for _, chance in chosen), start=float(episodes.probability[explored]))
+            found.append(ListedTree(explored, branches, chance))
+    return found
+
+
+def _played_on(
+    episodes: Episodes, explored: int, turn: int, samples: int
+) -> list[tuple[tuple[tuple[int, int], ...], float]]:
+    """All that can be played from before a turn, in whatever order, and the chance of each."""
+    begun = episodes.steps[explored][:turn]
+    state = episodes.steps[explored][turn].state
+    same = [
+        episode
+        for episode, steps in enumerate(episodes.steps)
+        if len(steps) > turn and steps[:turn] == begun and steps[turn].state == state
+    ]
+    chance = {episode: float(episodes.probability[episode]) for episode in same}
+    whole = sum(chance.values())
+    return [
+        (
+            tuple((turn, episode) for episode in drawn),
+            orders(drawn) * prod(chance[episode] / whole for episode in drawn),
+        )
+        for drawn in combinations_with_replacement(same, samples)
+    ]
+
+
+def orders(drawn: Sequence[int]) -> int:
+    """In how many orders what was drawn can come."""
+    return factorial(len(drawn)) // prod(factorial(len(list(alike))) for _, alike in groupby(sorted(drawn)))
+
+
+def list_groups(
+    episodes: Episodes, trees: Sequence[ListedTree], size: int
+) -> Iterator[tuple[list[Trajectory], list[int], float]]:
+    """All groups of so many trees: trajectories, their indices among all episodes, and the chance of the group."""
+    for drawn in combinations_with_replacement(range(len(trees)), size):
+        group: list[Trajectory] = []
+        members: list[int] = []
+        for origin, index in enumerate(drawn):
+            tree = trees[index]
+            group += tree.trajectories(episodes, origin, size + len(members))
+            members += [tree.explored, *(episode for _, episode in tree.branches)]
+        yield group, members, orders(drawn) * prod(trees[index].probability for index in drawn)

@@ -1,0 +1,130 @@
+"""Triage signals: what can be told of an episode without asking a model.
+
+Source of the names: "Signals: Trajectory Sampling and Triage for Agentic Interactions" (2026), whose classes
+are interaction, execution and environment. Differs: the definitions below are ours; of the interaction signals
+only stagnation is here, since the others are read from a human's replies; `broken` and `cut` are added.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from perturn.episodes.allowance import without_reminder
+from perturn.errors import did_you_mean
+from perturn.settings.signals import Signals
+from perturn.types import Trajectory, failed
+
+REPEATS = 3
+"""How often the same must happen to be a loop."""
+LONGEST_CYCLE = 3
+"""Longest block of actions whose repetition is looked for."""
+STILL_TURNS = 5
+"""Turns in a row without news that are a stagnation."""
+
+
+def broken(trajectory: Trajectory) -> bool:
+    """The environment or the engine raised; the episode is marked FAILED."""
+    return failed(trajectory)
+
+
+def failure(trajectory: Trajectory) -> bool:
+    """An action broke the format, or the environment did not understand it."""
+    return any(not turn.valid for turn in trajectory.turns)
+
+
+def loop(trajectory: Trajectory) -> bool:
+    """One to three actions were done three times in a row, or one action three times in the same state."""
+    actions = [action_of(turn.action.text, turn.action.tool_calls) for turn in trajectory.turns]
+    visits = Counter(
+        (turn.state_key, action)
+        for turn, action in zip(trajectory.turns, actions, strict=True)
+        if turn.state_key is not None
+    )
+    return any(count >= REPEATS for count in visits.values()) or any(
+        _repeats(actions, size) for size in range(1, LONGEST_CYCLE + 1)
+    )
+
+
+def stagnation(trajectory: Trajectory) -> bool:
+    """Five turns in a row brought no reward and showed nothing that had not been seen before."""
+    seen: set[str] = set()
+    still = 0
+    for index, turn in enumerate(trajectory.turns):
+        before = trajectory.turns[index - 1].reward if index else 0.0
+        text = without_reminder(turn.observation_text)
+        news = text not in seen or before != 0
+        seen.add(text)
+        still = 0 if news else still + 1
+        if still >= STILL_TURNS:
+            return True
+    return False
+
+
+def exhaustion(trajectory: Trajectory) -> bool:
+    """A limit of ours, such as that of turns, ended the episode."""
+    return trajectory.truncated
+
+
+def cut(trajectory: Trajectory) -> bool:
+    """An action was cut off at the limit of its tokens."""
+    return any(not turn.action.ended for turn in trajectory.turns)
+
+
+SIGNALS: dict[str, Callable[[Trajectory], bool]] = {
+    shows.__name__: shows for shows in (broken, failure, loop, stagnation, exhaustion, cut)
+}
+"""Signal by name; what each means is its docstring."""
+
+
+def signals_of(trajectory: Trajectory) -> list[str]:
+    """The signals an episode shows."""
+    return [name for name, shows in SIGNALS.items() if shows(trajectory)]
+
+
+def meaning(name: str) -> str:
+    """Meaning of a signal, in one sentence."""
+    return (SIGNALS[name].__doc__ or "").strip()
+
+
+def action_of(text: str, tool_calls: Sequence[object]) -> str:
+    """Identity of a turn's deed: the action without its thought, and the calls."""
+    _, mark, action = text.rpartition("Action:")
+    return f"{(action if mark else text).strip()}{list(tool_calls) if tool_calls else ''}"
+
+
+def _repeats(actions: Sequence[str], size: int) -> bool:
+    """Whether a block of that many actions is done `REPEATS` times in direct succession."""
+    matching = 0
+    for index in range(size, len(actions)):
+        matching = matching + 1 if actions[index] == actions[index - size] else 0
+        if matching >= size * (REPEATS - 1):
+            return True
+    return False
+
+
+def check_signals(chosen: Signals) -> None:
+    """Refuse names of signals that there are not.
+
+    Raises:
+        ValueError: Naming the setting, and the signals that there are.
+    """
+    known = [name for name in SIGNALS if name != broken.__name__]  # an episode that FAILED is counted as that
+    for key in ("without", "only"):
+        for name in getattr(chosen, key):
+            if name not in known:
+                raise ValueError(f"signals.{key}: unknown signal {name!r:.80}.{did_you_mean(name, known)}")
+
+
+def left_out(episodes: Sequence[Trajectory], chosen: Signals) -> tuple[list[Trajectory], dict[str, int]]:
+    """Return the episodes that are not left out by their signals, and the count of the others as `filtered`.
+
+    One that FAILED is left in. Where no signal is named nothing is counted.
+    """
+    kept = [one for one in episodes if not chosen or failed(one) or _is_chosen(one, chosen)]
+    return kept, {"filtered": len(episodes) - len(kept)} if chosen else {}
+
+
+def _is_chosen(one: Trajectory, chosen: Signals) -> bool:
+    shown = set(signals_of(one))
+    return shown.isdisjoint(chosen.without) and (not chosen.only or not shown.isdisjoint(chosen.only))

@@ -1,0 +1,46 @@
+"""Explorer `branches`: explored episodes are resumed every so many turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from perturn.explore.branching import ExploredBrancher, Prover
+from perturn.explore.protocol import Forecast
+from perturn.settings.exploring import ExplorerTraits
+from perturn.settings.sections import COUNT
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class Branches(ExploredBrancher):
+    """Resume explored episodes every so many turns, to see what their turns were worth.
+
+    Which turns these are is known when they are reached, whatever comes after.
+    """
+
+    every: Annotated[int, COUNT] = 5
+    """Turns from one that is resumed at to the next; the first of an episode is its first turn plus this many."""
+    policy: Prover | None = None
+    """Who plays the branches: base, the model that the run begins with, or sft, the policy after SFT. None: the policy
+    that explored."""
+
+    @property
+    def traits(self) -> ExplorerTraits:
+        """Branches at regular turns, or at each."""
+        each = {"turn-branches"} if self.every == 1 else set()
+        provides = frozenset({"branches", "regular-branches"} | each)
+        return ExplorerTraits(provides, self.imposed(self.policy), policy=self.policy)
+
+    def check(self, turns: int, tasks: int) -> None:
+        """Reject settings with which no episode is resumed, or no branch is cut."""
+        self.check_turns(self.every, turns, "every")
+
+    def turns_of(self, one: Trajectory) -> Sequence[int]:
+        """Return every so many turns."""
+        return range(self.every, len(one.turns), self.every)
+
+    def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:
+        """Return what to expect of episodes that are resumed every so many turns."""
+        return self.expected(explored, int((turns - 1) // self.every), turns)

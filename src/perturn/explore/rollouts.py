@@ -1,0 +1,12 @@
+"""Explorer `rollouts`: each task is played some times, from its beginning to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perturn.explore.protocol import Explorer
+
+
+@dataclass(frozen=True)
+class Rollouts(Explorer):
+    """Play each task of an iteration some times, from its beginning to its end."""

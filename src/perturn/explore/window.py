@@ -1,0 +1,50 @@
+"""Explorer `window`: an episode plays some turns an iteration, and goes on in the next one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from perturn.episodes.episode import Job
+from perturn.episodes.seeds import seed_of
+from perturn.errors import ConfigError
+from perturn.explore.protocol import ExploreInputs, Explorer
+from perturn.settings.exploring import ExplorerTraits
+from perturn.settings.sections import COUNT
+
+
+@dataclass(frozen=True)
+class Window(Explorer):
+    """Play some turns of an episode in one iteration; a longer one goes on in the next iteration (T-PPO).
+
+    The policy learns from the turns that an episode has.
+    """
+
+    turns: Annotated[int, COUNT] = 10
+    """Turns of an episode in one iteration, at most."""
+
+    @property
+    def traits(self) -> ExplorerTraits:
+        """Episodes may be unfinished, and unfinished ones are resumed in the next iteration."""
+        return ExplorerTraits(imposes=frozenset({"unfinished"}), resumes_earlier=True)
+
+    def check(self, turns: int, tasks: int) -> None:
+        """Reject a window that cuts no episode."""
+        if self.turns >= turns:
+            raise ConfigError(
+                f"explore.turns is {self.turns}, and no episode has more than {turns} turns, so that none would be "
+                "cut; take less, or explore.name=rollouts."
+            )
+
+    def jobs(self, inputs: ExploreInputs, number: int) -> list[Job]:
+        """Return the episodes that the iteration before left unfinished, and then the new ones.
+
+        An episode that goes on takes the number behind its own by `samples`, so that new ones and those that began in
+        another iteration have numbers of their own.
+        """
+        resumed = [
+            Job(one.task, seed_of(inputs.seed, one.task.id, sample, inputs.iteration), sample, one)
+            for one in sorted(inputs.left, key=lambda one: one.key)
+            for sample in [one.sample + self.samples]
+        ]
+        return [replace(job, window=self.turns) for job in (*resumed, *super().jobs(inputs, number))]

@@ -1,0 +1,52 @@
+"""Explorer `wrong-branches`: explored episodes are resumed at their first wrong turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perturn.explore.branching import ExploredBrancher, Prover
+from perturn.explore.protocol import Forecast
+from perturn.needs import Distance, Need
+from perturn.remaining import wrong_turns
+from perturn.settings.exploring import ExplorerTraits
+from perturn.settings.sections import Sense
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class WrongBranches(ExploredBrancher):
+    """Resume explored episodes at the first turn that brings the success no nearer.
+
+    Some environments can measure the distance to a success (`perturn.envs.abilities.Pathfinder`).
+    """
+
+    distance: Sense = "searching"
+    """In which sense the distance is measured: shortest, for one who knows all of the world, or searching, for the
+    expert who takes over with what the episode has shown."""
+    policy: Prover | None = None
+    """Who plays the branches: base, the model that the run begins with, or sft, the policy after SFT. None: the policy
+    that explored."""
+
+    @property
+    def traits(self) -> ExplorerTraits:
+        """Branches at wrong turns."""
+        return ExplorerTraits(frozenset({"wrong-branches"}), self.imposed(self.policy), policy=self.policy)
+
+    @property
+    def needs(self) -> tuple[str | Need, ...]:
+        """The distance to a success around each turn."""
+        return (Distance(self.distance),)
+
+    def check(self, turns: int, tasks: int) -> None:
+        """Reject branches of which none is cut."""
+        self.check_turns(0, turns)
+
+    def turns_of(self, one: Trajectory) -> Sequence[int]:
+        """Return the first wrong turn, if there is one."""
+        wrong = wrong_turns(one)
+        return [wrong.index(True)] if True in wrong else []
+
+    def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:
+        """Return what to expect if each episode has a wrong turn."""
+        return self.expected(explored, 1, turns)

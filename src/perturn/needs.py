@@ -1,0 +1,226 @@
+"""Requests for quantities by entries of a table: a name, or a name with the settings of the quantity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+if TYPE_CHECKING:
+    from perturn.types import Trajectory
+
+N = TypeVar("N", bound="Need")
+
+Returns = Callable[[Sequence["Trajectory"]], list[list[float]]]
+"""Rewards that count, of each turn `[trajectories][turns]`, such as `perturn.credit.returns.Return`."""
+
+Targets = Callable[[Sequence["Trajectory"], Sequence[Sequence[int]]], list[list[list[float]]]]
+"""From trajectories, and the tokens of each of their turns `[trajectories][turns]`, to the return that V stands for at
+as many first tokens of each turn as V is read at `[trajectories][turns][tokens]`; NaN: not known."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """A request for a quantity, by its name in `QUANTITIES`, or as `module:Class`.
+
+    The settings of the quantity are fields of a subclass. A name alone requests a quantity with its defaults.
+    """
+
+    name: ClassVar[str]
+
+
+Needs = tuple[str | Need, ...]
+"""What an entry needs: names and requests, at most one for each quantity."""
+
+SENSES = ("shortest", "searching")
+"""How far an episode is from a success, for one who knows all of the world or for one who has to search."""
+
+
+def keyword(name: str) -> str:
+    """Return the keyword by which a quantity is given: `tool_matches` for `tool-matches`, `Mine` for `module:Mine`."""
+    return name.rpartition(":")[2].replace("-", "_")
+
+
+def name_of(need: str | Need) -> str:
+    """Return the name of the requested quantity."""
+    return need if isinstance(need, str) else need.name
+
+
+def names_of(needs: Iterable[str | Need]) -> frozenset[str]:
+    """Return the names of the requested quantities."""
+    return frozenset(map(name_of, needs))
+
+
+def keywords(needs: Iterable[str | Need]) -> frozenset[str]:
+    """Return the keywords by which the requested quantities are given."""
+    return frozenset(keyword(name_of(need)) for need in needs)
+
+
+def request_of(needs: Iterable[str | Need], kind: type[N]) -> N | None:
+    """Return the request of a type that is among the needs; None: none is. A name alone requests the defaults."""
+    found = next((need for need in needs if name_of(need) == kind.name), None)
+    return found if found is None or isinstance(found, kind) else kind()
+
+
+def reads(needs: Iterable[str | Need], kind: type[Need]) -> bool:
+    """Whether the quantity of a request type is among the needs."""
+    return kind.name in names_of(needs)
+
+
+@dataclass(frozen=True)
+class Reference(Need):
+    """Log-probabilities of the tokens of each turn under the reference policy, in nats.
+
+    Given as `reference`, `[trajectories][turns]`, each [tokens].
+    """
+
+    name: ClassVar[str] = "reference"
+
+
+@dataclass(frozen=True)
+class Distance(Need):
+    """Actions that the way to a success still takes around each turn, as the environment says.
+
+    It is measured into `Turn.remaining`. Given as `distance`, that of each turn `[trajectories][turns]`.
+    """
+
+    name: ClassVar[str] = "distance"
+    sense: str = "shortest"
+    """shortest, for one who knows all of the world; or searching, for the expert who takes over with what was shown."""
+
+
+@dataclass(frozen=True)
+class Values(Need):
+    """V at the first tokens of each turn, by a head on hidden states that is fitted on other episodes.
+
+    Given as `values`, in units of reward `[trajectories][turns][tokens]`.
+    """
+
+    name: ClassVar[str] = "values"
+    targets: Targets
+    """What V is fitted to."""
+
+
+@dataclass(frozen=True)
+class Contributions(Need):
+    """What each turn added to the score of its episode, by heads on hidden states.
+
+    Given as `contributions`, in units of reward, a `perturn.credit.spa.Shares` a trajectory.
+    """
+
+    name: ClassVar[str] = "contributions"
+    returns: Returns | None = None
+    """Rewards that count; None: as recorded."""
+
+
+@dataclass(frozen=True)
+class Critics(Need):
+    """Q and V of each turn by critics that keep learning from iteration to iteration.
+
+    Given as `critics`, in units of reward, a `perturn.credit.archer.Critique` a trajectory.
+    """
+
+    name: ClassVar[str] = "critics"
+    gamma: float
+    """Discount from one turn to the next."""
+    tau: float
+    """How far the slow copies follow in a round, in (0, 1]."""
+    rounds: int
+    """Regressions of each head in an iteration."""
+    penalty: float
+    """Pull of each head to its weights before the iteration, relative to the variance of all features together."""
+    returns: Returns | None = None
+    """Rewards that count; None: as recorded."""
+
+
+@dataclass(frozen=True)
+class Answer(Need):
+    """Mean log-probability of the tokens of the task's gold answer before each turn and after the last one.
+
+    Given as `answer`, in nats `[trajectories][turns + 1]`; NaN: not known. Tasks hold their gold answer as a text in
+    `data["answer"]`.
+    """
+
+    name: ClassVar[str] = "answer"
+    last_gain: bool = True
+    """Whether the policy is asked after the last turn too; else that entry is NaN."""
+
+
+@dataclass(frozen=True)
+class AnswerClusters(Need):
+    """Which final answers to a task agree, and how likely the policy finds the answer of each episode's own cluster.
+
+    Given as `answer_clusters`, a `perturn.credit.siop.OwnAnswer` a trajectory.
+    """
+
+    name: ClassVar[str] = "answer-clusters"
+    same: str = "exact"
+    """exact (equal once normalized), or a function as MODULE:FUNCTION that labels the answers to a task."""
+    members: int = 3
+    """Answers that represent a cluster, at most."""
+    gold: bool = False
+    """Whether every episode has the gold answer for its own."""
+
+
+@dataclass(frozen=True)
+class Feedback(Need):
+    """Log-likelihood gain of each action from seeing the environment's reply to the action before it.
+
+    Given as `feedback`, in nats `[trajectories][turns]`; NaN where no turn follows, or nothing was said.
+    """
+
+    name: ClassVar[str] = "feedback"
+    placeholder: str
+    """Text that replaces the reply."""
+
+
+@dataclass(frozen=True)
+class Progress(Need):
+    """Log-probabilities of the tokens of each turn under a policy that has learned, in nats.
+
+    Given as `progress`, `[trajectories][turns]`, each [tokens].
+    """
+
+    name: ClassVar[str] = "progress"
+    checkpoint: str | None = None
+    """The policy: one of the run, a folder or a Hub id. None: the policy that acted, or the reward model."""
+    reward_model: bool = False
+    """Whether, without a checkpoint, it is the reward model that the run trains in each iteration."""
+
+
+@dataclass(frozen=True)
+class BranchReturns(Need):
+    """Mean return of the episodes that branch off before each turn, from there on.
+
+    Given as `branch_returns`, in units of reward `[trajectories][turns]`; NaN where none does.
+    """
+
+    name: ClassVar[str] = "branch-returns"
+    returns: Returns | None = None
+    """Rewards that count; None: as recorded."""
+
+
+@dataclass(frozen=True)
+class ToolMatches(Need):
+    """Similarity of each tool call to the gold call that it is matched with.
+
+    Given as `tool_matches`, `[trajectories][turns][calls]`; 0: matched with none.
+    """
+
+    name: ClassVar[str] = "tool-matches"
+    assignment: str = "hard"
+    """hard (one to one with the largest sum), greedy (the most similar first) or soft (in shares)."""
+    regularization: float = 0.1
+    """Of the soft assignment, in units of similarity."""
+
+
+@dataclass(frozen=True)
+class SuccessChance(Need):
+    """Chance of a success before each turn, by heads on hidden states that are fitted on other episodes.
+
+    Given as `success_chance`, a `perturn.quantities.success_chance.Chances` a trajectory.
+    """
+
+    name: ClassVar[str] = "success-chance"
+    others: str = "tasks"
+    """What a head learns from: episodes of other tasks (tasks), or any other episodes (episodes)."""

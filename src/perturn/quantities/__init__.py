@@ -1,0 +1,139 @@
+"""Quantities of episodes that credits and other entries read, one file each.
+
+>>> from perturn.quantities import QUANTITIES
+>>> QUANTITIES["reference"].traits.cost
+'a pass of the reference over the rows, kept'
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from perturn.envs.load import load_object
+from perturn.errors import ConfigError, did_you_mean
+from perturn.needs import Need, keyword, name_of
+from perturn.quantities.protocol import Computed, Ground, Planned, Quantity, QuantityTraits, Source
+from perturn.table import Table, check_names
+from perturn.types import Trajectory
+
+QUANTITIES: Table[type[Quantity]] = Table(
+    "perturn.quantities",
+    {
+        "reference": "perturn.quantities.reference_logprobs:ReferenceLogprobs",
+        "values": "perturn.quantities.turn_values:TurnValues",
+        "contributions": "perturn.quantities.contributions:TurnContributions",
+        "critics": "perturn.quantities.critics:TurnCritics",
+        "answer": "perturn.quantities.answer:GoldAnswer",
+        "answer-clusters": "perturn.quantities.answer_clusters:OwnAnswers",
+        "feedback": "perturn.quantities.feedback:FeedbackGain",
+        "progress": "perturn.quantities.progress_logprobs:ProgressLogprobs",
+        "branch-returns": "perturn.quantities.branch_returns:MeanBranchReturns",
+        "tool-matches": "perturn.quantities.tool_matches:GoldCallMatches",
+        "distance": "perturn.quantities.distance:GoalDistance",
+        "entropy": "perturn.quantities.entropy:TurnEntropy",
+        "success-chance": "perturn.quantities.success_chance:PredictedSuccess",
+    },
+)
+"""Quantity by name; each is loaded when it is asked for, since most need torch and a model."""
+
+
+_NAMES = frozenset({"traits", "request", "policies", "check", "compute", "exact"})
+"""Attributes of a quantity that are read."""
+
+
+def kind_of(name: str, reader: str = "the credit") -> type[Quantity]:
+    """Return the class of a quantity, by its name in QUANTITIES or as `module:Class`.
+
+    Raises:
+        ConfigError: If there is no such quantity.
+    """
+    if ":" not in name and name not in QUANTITIES:
+        raise ConfigError(
+            f"{reader} needs {name!r}, and nothing computes it.{did_you_mean(name, QUANTITIES)} Known: "
+            f"{', '.join(QUANTITIES)}; a package adds its own as an entry point of perturn.quantities."
+        )
+    kind: Any = load_object(name) if ":" in name else QUANTITIES[name]
+    if not (isinstance(kind, type) and issubclass(kind, Quantity)):
+        raise ConfigError(
+            f"{reader} needs {name!r}, which must be a subclass of perturn.quantities.Quantity."
+        )
+    check_names(kind, kind="quantity", known=_NAMES, traits=QuantityTraits)
+    if kind.__abstractmethods__ or "traits" not in dir(kind):
+        raise ConfigError(f"quantity {name!r} must have traits, a QuantityTraits, and a method compute.")
+    return kind
+
+
+def find(need: str | Need, reader: str = "the credit") -> tuple[Quantity, Need]:
+    """Return the quantity that a need asks for, and its request.
+
+    Args:
+        need: A name, or a request.
+        reader: Who reads it, for errors.
+
+    Raises:
+        ConfigError: If there is no such quantity, or a name alone does not say how it is computed.
+    """
+    name = name_of(need)
+    quantity = kind_of(name, reader)()
+    if isinstance(need, Need):
+        return quantity, need
+    try:
+        return quantity, quantity.request()
+    except TypeError as error:
+        asked = quantity.request.__name__
+        raise ConfigError(
+            f"{reader} needs {name!r} by its name alone, and {asked} has settings without a default; write "
+            f"{asked}(...) in needs."
+        ) from error
+
+
+def wanted(needs: Collection[str | Need], reader: str = "the credit") -> dict[str, tuple[Quantity, Need]]:
+    """Return the quantities that are needed with their requests, by name.
+
+    Raises:
+        ConfigError: As `find`, or if one quantity is requested twice.
+    """
+    found: dict[str, tuple[Quantity, Need]] = {}
+    for need in sorted(needs, key=name_of):
+        if name_of(need) in found:
+            raise ConfigError(f"{reader} needs {name_of(need)!r} twice; request it once.")
+        found[name_of(need)] = find(need, reader)
+    return found
+
+
+def compute(
+    needs: Collection[str | Need], episodes: Sequence[Trajectory], source: Source, reader: str = "the credit"
+) -> dict[str, Computed]:
+    """Compute all quantities that are needed, by name.
+
+    Raises:
+        PerturnError: If there is no such quantity, or it cannot be computed from the source.
+    """
+    return {
+        name: quantity.compute(request, episodes, source)
+        for name, (quantity, request) in wanted(needs, reader).items()
+    }
+
+
+def given(found: Mapping[str, Computed]) -> dict[str, Sequence[Any]]:
+    """Return the entries of computed quantities, by the keyword that each is given by."""
+    return {keyword(name): computed.entries for name, computed in found.items()}
+
+
+def figures_of(found: Mapping[str, Computed]) -> dict[str, float | None]:
+    """Return all figures on how good computed quantities are, by name."""
+    return {key: figure for computed in found.values() for key, figure in computed.counts.items()}
+
+
+def carried_by(needs: Collection[str | Need]) -> list[str]:
+    """Return the needed quantities that keep learning from iteration to iteration, by name."""
+    return [name for name, (quantity, _) in wanted(needs).items() if quantity.traits.carries]
+
+
+def policies_of(needs: Collection[str | Need]) -> frozenset[str]:
+    """Return the policies that the needed quantities read, by role or name."""
+    return frozenset(
+        role for quantity, request in wanted(needs).values() for role in quantity.policies(request)
+    )
+
+
+__all__ = ["QUANTITIES", "Computed", "Ground", "Need", "Planned", "Quantity", "QuantityTraits", "Source"]

@@ -1,0 +1,205 @@
+"""Quantity `answer-clusters`: which final answers to a task agree, and how likely the policy finds them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import log
+from typing import TYPE_CHECKING, ClassVar
+from unicodedata import normalize
+
+from perturn.credit.siop import OwnAnswer
+from perturn.envs.hotpotqa.answer import PUNCTUATION, normalize_answer
+from perturn.envs.load import load_object
+from perturn.errors import ConfigError
+from perturn.io.plain import told
+from perturn.needs import AnswerClusters, Need
+from perturn.quantities.answer import check_gold, own_answer_logprobs
+from perturn.quantities.answer_turns import MARK, gold_answer
+from perturn.quantities.protocol import ACTED, Computed, Ground, Planned, Quantity, QuantityTraits, Source
+from perturn.quantities.readers import Reader
+from perturn.types import Task, Trajectory, failed
+
+if TYPE_CHECKING:
+    from perturn.credit_check.processes import Outcome, Step
+
+Labels = Callable[[Task, Sequence[str]], Sequence[Hashable]]
+"""From a task and different answers to it to a label for each; those of equal labels are the same answer."""
+
+
+def clusters_of(
+    episodes: Sequence[Trajectory], request: AnswerClusters, form: str
+) -> tuple[list[int], list[list[str]]]:
+    """Cluster the final answers of each task and policy; no order of the episodes changes a cluster.
+
+    Args:
+        episodes: As recorded.
+        request: Which answers are the same, and which stand for a cluster.
+        form: Text of a turn that gives an answer, with `{answer}` where that stands.
+
+    Returns:
+        The cluster of each episode, counted from 0 within its task and policy, -1 where it gave no answer; and the
+        answers that stand for the cluster, those given most often first `[episodes][answers]`. With `gold`,
+        cluster 0 and the gold answer for every episode that did not fail.
+
+    Raises:
+        ConfigError: If a function of the user's raises, or does not give a label for each answer.
+        DataError: If the gold answer is asked for, and a task has none.
+    """
+    clusters, texts = [-1] * len(episodes), [list[str]() for _ in episodes]
+    if request.gold:
+        for i, one in enumerate(episodes):
+            if one.turns and not failed(one):
+                clusters[i], texts[i] = 0, [gold_answer(one.task)]
+        return clusters, texts
+    groups: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    for i, one in enumerate(episodes):
+        answer = final_answer(one, form)
+        if answer is not None:
+            groups[one.task.id, one.policy][i] = answer
+    for given in groups.values():
+        cluster, standing = _cluster(episodes[next(iter(given))].task, given, request.same, request.members)
+        for i, answer in given.items():
+            clusters[i], texts[i] = cluster[answer], standing[cluster[answer]]
+    return clusters, texts
+
+
+def final_answer(episode: Trajectory, form: str) -> str | None:
+    """The answer that an episode's last turn gives; None if it gives none, as in an episode that FAILED.
+
+    It is read from the last line of the turn, by the line of the form that the answer stands in, whatever the case of
+    letters and the blanks between words; in Unicode's NFC, as gold answers are.
+    """
+    if not episode.turns or failed(episode) or not episode.turns[-1].valid:
+        return None
+    before, _, after = form.partition(MARK)
+    begin, end = before.rpartition("\n")[2], after.partition("\n")[0]
+    pattern = rf"(?:^|\n)\s*{_loosely(begin)}\s*([^\n]*?)\s*{_loosely(end)}\s*$"
+    found = re.search(pattern, episode.turns[-1].action.text, re.IGNORECASE)
+    return normalize("NFC", found[1]) or None if found else None
+
+
+def _loosely(text: str) -> str:
+    """A pattern for a text, with any blanks where it has some."""
+    return r"\s*".join(map(re.escape, text.split()))
+
+
+def _cluster(
+    task: Task, given: Mapping[int, str], same: str, most: int
+) -> tuple[dict[str, int], list[list[str]]]:
+    """The cluster of each answer to a task, and the answers that stand for each cluster."""
+    counts = Counter(given.values())
+    different = sorted(counts)
+    labels = _labels(same, task, different)
+    number = {label: index for index, label in enumerate(dict.fromkeys(labels))}
+    cluster = {answer: number[label] for answer, label in zip(different, labels, strict=True)}
+    often = sorted(different, key=lambda answer: (-counts[answer], answer))
+    standing = [[answer for answer in often if cluster[answer] == each][:most] for each in number.values()]
+    return cluster, standing
+
+
+def _normalized(answer: str) -> str:
+    """An answer as HotpotQA's metric has it; of one that is nothing but articles these are kept, or signs.
+
+    The choices from A to D hold such an answer: "(A)" and "a." are one.
+    """
+    lower = " ".join(answer.lower().split())
+    return normalize_answer(answer) or " ".join(lower.translate(PUNCTUATION).split()) or lower
+
+
+def _labels(same: str, task: Task, answers: Sequence[str]) -> list[Hashable]:
+    """A label for each answer.
+
+    Raises:
+        ConfigError: If a function of the user's raises, or gives something else.
+    """
+    if same == "exact":
+        return [_normalized(answer) for answer in answers]
+    try:
+        function: Labels = load_object(same)
+        found = list(function(task, list(answers)))
+        hash(tuple(found))
+    except Exception as error:  # a function is code of others
+        raise ConfigError(
+            f"credit.same {same!r:.80} cannot tell the answers to task {task.id!r:.80} apart: {type(error).__name__}: "
+            f"{told(error)}"
+        ) from error
+    if len(found) != len(answers):
+        raise ConfigError(
+            f"credit.same {same!r:.80} must give a label for each answer: {len(answers)} to task {task.id!r:.80}, got "
+            f"{len(found)} labels."
+        )
+    return found
+
+
+def own_answers_of(
+    trajectories: Sequence[Trajectory], request: AnswerClusters, form: str, reader: Reader
+) -> list[OwnAnswer]:
+    """Return the cluster of each episode's final answer, and the log-probability of the answers that stand for it.
+
+    Args:
+        trajectories: Episodes, in any order.
+        request: Which answers are the same.
+        form: Text of a turn that gives an answer, with `{answer}` where that stands.
+        reader: The policy.
+    """
+    clusters, texts = clusters_of(trajectories, request, form)
+    answers = own_answer_logprobs(
+        reader.model, reader.renderer, trajectories, texts, form, reader.token_budget
+    )
+    return [OwnAnswer(*both) for both in zip(clusters, answers, strict=True)]
+
+
+class OwnAnswers(Quantity):
+    """Cluster of the final answer of each episode, and the mean log-probability of the answers that stand for it.
+
+    Given as `answer_clusters`, a `perturn.credit.siop.OwnAnswer` a trajectory.
+    """
+
+    traits: ClassVar[QuantityTraits] = QuantityTraits(
+        "a comparison of the answers of each group, and passes of the policy that acted over the episodes and over "
+        "some answers at each turn",
+        passes=1,
+        policies=frozenset({ACTED}),
+        reads_answers=True,
+    )
+    request: ClassVar[type[Need]] = AnswerClusters
+
+    def check(self, request: AnswerClusters, planned: Planned) -> None:
+        """Refuse a function that is none, and a world that does not say how an answer is given.
+
+        Raises:
+            PerturnError: Saying what to set.
+        """
+        if ":" in request.same and not callable(load_object(request.same)):
+            raise ConfigError(
+                f"credit.same must be exact or a function as MODULE:FUNCTION, got {request.same!r:.80}."
+            )
+        if planned.stored:
+            return
+        if request.gold:
+            check_gold(planned)
+        planned.answer_form()
+
+    def compute(self, request: AnswerClusters, episodes: Sequence[Trajectory], source: Source) -> Computed:
+        """Compute clusters, and log-probabilities under the policy that acted."""
+        return Computed(own_answers_of(episodes, request, source.answer_form(), source.policy(ACTED)))
+
+    def exact(self, request: AnswerClusters, ground: Ground) -> list[OwnAnswer]:
+        """Return whether each episode succeeds, and log p of that before each turn and after the last, in nats.
+
+        There are two final answers: that of episodes that end with a success, and that of all others.
+        """
+        every = ground.episodes
+
+        def chance(step: Step, turn: int, end: Outcome) -> float:
+            found = every.chance(step.state, turn)
+            return found if end.success else 1 - found
+
+        return [
+            OwnAnswer(
+                int(end.success), [*([log(chance(step, t, end))] for t, step in enumerate(steps)), [0.0]]
+            )
+            for steps, end in zip(every.steps, every.ends, strict=True)
+        ]

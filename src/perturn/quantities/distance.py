@@ -1,0 +1,32 @@
+"""Quantity `distance`: how far each turn is from a success, as the environment says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from perturn.needs import Distance, Need
+from perturn.quantities.protocol import Computed, Quantity, QuantityTraits, Source
+from perturn.remaining import remaining_of
+from perturn.types import Trajectory
+
+
+class GoalDistance(Quantity):
+    """Actions that the way to a success still takes before and after each turn.
+
+    Given as `distance`, a `perturn.remaining.Remaining` a turn `[trajectories][turns]`. A run measures it
+    into the turns of the episodes that are read, once for all readers.
+    """
+
+    traits: ClassVar[QuantityTraits] = QuantityTraits(
+        "each episode played again, beside a solver of the world", of_rows=True
+    )
+    request: ClassVar[type[Need]] = Distance
+
+    def compute(self, request: Distance, episodes: Sequence[Trajectory], source: Source) -> Computed:
+        """Read what was measured into the turns.
+
+        Raises:
+            DataError: If it was not.
+        """
+        return Computed([remaining_of(one) for one in episodes])

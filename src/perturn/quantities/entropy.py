@@ -1,0 +1,90 @@
+"""Quantity `entropy`: how uncertain a policy is where each of its turns begins, before anything is said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum, log
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from perturn.needs import Need
+from perturn.policy.logprobs import logprobs_and_entropy, pack_by_pack
+from perturn.policy.packing import Batch
+from perturn.policy.reference import frozen
+from perturn.policy.tokens import Encoded
+from perturn.policy.values import first_tokens
+from perturn.quantities.protocol import ACTED, Computed, Ground, Quantity, QuantityTraits, Source
+from perturn.quantities.readers import Reader, encoded
+from perturn.settings.sections import TOKEN_BUDGET
+from perturn.types import Trajectory
+
+
+def turn_entropies(
+    model: Any, sequences: Sequence[Encoded], token_budget: int = TOKEN_BUDGET
+) -> list[list[float]]:
+    """Entropy of the distribution that the first token of each turn is drawn from, over that of an even one.
+
+        H(pi(. | prompt)) / log(vocabulary)
+
+    It is read at the last token of the turn's prompt, so that it is the same whatever the policy then says.
+
+    Source: Dong et al. 2025, "Agentic Reinforced Policy Optimization", arXiv:2507.19849, by its abstract and notes on
+    its code.
+    Differs: there it is the mean over the first tokens that were sampled, which depends on what they are.
+
+    Args:
+        model: A causal language model on the device to compute on.
+        sequences: Episodes as tokens, with all of their turns.
+        token_budget: Tokens of one pass.
+
+    Returns:
+        Without unit, 0 for certain and 1 for an even distribution `[trajectories][turns]`.
+    """
+    most = log(model.get_output_embeddings().weight.shape[0])
+
+    def entropy(model: Any, batch: Batch) -> Tensor:
+        return logprobs_and_entropy(model, batch)[1]
+
+    with torch.no_grad():
+        found = pack_by_pack(
+            entropy, model, [first_tokens(one, [1] * one.turns) for one in sequences], token_budget
+        )
+    return [(one.double() / most).tolist() for one in found]
+
+
+def entropies_of(trajectories: Sequence[Trajectory], reader: Reader) -> list[list[float]]:
+    """Return `turn_entropies` of the turns of each episode, without unit `[trajectories][turns]`."""
+    rows = encoded(trajectories, reader.renderer)
+    with frozen(reader.model):
+        entropies = turn_entropies(reader.model, [row.chosen for row in rows.values()], reader.token_budget)
+    found = dict(zip(rows, entropies, strict=True))
+    return [found.get(i, []) for i in range(len(trajectories))]
+
+
+class TurnEntropy(Quantity):
+    """Entropy of the distribution that the first token of each turn is drawn from: `turn_entropies`.
+
+    Given as `entropy`, 0 for certain and 1 for an even distribution `[trajectories][turns]`.
+    """
+
+    traits: ClassVar[QuantityTraits] = QuantityTraits(
+        "a pass of the policy that acted over the episodes", passes=1, policies=frozenset({ACTED})
+    )
+
+    def compute(self, request: Need, episodes: Sequence[Trajectory], source: Source) -> Computed:
+        """Compute the entropies of the policy that acted."""
+        return Computed(entropies_of(episodes, source.policy(ACTED)))
+
+    def exact(self, request: Need, ground: Ground) -> list[list[float]]:
+        """Return the entropy of the policy in the state of each turn, over that of an even choice."""
+        return [
+            [_entropy(ground.episodes.process.policy(step.state)) for step in steps]
+            for steps in ground.episodes.steps
+        ]
+
+
+def _entropy(chances: Sequence[float]) -> float:
+    """Entropy of a choice over that of an even one; 0 where there is nothing to choose."""
+    return -fsum(each * log(each) for each in chances) / log(len(chances)) if len(chances) > 1 else 0.0

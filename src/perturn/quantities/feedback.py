@@ -1,0 +1,238 @@
+"""Quantity `feedback`: log-likelihood gain of a turn from seeing the environment's reply to the turn before."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Container, Sequence
+from dataclasses import replace
+from itertools import accumulate, chain
+from math import log, nan
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from perturn.episodes.prompts import as_seen
+from perturn.errors import ConfigError, DataError, ModelError
+from perturn.needs import Feedback, Need
+from perturn.policy.logprobs import exact_length
+from perturn.policy.reference import compute_logprobs, frozen
+from perturn.policy.tokens import NO_TURN, Encoded, Renderer
+from perturn.quantities.protocol import ACTED, Computed, Ground, Quantity, QuantityTraits, Source
+from perturn.quantities.readers import Reader
+from perturn.settings.sections import TOKEN_BUDGET
+from perturn.types import Trajectory, Turn, failed
+
+if TYPE_CHECKING:
+    from perturn.credit_check.processes import Step
+
+_logger = logging.getLogger(__name__)
+
+
+def feedback_gains(
+    model: Any,
+    renderer: Renderer,
+    trajectories: Sequence[Trajectory],
+    placeholder: str,
+    token_budget: int = TOKEN_BUDGET,
+) -> list[list[float]]:
+    """How much likelier the reply to each turn made the turn after it, than a placeholder in the stead of its text.
+
+        I_t = mean_j [log pi(y_j | ..., o_(t+1), y_<j) - log pi(y_j | ..., placeholder, y_<j)],   y of turn t + 1
+
+    The episodes of a task are computed together, and what several contexts begin with once.
+
+    Args:
+        model: A causal language model on the device to compute on.
+        renderer: Conversation -> tokens, for the model.
+        trajectories: Episodes, in any order.
+        placeholder: Text of each message of a masked reply.
+        token_budget: Tokens of one pass.
+
+    Returns:
+        In nats `[trajectories][turns]`. NaN after the last turn, where nothing was said between two turns, where a turn
+        would end beyond the model's context, and for an episode that FAILED.
+
+    Raises:
+        ConfigError: If the placeholder holds what the chat template writes between turns.
+        DataError: If a turn cannot be read as tokens.
+    """
+    _check_placeholder(renderer, placeholder)
+    found = [[nan] * len(one.turns) for one in trajectories]
+    limit, left_out = exact_length(model), 0
+    for members in _by_task(trajectories):
+        asked: dict[int, Encoded] = {}
+        for i in members:
+            seen = _within(renderer, trajectories[i], limit)
+            masked = masked_turns(renderer, trajectories[i], placeholder)
+            fits = {t: one for t, one in masked.items() if limit is None or one.longest <= limit}
+            fits = {t: one for t, one in fits.items() if seen is not None and t < seen.turns}
+            left_out += len(masked) - len(fits)
+            if seen is not None and fits:
+                asked[i] = _beside(seen, fits, len(found[i]))
+        with frozen(model):
+            logprobs = compute_logprobs(model, list(asked.values()), token_budget)
+        for (i, encoded), own in zip(asked.items(), logprobs, strict=True):
+            count, means = len(found[i]), _means(encoded.loss_turns, own.double().tolist())
+            for t in (turn - count for turn in means if turn >= count):
+                found[i][t - 1] = means[t] - means[count + t]
+    if left_out:
+        _logger.warning(
+            "%d turns would end beyond the model's context of %s tokens; the gain of the replies before them is not "
+            "known.",
+            left_out,
+            limit,
+        )
+    return found
+
+
+def _check_placeholder(renderer: Renderer, placeholder: str) -> None:
+    """Refuse a placeholder that would end its message, or begin another."""
+    tokenizer = renderer.tokenizer
+    control = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    held = control & set(tokenizer(placeholder, add_special_tokens=False)["input_ids"])
+    if held:
+        raise ConfigError(
+            f"credit.placeholder {placeholder!r:.80} holds {tokenizer.decode(sorted(held))!r:.80}, which is no text; "
+            "take a plain one."
+        )
+
+
+def masked_turns(renderer: Renderer, trajectory: Trajectory, placeholder: str) -> dict[int, Encoded]:
+    """Each turn that a reply came before, behind a placeholder in that reply's stead.
+
+    Args:
+        renderer: Conversation -> tokens.
+        trajectory: The episode.
+        placeholder: Text of each message of the reply.
+
+    Returns:
+        By index of the turn, one sequence that ends with it and carries loss on it alone.
+    """
+    answered = [t for t, turn in enumerate(trajectory.turns) if t and turn.observation]
+    if not trajectory.is_one_sequence:
+        return {t: _alone(renderer, trajectory, t, placeholder) for t in answered}
+    try:
+        return _along(renderer, trajectory, answered, placeholder, whole=False)
+    except ModelError:
+        return _along(renderer, trajectory, answered, placeholder, whole=True)
+
+
+def _along(
+    renderer: Renderer, trajectory: Trajectory, answered: Container[int], placeholder: str, whole: bool
+) -> dict[int, Encoded]:
+    """Of an episode that is one sequence, which is walked along once."""
+    walk, ids, found = renderer.walk(trajectory, whole), list[int](), dict[int, Encoded]()
+    for t, turn in enumerate(trajectory.turns):
+        if t in answered:
+            other = walk.fork()
+            heard = (*ids, *other.hear(_masked(turn, placeholder).observation).ids)
+            said = other.say(turn.action).ids
+            found[t] = Encoded(
+                heard + said,
+                (NO_TURN,) * len(heard) + (t,) * len(said),
+                ("assistant",) * (len(heard) + len(said)),
+            )
+        ids += (*walk.hear(turn.observation).ids, *walk.say(turn.action).ids)
+    walk.confirm()
+    return found
+
+
+def _alone(renderer: Renderer, trajectory: Trajectory, t: int, placeholder: str) -> Encoded:
+    """Of an episode whose history was shortened, what the policy would have seen at a turn."""
+    masked = (*trajectory.turns[:t], _masked(trajectory.turns[t], placeholder))
+    seen = as_seen(replace(trajectory, turns=masked), t)
+    found = renderer.encode(replace(trajectory, turns=seen, history=None), every_turn=True)
+    return replace(found, turn=tuple(t if turn == len(seen) - 1 else NO_TURN for turn in found.turn))
+
+
+def _masked(turn: Turn, placeholder: str) -> Turn:
+    """A turn that heard a placeholder, in as many messages."""
+    return replace(
+        turn, observation=tuple({**message, "content": placeholder} for message in turn.observation)
+    )
+
+
+def _within(renderer: Renderer, trajectory: Trajectory, limit: int | None) -> Encoded | None:
+    """The episode as tokens, without the turns that do not fit; None if none does.
+
+    Raises:
+        DataError: If a turn cannot be read as tokens.
+    """
+    whole = renderer.encode(trajectory, every_turn=True)
+    if limit is None or whole.longest <= limit:
+        return whole
+    try:
+        return renderer.encode(trajectory, limit, every_turn=True)
+    except DataError:
+        return None
+
+
+def _beside(seen: Encoded, masked: dict[int, Encoded], count: int) -> Encoded:
+    """An episode of so many turns and its masked ones as sequences of one; masked, turn t has index count + t."""
+    lengths = [part.stop - part.start for part in seen.sequences] + [len(one.ids) for one in masked.values()]
+    turn = list(seen.turn)
+    for one in masked.values():
+        turn += [NO_TURN if t == NO_TURN else count + t for t in one.turn]
+    return Encoded(
+        ids=tuple(chain(seen.ids, *(one.ids for one in masked.values()))),
+        turn=tuple(turn),
+        role=("assistant",) * sum(lengths),
+        starts=tuple(accumulate(lengths[:-1], initial=0)),
+    )
+
+
+def _means(turns: Sequence[int], logprobs: Sequence[float]) -> dict[int, float]:
+    """Mean log-probability of the tokens of each turn."""
+    of_turn: dict[int, list[float]] = defaultdict(list)
+    for turn, each in zip(turns, logprobs, strict=True):
+        of_turn[turn].append(each)
+    return {turn: sum(each) / len(each) for turn, each in of_turn.items()}
+
+
+def _by_task(trajectories: Sequence[Trajectory]) -> list[list[int]]:
+    """Indices of the episodes of each task that have a second turn."""
+    members: dict[str, list[int]] = defaultdict(list)
+    for i, one in enumerate(trajectories):
+        if len(one.turns) > 1 and not failed(one):
+            members[one.task.id].append(i)
+    return list(members.values())
+
+
+def feedback_of(trajectories: Sequence[Trajectory], placeholder: str, reader: Reader) -> list[list[float]]:
+    """Return `feedback_gains` by an open policy, in nats `[trajectories][turns]`; NaN where it is not known."""
+    return feedback_gains(reader.model, reader.renderer, trajectories, placeholder, reader.token_budget)
+
+
+class FeedbackGain(Quantity):
+    """How much likelier the reply to each turn made the turn after it than a placeholder in its stead.
+
+    Given as `feedback`, the mean over the tokens of the next turn, in nats `[trajectories][turns]`, with NaN where no
+    turn follows or nothing was said.
+    """
+
+    traits: ClassVar[QuantityTraits] = QuantityTraits(
+        "passes of the policy that acted over the episodes, and over each turn once more",
+        passes=1,
+        policies=frozenset({ACTED}),
+    )
+    request: ClassVar[type[Need]] = Feedback
+
+    def compute(self, request: Feedback, episodes: Sequence[Trajectory], source: Source) -> Computed:
+        """Compute the gains under the policy that acted."""
+        return Computed(feedback_of(episodes, request.placeholder, source.policy(ACTED)))
+
+    def exact(self, request: Feedback, ground: Ground) -> list[list[float]]:
+        """Return how much likelier each turn's reply made the next action, in nats `[episodes][turns]`; NaN at the end.
+
+        A policy that is told nothing does not know in which state it is: it acts as it does in one drawn at random.
+        """
+        process = ground.episodes.process
+        blind: dict[str, float] = {}
+        for state, actions in process.actions.items():
+            for name, chance in zip(actions, process.policy(state), strict=True):
+                blind[name] = blind.get(name, 0.0) + chance / len(process.actions)
+
+        def gain(step: Step) -> float:
+            name = list(process.actions[step.state])[step.action]
+            return log(process.policy(step.state)[step.action] / blind[name])
+
+        return [[*(gain(step) for step in steps[1:]), nan] for steps in ground.episodes.steps]

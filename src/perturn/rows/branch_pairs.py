@@ -1,0 +1,102 @@
+"""Row maker `branch-pairs`: among episodes that share their first turns, the best over the worst."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from perturn.bounds import Bound, bounded
+from perturn.data.origins import actions_of, branches_of, ending_at
+from perturn.needs import Need
+from perturn.rows.pairing import Paired, best_over_worst, made, paired_within_branches
+from perturn.settings.making import ANY_BRANCHES, BRANCHES, Made, RowInputs, RowTraits
+from perturn.settings.sections import COUNT
+from perturn.types import Trajectory, failed
+
+
+@dataclass(frozen=True)
+@bounded
+class BranchPairs:
+    """Pair the best of the episodes that share their first turns with the worst, and so on, by how they end.
+
+    Episodes that branch off from one turn make a group, with the episode they branch off from. So both sides have the
+    turns before it in common; training keeps these or masks them, as `align.shared_prefix` says. Of one turn, the best
+    is compared with those that took another one.
+
+    Source: Lai et al. 2024, "Step-DPO", arXiv:2406.18629; Chen et al. 2024, "Advancing Tool-Augmented Large Language
+    Models: Integrating Insights from Errors in Inference Trees" (TP-LLaMA), arXiv:2406.07115; both by their abstracts.
+    Differs: who is better is known by how the episode ends, and not from a model of the process. Both papers compare
+    one step, as `one_turn` does; by default both sides go on to the end. With episodes of an expert as `explored`, one
+    step of his is compared with what the policy tried in its place (TP-LLaMA's expert searches a tree, and fails in it
+    himself).
+    """
+
+    traits: ClassVar[RowTraits] = RowTraits("pairs", branches=BRANCHES, takes=ANY_BRANCHES)
+    needs: ClassVar[tuple[Need, ...]] = ()
+
+    threshold: Annotated[float, Bound(least=0)] = 0.4
+    """Score gap a pair must exceed."""
+    per_group: Annotated[int, COUNT] | None = 1
+    """Pairs that share their first turns, at most; None: as many as there are, each episode in one."""
+    length: Literal["episode", "turn"] = "episode"
+    """Where both sides end: with their episodes, or with the turn in which they part."""
+
+    def __call__(self, inputs: RowInputs) -> Made:
+        """Return the pairs, by resumed episode, by turn and then by gap, largest first."""
+
+        def pair(begun: Sequence[Trajectory], branches: Sequence[Trajectory]) -> Paired:
+            one_turn = self.length == "turn"
+            return pair_within_branches(
+                begun, branches, self.threshold, per_group=self.per_group, one_turn=one_turn
+            )
+
+        return made(paired_within_branches(inputs, pair), f"rows.threshold={self.threshold:g}")
+
+
+def pair_within_branches(
+    explored: Sequence[Trajectory],
+    branches: Iterable[Trajectory],
+    threshold: float = 0.4,
+    *,
+    per_group: int | None = 1,
+    one_turn: bool = False,
+) -> Paired:
+    """Pair the best of the episodes that share their first turns with the worst, and so on, as `GroupPairs`.
+
+    See `BranchPairs`.
+
+    Args:
+        explored: Trajectories that are played on: the policy's, or an expert's.
+        branches: Those that were played on from them.
+        threshold: tau, in units of total reward; finite and >= 0.
+        per_group: Pairs that share their first turns, at most; None: as many as there are, each trajectory in one.
+        one_turn: Whether both sides end with the turn in which they part; their total rewards stay those of the whole
+            episodes.
+
+    Returns:
+        The pairs, by explored episode, by turn and then by gap, largest first; and counts: each trajectory of a group
+        under one of `IN_GROUP`, so that an explored one is counted as often as it was played on from another turn.
+    """
+    groups, alike = [], 0
+    for one, by_turn in zip(explored, branches_of(explored, branches), strict=True):
+        for turn in sorted(by_turn):
+            group = [one, *by_turn[turn]]
+            if one_turn:
+                whole = len(group)
+                group = _unlike_best([ending_at(each, turn + 1) for each in group])
+                alike += whole - len(group)
+            groups.append(group)
+    pairs, counts = best_over_worst(groups, threshold, per_group)
+    counts["identical"] += alike
+    return pairs, counts
+
+
+def _unlike_best(group: Sequence[Trajectory]) -> list[Trajectory]:
+    """The group without those that did what the best of it did; FAILED ones stay."""
+    best = max((one for one in group if not failed(one)), key=lambda one: one.total_reward, default=None)
+    return [
+        one
+        for one in group
+        if best is None or one is best or failed(one) or actions_of(one) != actions_of(best)
+    ]

@@ -1,0 +1,64 @@
+"""Row maker `coh`: as `nat`, but a failure stands before a success of its task, in one conversation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from perturn.episodes.prompts import told
+from perturn.needs import Need
+from perturn.rows.endings import FAILURE, SUCCESS, check_told, divide, told_successes, weighted
+from perturn.settings.making import Made, RowInputs, RowTraits
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class CohRows:
+    """All episodes, each told whether it succeeds; a failure stands before a success of its task in one conversation.
+
+    The success is the expert's, else the policy's own first one. A failure without one, or that does not fit into one
+    conversation with it, is told by itself.
+
+    Source: CoH, Liu et al. 2023, "Chain of Hindsight Aligns Language Models with Feedback", arXiv:2302.02676: outputs
+    stand in one sequence with words of feedback before each, the loss is on all outputs and not on those words, and at
+    inference the words are those of the good. As in the authors' code, single outputs with their words are taught too.
+    Differs: the paper ranks answers of one turn, and no paper says how it was made a baseline for agents. Assumed: the
+    bad before the good alone, one wording, that of `success` and `failure`; no tokens of the past are masked at random,
+    and there is no term of pretraining, in whose place the expert's episodes stand.
+    """
+
+    needs: ClassVar[tuple[Need, ...]] = ()
+
+    success: str = SUCCESS
+    """Text after the one that poses the task of a success, and of each task when the policy is evaluated."""
+    failure: str = FAILURE
+    """Text after the one that poses the task of a failure."""
+
+    def __post_init__(self) -> None:
+        check_told(self.success, self.failure)
+
+    @property
+    def traits(self) -> RowTraits:
+        """The policy is told how its episodes end."""
+        told = self.success, self.failure
+        return RowTraits(
+            "single", expert=True, starts_over=True, names_policy=True, told=told, needs_history=True
+        )
+
+    def __call__(self, inputs: RowInputs) -> Made:
+        """Return the successes, then the failures."""
+        divided = divide(inputs, starts_over=True)
+        if not divided.failures:
+            return Made([], divided.counts, "none is a failure")
+        good = {one.task.id: one for one in reversed((*divided.experts, *divided.successes))}
+        rows = told_successes(divided, self.success)
+        for one in divided.failures:
+            after, alone = good.get(one.task.id), told(one, self.failure)
+            both = None if after is None else _chain(alone, told(after, self.success))
+            rows.append(weighted(both if both is not None and inputs.limit.whole(both) else alone))
+        return Made(rows, divided.counts)
+
+
+def _chain(bad: Trajectory, good: Trajectory) -> Trajectory:
+    """Two episodes of a task in one conversation."""
+    return replace(good, turns=(*bad.turns, *good.turns))

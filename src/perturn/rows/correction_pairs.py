@@ -1,0 +1,158 @@
+"""Row maker `corrections`: failures that the expert corrects from their first wrong turn on, over the failures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from perturn.bounds import Bound, check_bounds
+from perturn.data.origins import actions_of, ending_at
+from perturn.episodes.triage import check_signals, left_out
+from perturn.needs import Distance
+from perturn.remaining import wrong_turns
+from perturn.rows.pairing import Paired, check_comparable, cut, exceeds, made, parting
+from perturn.settings.making import Made, RowInputs, RowTraits
+from perturn.settings.sections import Sense, require
+from perturn.settings.signals import Signals
+from perturn.types import PreferencePair, Trajectory, failed, succeeded
+
+CORRECTED = ("failed", "succeeded", "no_turns", "no_wrong_turn", "not_corrected", "identical", "gap", "kept")
+"""Outcomes of an explored trajectory that may be corrected: the first that holds. `no_wrong_turn`: a limit of turns
+ended it on its way; `not_corrected`: the expert did not succeed from there either."""
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """Pair each failed episode with what the expert made of it from its first wrong turn on.
+
+    Both sides share the turns before it; training keeps these or masks them, as `align.shared_prefix` says. A pair is
+    kept if the correction succeeds and total_reward(correction) - total_reward(explored) > threshold.
+
+    Source: Lai et al. 2024, "Step-DPO: Step-wise Preference Optimization for Long-chain Reasoning of LLMs",
+    arXiv:2406.18629 (the first wrong step against a right one, given what both share); and SCOPE, of "Recycling
+    Failures: Salvaging Exploration in RLVR via Fine-Grained Off-Policy Guidance" (what follows the first error is
+    replaced), both by their abstracts.
+    Differs: both sides go on to the end of the episode, where Step-DPO compares one step, as `one_turn` does; the
+    corrections are compared with the failures, where SCOPE learns from them as rollouts; the first error is known from
+    the remaining path, and not from a model of the process. Step-DPO's right step is the policy's own, as in
+    row maker `progress-pairs`.
+    """
+
+    traits: ClassVar[RowTraits] = RowTraits("pairs", corrects=1)
+
+    distance: Sense = "shortest"
+    """In which sense the way to a success is measured, which tells the first wrong turn; see
+    `perturn.envs.abilities.Pathfinder`."""
+    threshold: Annotated[float, Bound(least=0)] = 0.4
+    """Score gap a pair must exceed."""
+    max_extra_turns: Annotated[int, Bound(least=0)] | None = None
+    """Cut the rejected side to the correction's number of turns plus this many; None: never."""
+    length: Literal["episode", "turn"] = "episode"
+    """Where both sides end: with their episodes, or with the first wrong turn and the expert's in its place."""
+    signals: Signals = field(default_factory=Signals)
+    """Explored episodes that are left out."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        check_signals(self.signals)
+        require(
+            self.length == "episode" or self.max_extra_turns is None,
+            "max_extra_turns cuts nothing with length=turn, where both sides end together; leave it out.",
+        )
+
+    @property
+    def needs(self) -> tuple[Distance, ...]:
+        """The way to a success that is left around each turn."""
+        return (Distance(self.distance),)
+
+    def __call__(self, inputs: RowInputs) -> Made:
+        """Return the pairs, in the order of the explored episodes."""
+        chosen, filtered = left_out(inputs.explored, self.signals)
+        explored = inputs.measure(chosen)
+        wanted = [(one, turns) for one in explored if (turns := to_correct(one)) is not None]
+        pairs, counts = pair_with_corrected(
+            explored,
+            inputs.measure(inputs.correct(wanted)),
+            self.threshold,
+            max_extra_turns=self.max_extra_turns,
+            one_turn=self.length == "turn",
+        )
+        counts.update(filtered)
+        return made(parting((pairs, counts), inputs), f"rows.threshold={self.threshold:g}")
+
+
+def to_correct(explored: Trajectory) -> int | None:
+    """Number of turns of a failed episode before its first wrong one; None where there is nothing to correct.
+
+    Raises:
+        DataError: If its remaining path was not measured.
+    """
+    if failed(explored) or succeeded(explored):
+        return None
+    wrong = wrong_turns(explored)
+    return wrong.index(True) if True in wrong else None
+
+
+def pair_with_corrected(
+    explored: Iterable[Trajectory],
+    corrections: Iterable[Trajectory],
+    threshold: float = 0.4,
+    *,
+    max_extra_turns: int | None = None,
+    one_turn: bool = False,
+) -> Paired:
+    """Pair each failed episode with what the expert made of it from its first wrong turn on.
+
+    See `Corrections`.
+
+    Args:
+        explored: Trajectories of the policy, with the remaining path of their turns.
+        corrections: Trajectories of the same tasks and samples, of those for which `to_correct` has a number.
+        threshold: tau, in units of total reward; finite and >= 0.
+        max_extra_turns: Cut the rejected side to this many turns more than its correction has, as in
+            `pair_with_expert`.
+        one_turn: Whether both sides end with the first wrong turn and the expert's in its place; their total rewards
+            stay those of the whole episodes.
+
+    Returns:
+        The pairs in the order of `explored`, and counts: each explored trajectory under one of `CORRECTED`, and beside
+        these, under `cut`, how many of the kept ones were cut.
+    """
+    mended = {one.key: one for one in corrections if succeeded(one)}
+    pairs: list[PreferencePair] = []
+    counts = Counter(dict.fromkeys((*CORRECTED, "cut"), 0))
+    for trajectory in explored:
+        correction, rejected = mended.get(trajectory.key), trajectory
+        if correction is not None and one_turn:
+            turns = correction.taken_over + 1
+            correction, rejected = ending_at(correction, turns), ending_at(trajectory, turns)
+        outcome = _nothing_to_correct(trajectory) or _corrected(correction, rejected, threshold)
+        counts[outcome] += 1
+        if correction is not None and outcome == "kept":
+            whole, rejected = rejected, cut(rejected, correction, max_extra_turns)
+            counts["cut"] += rejected is not whole
+            pairs.append(PreferencePair(chosen=correction, rejected=rejected))
+    return pairs, counts
+
+
+def _nothing_to_correct(explored: Trajectory) -> str | None:
+    """Why an explored trajectory is not corrected; None if it is to be."""
+    if failed(explored):
+        return "failed"
+    if succeeded(explored):
+        return "succeeded"
+    if not explored.turns:
+        return "no_turns"
+    return "no_wrong_turn" if to_correct(explored) is None else None
+
+
+def _corrected(correction: Trajectory | None, explored: Trajectory, threshold: float) -> str:
+    if correction is None:
+        return "not_corrected"
+    check_comparable(correction, explored)
+    if actions_of(correction) == actions_of(explored):
+        return "identical"
+    gap = correction.total_reward - explored.total_reward
+    return "kept" if exceeds(gap, threshold) else "gap"

@@ -1,0 +1,129 @@
+"""Row maker `drop-pairs`: better branches over the steps that cost an episode its chances."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Annotated, ClassVar, Literal
+
+from perturn.bounds import Bound, bounded
+from perturn.data.origins import actions_of, branches_of
+from perturn.needs import Need
+from perturn.rows.pairing import Paired, exceeds, made, pair_ending, paired_within_branches
+from perturn.settings.making import ANY_BRANCHES, Made, RowInputs, RowTraits
+from perturn.types import PreferencePair, Trajectory, failed, score
+
+DROPS = ("failed", "no_drop", "identical", "gap", "kept")
+"""Outcomes of a step of an explored episode: the first that holds. `failed`: no branch says what it was worth to be
+before it, or after it; `no_drop`: that is not clearly less; `identical`: no branch that ended took another step; `gap`:
+none of those that did ended clearly better."""
+
+
+@dataclass(frozen=True)
+@bounded
+class DropPairs:
+    """Pair each step of an explored episode that cost it its chances with a better one from the same turn.
+
+    A step is what the episode did from one turn that is played on from to the next. It gives a pair if
+
+        v(t) - v(t') > threshold,    v(t) = mean score of the branches from turn t,
+
+    where t' is the turn after the step, and v after the last step is what the episode earned: the best of the branches
+    from turn t that took another step over the episode, if that earned more than it by the threshold too.
+
+    Source: Setlur et al. 2024, "RL on Incorrect Synthetic Data Scales the Efficiency of LLM Math Reasoning by
+    Eight-Fold", arXiv:2406.14532, by its abstract: the advantage of each step of a failure tells which are rejected.
+    Differs: what is chosen, how many branches say what a turn is worth, and the threshold are ours.
+    """
+
+    needs: ClassVar[tuple[Need, ...]] = ()
+
+    threshold: Annotated[float, Bound(least=0)] = 0.4
+    """Score gap that a step must cost, and that a pair must exceed."""
+    length: Literal["episode", "turn"] = "episode"
+    """Where both sides end: with their episodes, or with the turn in which they part. Any turn of a longer step may be
+    the one that cost, so pairs of one turn need branches from each turn."""
+
+    @property
+    def traits(self) -> RowTraits:
+        """Branches from regular turns, or from each."""
+        branches = frozenset({"turn-branches" if self.length == "turn" else "regular-branches"})
+        return RowTraits("pairs", branches=branches, takes=ANY_BRANCHES)
+
+    def __call__(self, inputs: RowInputs) -> Made:
+        """Return the pairs, by explored episode and turn."""
+
+        def pair(begun: Sequence[Trajectory], branches: Sequence[Trajectory]) -> Paired:
+            return pair_where_worth_drops(begun, branches, self.threshold, one_turn=self.length == "turn")
+
+        found = paired_within_branches(inputs, pair, of_steps=True)
+        return made(found, f"rows.threshold={self.threshold:g}")
+
+
+def pair_where_worth_drops(
+    explored: Sequence[Trajectory],
+    branches: Iterable[Trajectory],
+    threshold: float = 0.4,
+    *,
+    one_turn: bool = False,
+) -> Paired:
+    """Pair each step of an explored episode that cost it its chances with a better one from the same turn.
+
+    See `DropPairs`.
+
+    Args:
+        explored: Trajectories of the policy.
+        branches: Those that were played on from them. Those that FAILED are left out, since the
+            environment or the engine broke them off: they say nothing of what a turn is worth.
+        threshold: tau, in units of total reward; finite and >= 0.
+        one_turn: Whether both sides end with the turn in which they part, where a step is one turn.
+
+    Returns:
+        The pairs, by explored episode and turn; and counts: each step under one of `DROPS`.
+    """
+    pairs: list[PreferencePair] = []
+    counts = Counter(dict.fromkeys(DROPS, 0))
+    for one, by_turn in zip(explored, branches_of(explored, branches), strict=True):
+        for turn, after in _steps(one, by_turn):
+            outcome, better = _compare(one, turn, after, by_turn, threshold, one_turn=one_turn)
+            counts[outcome] += 1
+            if better is not None:
+                pairs.append(pair_ending(better, one, turn if one_turn else None))
+    return pairs, counts
+
+
+def _steps(one: Trajectory, by_turn: Mapping[int, object]) -> Iterator[tuple[int, int]]:
+    """Turns between which the steps of an episode are: from one that is played on from to the next, or to the end."""
+    return pairwise([*sorted(by_turn), len(one.turns)])
+
+
+def _compare(
+    one: Trajectory,
+    turn: int,
+    after: int,
+    by_turn: Mapping[int, Sequence[Trajectory]],
+    threshold: float,
+    *,
+    one_turn: bool,
+) -> tuple[str, Trajectory | None]:
+    """Outcome of an episode's step from a turn to another, and the branch that is preferred to it, if one is."""
+    there, beyond = (
+        [each for each in by_turn.get(at, ()) if len(each.turns) > at and not failed(each)]
+        for at in (turn, after)
+    )
+    is_last = after == len(one.turns)
+    if not there or not (beyond or is_last):
+        return "failed", None
+    left = score(one) if is_last else fmean(map(score, beyond))
+    if not exceeds(fmean(map(score, there)) - left, threshold):
+        return "no_drop", None
+    taken = slice(turn, turn + 1 if one_turn else after)
+    step = actions_of(one)[taken]
+    others = [each for each in there if actions_of(each)[taken] != step]
+    if not others:
+        return "identical", None
+    best = max(others, key=score)
+    return ("kept", best) if exceeds(score(best) - score(one), threshold) else ("gap", None)

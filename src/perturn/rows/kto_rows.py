@@ -1,0 +1,43 @@
+"""Row maker `kto`: successes as desirable, own failures as undesirable, for the loss kto."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perturn.needs import Need
+from perturn.rows.endings import Divided, divide, weighted
+from perturn.settings.making import Made, RowInputs, RowTraits
+
+
+@dataclass(frozen=True)
+class KtoRows:
+    """Successes with weight 1 and failures with -1; of the expert's, those on tasks that the policy has explored.
+
+    Source: Ethayarajh et al. 2024, "KTO: Model Alignment as Prospect Theoretic Optimization", arXiv:2402.01306,
+    Section 4: outputs that are known to be desirable or undesirable, of which no two need be of one prompt.
+    Differs: the labels are the environment's, and the expert's episodes are desirable too.
+    """
+
+    traits: ClassVar[RowTraits] = RowTraits("labelled", expert=True, names_policy=True)
+    needs: ClassVar[tuple[Need, ...]] = ()
+
+    def __call__(self, inputs: RowInputs) -> Made:
+        """Return the successes, then the failures."""
+        divided = divide(inputs, starts_over=False)
+        good = [*divided.experts, *divided.successes]
+        rows = [*map(weighted, good), *(weighted(one, -1.0) for one in divided.failures)]
+        lacks = lacking(divided)
+        return Made([] if lacks else rows, divided.counts, lacks)
+
+
+def lacking(divided: Divided) -> str:
+    """Say what both labels lack: failures, successes, or a second task; empty: nothing."""
+    good = (*divided.experts, *divided.successes)
+    tasks = {one.task.id for one in (*good, *divided.failures)}
+    lacks = {
+        "none is a failure": not divided.failures,
+        "none is a success": not good,
+        "all are of one task": len(tasks) < 2,
+    }
+    return next((says for says, holds in lacks.items() if holds), "")

@@ -1,0 +1,47 @@
+"""Row maker `nat`: all episodes, each told in its prompt whether it succeeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perturn.episodes.prompts import told
+from perturn.needs import Need
+from perturn.rows.endings import FAILURE, SUCCESS, check_told, divide, told_successes, weighted
+from perturn.settings.making import Made, RowInputs, RowTraits
+
+
+@dataclass(frozen=True)
+class NatRows:
+    """All episodes, each with weight 1 and a text after the task that says whether it succeeds.
+
+    Source: NAT, Wang et al. 2024, "Learning From Failure: Integrating Negative Examples when Fine-tuning Large Language
+    Models as Agents", arXiv:2402.11651: a suffix to the query tells positive from negative trajectories, the loss is on
+    the actions of both, and at inference the suffix is that of positive ones.
+    Differs: the positive ones are the expert's, too; the texts are ours, since its own speak of answers to questions.
+    """
+
+    needs: ClassVar[tuple[Need, ...]] = ()
+
+    success: str = SUCCESS
+    """Text after the one that poses the task of a success, and of each task when the policy is evaluated."""
+    failure: str = FAILURE
+    """Text after the one that poses the task of a failure."""
+
+    def __post_init__(self) -> None:
+        check_told(self.success, self.failure)
+
+    @property
+    def traits(self) -> RowTraits:
+        """The policy is told how its episodes end."""
+        return RowTraits(
+            "single", expert=True, starts_over=True, names_policy=True, told=(self.success, self.failure)
+        )
+
+    def __call__(self, inputs: RowInputs) -> Made:
+        """Return the successes, then the failures."""
+        divided = divide(inputs, starts_over=True)
+        if not divided.failures:
+            return Made([], divided.counts, "none is a failure")
+        bad = [weighted(told(one, self.failure)) for one in divided.failures]
+        return Made([*told_successes(divided, self.success), *bad], divided.counts)

@@ -1,0 +1,96 @@
+"""Row maker `oec`: the expert's episodes, and the expert's turns where it takes over in own failures."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Annotated, ClassVar, Literal
+
+from perturn.bounds import bounded
+from perturn.errors import DataError
+from perturn.needs import Need
+from perturn.rows.endings import divide, weighted
+from perturn.settings.making import Made, RowInputs, RowTraits
+from perturn.settings.sections import COUNT
+from perturn.types import Trajectory, WeightedTrajectory, succeeded
+
+
+@dataclass(frozen=True)
+@bounded
+class OecRows:
+    """The expert's trajectories that SFT is taught, and own failures in which he took over, with weight for his turns.
+
+    With several iterations each learns from the corrections of all before it too, as DAgger does.
+
+    Source: Lauffer et al. 2025, "Imitation Learning for Multi-turn LM Agents via On-policy Expert Corrections",
+    arXiv:2512.14895: episodes begin with the policy, an expert takes over at a random turn, those that then succeed
+    are kept, and the loss is on the expert's turns; after DAgger (Ross et al. 2011, arXiv:1011.0686).
+    Differs: the expert takes over in episodes that failed alone, at `takeovers` turns of each, which are played again
+    up to there; these turns may be those of least confidence, which is ours.
+    """
+
+    needs: ClassVar[tuple[Need, ...]] = ()
+
+    takeovers: Annotated[int, COUNT] = 2
+    """Turns of each failure, after its first, at which the expert takes over; each makes an episode."""
+    takeover: Literal["random", "confidence"] = "random"
+    """Which turns these are: drawn at random, or those whose action the policy was least sure of as it sampled it, by
+    the mean log-probability of its tokens."""
+
+    @property
+    def traits(self) -> RowTraits:
+        """The expert takes over, and each iteration learns from what is there."""
+        return RowTraits(
+            "single",
+            expert=True,
+            corrects=self.takeovers,
+            aggregates=True,
+            starts_over=True,
+            names_policy=True,
+            reads_logprobs=self.takeover == "confidence",
+        )
+
+    def __call__(self, inputs: RowInputs) -> Made:
+        """Return the expert's episodes, then the corrected ones, those of earlier iterations first."""
+        divided = divide(inputs, starts_over=True)
+        turns_of = _random_turns if self.takeover == "random" else _unsure_turns
+        wanted = []
+        for one in divided.failures:
+            times = min(self.takeovers, len(one.turns) - 1)
+            wanted += [(one, turns) for turns in sorted(turns_of(one, times, inputs.seed))]
+        mended = [one for one in inputs.correct(wanted) if succeeded(one)]
+        divided.counts["corrections"] = len(mended)
+        earlier = [row.trajectory for row in inputs.earlier if row.weight[0] == 0]  # the policy's own turn
+        if not earlier and not mended:
+            lacks = "no failure could be corrected" if divided.failures else "none is a failure"
+            return Made([], divided.counts, lacks)
+        # The end of an episode, which would be cut, is what is learned.
+        rows = [_row(one) for one in (*earlier, *mended) if inputs.limit.whole(one)]
+        return Made([*map(weighted, divided.taught), *rows], divided.counts)
+
+
+def _row(corrected: Trajectory) -> WeightedTrajectory:
+    """A corrected episode, with weight for the expert's turns."""
+    weight = tuple(float(turn >= corrected.taken_over) for turn in range(len(corrected.turns)))
+    return WeightedTrajectory(corrected, weight)
+
+
+def _random_turns(episode: Trajectory, times: int, seed: int) -> list[int]:
+    """Turns after the first, drawn by the run's seed and the episode's, which is another one in each iteration."""
+    draw = random.Random(f"{seed} {episode.task.id} {episode.sample} {episode.seed}")
+    return draw.sample(range(1, len(episode.turns)), times)
+
+
+def _unsure_turns(episode: Trajectory, times: int, seed: int) -> list[int]:
+    """Turns after the first whose action the policy was least sure of; of equal ones the first."""
+    sure = {}
+    for turn in range(1, len(episode.turns)):
+        logprobs = episode.turns[turn].action.logprobs
+        if logprobs is None:
+            raise DataError(
+                f"task {episode.task.id!r}, turn {turn}: rows.takeover=confidence reads the log-probabilities of "
+                "sampled tokens, and none were recorded; explore with an engine that returns them, or take random."
+            )
+        sure[turn] = fmean(logprobs) if logprobs else 0.0
+    return sorted(sure, key=lambda turn: sure[turn])[:times]

@@ -1,0 +1,29 @@
+"""Row maker `rft`: the expert's episodes and the policy's own successes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perturn.needs import Need
+from perturn.rows.endings import divide, weighted
+from perturn.settings.making import Made, RowInputs, RowTraits
+
+
+@dataclass(frozen=True)
+class RftRows:
+    """The expert's trajectories that SFT is taught and the policy's own successes, each with weight 1.
+
+    Source: Yuan et al. 2023, "Scaling Relationship on Learning Mathematical Reasoning with Large Language Models",
+    arXiv:2308.01825: the policy's own correct answers, each once, are added to the data of SFT, and the model that SFT
+    began with is trained on both. So it is among the baselines of ETO (arXiv:2403.02502), DMPO and tlm-DRE.
+    Differs: equal is what has the same actions; Yuan et al. compare the equations, and draw 100 samples a task.
+    """
+
+    traits: ClassVar[RowTraits] = RowTraits("single", expert=True, starts_over=True, names_policy=True)
+    needs: ClassVar[tuple[Need, ...]] = ()
+
+    def __call__(self, inputs: RowInputs) -> Made:
+        """Return the expert's episodes, then the policy's own."""
+        divided = divide(inputs, starts_over=True)
+        return Made([weighted(one) for one in (*divided.taught, *divided.successes)], divided.counts)

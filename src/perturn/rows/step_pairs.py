@@ -1,0 +1,126 @@
+"""Row maker `step-pairs`: the expert's steps against the policy's own from the same turn (IPR)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Annotated, ClassVar
+
+from perturn.bounds import Bound, bounded
+from perturn.data.origins import actions_of, best_by_task, branches_of
+from perturn.needs import Need
+from perturn.rows.pairing import Paired, exceeds, made, pair_with_expert
+from perturn.settings.making import ANY_BRANCHES, Made, RowInputs, RowTraits
+from perturn.types import Trajectory, failed, score
+
+STEPS = ("steps_failed", "steps_alike", "steps_gap", "steps_kept")
+"""Outcomes of a step of the expert: the first that holds. `steps_failed`: no branch says what one of both is worth;
+`steps_alike`: all took the expert's step; `steps_gap`: it is not clearly better."""
+
+
+@dataclass(frozen=True)
+@bounded
+class StepPairs:
+    """Pair the expert with explored episodes, as `ExpertPairs`, and each step of his with a worse one.
+
+    A step is what the expert does from one turn that is played on from to the next. It is worth
+
+        v_expert(t) = mean score of the branches from the turn after it; after the last, the expert's own
+        v_policy(t) = mean score of the branches from the turn before it whose step is another
+
+    and gives a pair if v_expert(t) - v_policy(t) > threshold: the expert's episode over the worst of these branches,
+    which shares its first t turns, if that earned less than the expert by more than the threshold.
+
+    Source: Xiong et al. 2024, "Watch Every Step! LLM Agent Learning via Iterative Step-Level Process Refinement" (IPR),
+    arXiv:2406.11176, and its published code (tau = 0.5).
+    Differs: the paper samples one step of the policy at each turn, and plays on after it as after the expert's; here
+    branches before the step are both its samples and its worth, so v_policy is the mean over the policy's other
+    steps and nobody plays a second time. Of these branches the worst is rejected, the paper's is the one it sampled.
+    One threshold is for both kinds of pairs, where the paper's code has 0.01 for whole episodes. Where the policy is
+    the better one its code makes it chosen; here there is no pair, as in `pair_with_expert`.
+    """
+
+    traits: ClassVar[RowTraits] = RowTraits(
+        "pairs", expert=True, branches=frozenset({"expert-branches"}), takes=ANY_BRANCHES
+    )
+    needs: ClassVar[tuple[Need, ...]] = ()
+
+    threshold: Annotated[float, Bound(least=0)] = 0.4
+    """Gap that a pair must exceed, in total reward and in the worth of a step; the paper has 0.5."""
+    max_extra_turns: Annotated[int, Bound(least=0)] | None = None
+    """Cut the rejected side to the expert's number of turns plus this many; None: never."""
+
+    def __call__(self, inputs: RowInputs) -> Made:
+        """Return the pairs of whole episodes, and then those of steps."""
+        tasks = {one.task.id for one in inputs.explored}
+        experts = [one for one in inputs.experts if one.task.id in tasks]
+        pairs, counts = pair_with_expert_steps(
+            experts, inputs.explored, inputs.branches, self.threshold, max_extra_turns=self.max_extra_turns
+        )
+        # Cut where both sides are still the same, they would be no pair.
+        cut = inputs.limit.too_long([pair.rejected for pair in pairs if pair.rejected.origin is not None])
+        counts["steps_too_long"] = len(cut)
+        counts["steps_kept"] -= len(cut)
+        left = [pair for pair in pairs if pair.rejected.key not in cut]
+        return made((left, counts), f"rows.threshold={self.threshold:g}")
+
+
+def pair_with_expert_steps(
+    experts: Iterable[Trajectory],
+    explored: Iterable[Trajectory],
+    branches: Iterable[Trajectory],
+    threshold: float = 0.5,
+    *,
+    max_extra_turns: int | None = None,
+) -> Paired:
+    """Pair the expert with explored episodes, as `pair_with_expert`, and each step of his with a worse one.
+
+    See `StepPairs`.
+
+    Args:
+        experts: Trajectories of an expert; of each task the best one counts.
+        explored: Trajectories of the policy.
+        branches: Those that were played on from turns of the best ones. Those that FAILED are left out, since the
+            environment or the engine broke them off: they say nothing of what a turn is worth.
+        threshold: tau, in units of total reward; finite and >= 0.
+        max_extra_turns: Cut the rejected side to this many turns more than the expert has, as in `pair_with_expert`.
+
+    Returns:
+        The pairs of whole episodes in the order of `explored`, then those of steps, by task and turn; and counts: those
+        of `pair_with_expert`, each step under one of `STEPS`, and under `steps_cut` how many of the kept were cut.
+    """
+    best = best_by_task(experts)
+    pairs, counts = pair_with_expert(best.values(), explored, threshold, max_extra_turns=max_extra_turns)
+    counts |= dict.fromkeys((*STEPS, "steps_cut"), 0)
+    walked = [best[task] for task in sorted(best)]
+    for expert, by_turn in zip(walked, branches_of(walked, branches), strict=True):
+        for turn, after in pairwise([*sorted(by_turn), len(expert.turns)]):
+            outcome, rejected = _compare(expert, turn, after, by_turn, threshold)
+            found, how = pair_with_expert([expert], rejected, threshold, max_extra_turns=max_extra_turns)
+            counts["steps_gap" if rejected and not found else outcome] += 1
+            counts["steps_cut"] += how["cut"]
+            pairs += found
+    return pairs, counts
+
+
+def _compare(
+    expert: Trajectory, turn: int, after: int, by_turn: Mapping[int, Sequence[Trajectory]], threshold: float
+) -> tuple[str, list[Trajectory]]:
+    """Outcome of the expert's step from a turn to another, and the branch that is rejected for it, if one is."""
+    there, beyond = (
+        [one for one in by_turn.get(each, ()) if len(one.turns) > each and not failed(one)]
+        for each in (turn, after)
+    )
+    is_last = after == len(expert.turns)
+    if not there or not (beyond or is_last):
+        return "steps_failed", []
+    step = actions_of(expert)[turn:after]
+    others = [one for one in there if actions_of(one)[turn:after] != step]
+    if not others:
+        return "steps_alike", []
+    worth = expert.total_reward if is_last else fmean(map(score, beyond))
+    if not exceeds(worth - fmean(map(score, others)), threshold):
+        return "steps_gap", []
+    return "steps_kept", [min(others, key=score)]

@@ -1,0 +1,101 @@
+"""Row maker `tree-pairs`: the best step in each state of a search tree over the worst."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+from perturn.bounds import Bound, bounded
+from perturn.data.origins import branches_of
+from perturn.data.tree import Node, grow
+from perturn.needs import Need
+from perturn.rows.pairing import Paired, exceeds, is_tie, made, parting, starting
+from perturn.settings.making import ANY_BRANCHES, Made, RowInputs, RowTraits
+from perturn.types import PreferencePair, Trajectory, came_back, failed
+
+IN_TREE = ("tie", "gap", "kept")
+"""Outcomes of a node whose episodes went on in different ways: the first that holds."""
+
+
+@dataclass(frozen=True)
+@bounded
+class TreePairs:
+    """Pair the best step at each node of a tree with the worst: the same turns before, and one turn more.
+
+    A step is worth the mean score of the episodes that took it. A pair is kept if the two differ by more than the
+    threshold; the sides end with the step, and their total reward is what it is worth.
+
+    Source: Xie et al. 2024, "Monte Carlo Tree Search Boosts Reasoning via Iterative Preference Learning",
+    arXiv:2405.00451.
+    Differs: a step is worth the mean outcome of its episodes, and no judgment of the policy on itself is mixed in. All
+    nodes give pairs, not those of the best path alone. Pairs are not smoothed by how often a step was taken.
+    """
+
+    traits: ClassVar[RowTraits] = RowTraits("pairs", branches=frozenset({"tree"}), takes=ANY_BRANCHES)
+    needs: ClassVar[tuple[Need, ...]] = ()
+
+    threshold: Annotated[float, Bound(least=0)] = 0.4
+    """Gap in the worth of two steps that a pair must exceed."""
+
+    def __call__(self, inputs: RowInputs) -> Made:
+        """Return the pairs, by explored episode and then by node, each before those below it."""
+        fitting = starting(inputs.begun, inputs)
+        kept = {one.key for one in fitting}
+        of_fitting = [one for one in inputs.branches if (one.task.id, one.origin) in kept and came_back(one)]
+        pairs, counts = pair_within_trees(fitting, of_fitting, self.threshold)
+        counts["too_long"], counts["nodes"] = 0, counts.total()
+        return made(parting((pairs, counts), inputs), f"rows.threshold={self.threshold:g}")
+
+
+def pair_within_trees(
+    explored: Sequence[Trajectory], played_on: Iterable[Trajectory], threshold: float = 0.4
+) -> Paired:
+    """Pair the best step at each node of a tree with the worst: the same turns before, and one turn more.
+
+    See `TreePairs`.
+
+    Args:
+        explored: Trajectories of the policy.
+        played_on: Those of their trees. FAILED ones are left out of the means, and a step that only such episodes took
+            is in no pair.
+        threshold: tau, in units of total reward; finite and >= 0.
+
+    Returns:
+        The pairs, by explored episode and then by node, each before those below it; and counts: each node that was left
+        by different steps under one of `IN_TREE`.
+    """
+    pairs: list[PreferencePair] = []
+    counts = Counter(dict.fromkeys(IN_TREE, 0))
+    for one, by_turn in zip(explored, branches_of(explored, played_on), strict=True):
+        root = grow(one, (each for found in by_turn.values() for each in found))
+        for node in root.walk():
+            steps = [child for child in node.children.values() if not all(map(failed, child.passed))]
+            if len(steps) < 2:
+                continue
+            best, worst = max(steps, key=lambda step: step.value), min(steps, key=lambda step: step.value)
+            outcome = _outcome(best.value - worst.value, threshold)
+            counts[outcome] += 1
+            if outcome == "kept":
+                pairs.append(PreferencePair(_ended(best), _ended(worst)))
+    return pairs, counts
+
+
+def _outcome(gap: float, threshold: float) -> str:
+    if is_tie(gap):
+        return "tie"
+    return "kept" if exceeds(gap, threshold) else "gap"
+
+
+def _ended(step: Node) -> Trajectory:
+    """An episode that took a step, up to it, with what it is worth."""
+    one = next(one for one in step.passed if not failed(one))
+    return replace(
+        one,
+        turns=one.turns[: step.depth],
+        total_reward=step.value,
+        success=False,
+        terminated=False,
+        truncated=True,
+    )

@@ -1,0 +1,261 @@
+"""Explored episodes by how they ended, as rows of training."""
+
+from dataclasses import replace
+
+import pytest
+
+from perturn.data.store import read_records, write_records
+from perturn.errors import DataError
+from perturn.rows import ROWS
+from perturn.rows.endings import divide
+from perturn.settings.making import Limit, RowInputs
+from perturn.types import Action, Status, Task, Trajectory, Turn, WeightedTrajectory
+
+
+def episode(task, *said, success=True, sample=0, policy="sft@1"):
+    turns = [Turn(({"role": "user", "content": f"room {n}"},), Action(text)) for n, text in enumerate(said)]
+    return Trajectory(Task(task), tuple(turns), success=success, sample=sample, policy=policy)
+
+
+EXPERTS = [episode("a", "north", "lamp", policy="expert"), episode("b", "south", policy="expert")]
+EXPLORED = [
+    episode("a", "north", "lamp"),  # the expert's own actions
+    episode("a", "east", sample=1),
+    episode("a", "east", sample=2),  # those of sample 1
+    episode("b", "north", success=False),
+    episode("b", "south", "south", success=False, sample=1),
+    episode("b", success=False, sample=2),
+    replace(episode("b", "up", sample=3), status=Status.FAILED, error="it broke"),
+    episode("c", "north", "lamp"),  # known on another task alone
+]
+
+
+GIVEN = RowInputs(explored=EXPLORED, experts=EXPERTS, taught=EXPERTS)
+
+
+def rows_of(name, inputs=GIVEN, **settings):
+    return ROWS[name](**settings)(inputs).rows
+
+
+def test_each_explored_episode_is_counted_once():
+    divided = divide(GIVEN, starts_over=True)
+
+    assert divided.counts == {
+        **{"taught": 2, "expert": 2},
+        **{"failed": 1, "no_turns": 1, "repeated": 2, "success": 2, "failure": 2},
+    }
+    assert [one.key for one in divided.successes] == [("a", 1), ("c", 0)]
+    assert [one.key for one in divided.failures] == [("b", 0), ("b", 1)]
+
+
+@pytest.mark.parametrize("name", ["rft", "kto", "nat", "coh", "oec"])
+def test_an_expert_episode_without_turns_is_no_row(name):
+    """There is nothing in it to learn, and nothing that could be told how it ends."""
+    empty, bad = episode("a", policy="expert"), episode("a", "south", "up", success=False)
+    shown = [empty, EXPERTS[0], EXPERTS[1]]
+    inputs = RowInputs([bad], shown, shown, correct=lambda wanted: [replace(bad, success=True, taken_over=1)])
+    found = ROWS[name]()(inputs)
+
+    assert found.counts["taught"] == 2
+    assert found.rows or name == "kto"
+    assert all(row.weight for row in found.rows)
+
+
+def test_actions_that_are_tool_calls_are_told_apart():
+    """All texts are empty, and the calls differ."""
+
+    def calling(name, sample):
+        turn = Turn((), Action("", tool_calls=({"function": {"name": name}},)))
+        return Trajectory(Task("a"), (turn,), success=True, sample=sample)
+
+    inputs = RowInputs([calling("look", 0), calling("open", 1), calling("look", 2)])
+    divided = divide(inputs, starts_over=True)
+
+    assert divided.counts["success"] == len(divided.successes) == 2
+    assert divided.counts["repeated"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "counted"), [("rft", "success"), ("nat", "success"), ("coh", "success"), ("kto", "repeated")]
+)
+def test_a_success_is_repeated_only_where_the_rows_have_the_one_it_repeats(name, counted):
+    """On task a the expert does as the policy, but SFT is taught task b alone: only KTO uses the expert's."""
+    own, bad = episode("a", "north", "lamp"), episode("a", "south", success=False, sample=1)
+    more = episode("c", "up", sample=1)
+    found = ROWS[name]()(RowInputs([own, bad, more], EXPERTS, EXPERTS[1:]))
+
+    fates = {key: found.counts[key] for key in ("failed", "no_turns", "repeated", "success", "failure")}
+    expected = {"failed": 0, "no_turns": 0, "repeated": 0, "success": 1, "failure": 1}
+    assert fates == expected | {counted: expected[counted] + 1}
+    good = [row.trajectory for row in found.rows if row.trajectory.success and row.weight[0] > 0]
+    assert sum([turn.action.text for turn in one.turns] == ["north", "lamp"] for one in good) == 1
+
+
+def test_rft_learns_from_the_expert_and_from_own_successes_alike():
+    rows = rows_of("rft")
+
+    assert [(row.trajectory.key, row.trajectory.policy, row.weight) for row in rows] == [
+        (("a", 0), "expert", (1.0, 1.0)),
+        (("b", 0), "expert", (1.0,)),
+        (("a", 1), "sft@1", (1.0,)),
+        (("c", 0), "sft@1", (1.0, 1.0)),
+    ]
+
+
+def test_kto_learns_from_all_that_is_known_of_explored_tasks():
+    """The expert's on tasks that were explored and own successes are desirable, own failures are not."""
+    elsewhere = episode("d", "up", policy="expert")
+    rows = rows_of("kto", replace(GIVEN, experts=[*EXPERTS, elsewhere], taught=[elsewhere]))
+
+    assert [(row.trajectory.key, row.trajectory.policy, set(row.weight)) for row in rows] == [
+        (("a", 0), "expert", {1.0}),
+        (("b", 0), "expert", {1.0}),
+        (("a", 1), "sft@1", {1.0}),
+        (("c", 0), "sft@1", {1.0}),
+        (("b", 0), "sft@1", {-1.0}),
+        (("b", 1), "sft@1", {-1.0}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("explored", "experts", "lacks"),
+    [
+        (EXPLORED[:3], EXPERTS, "none is a failure"),
+        (EXPLORED[3:5], [], "none is a success"),
+        ([EXPLORED[1], episode("a", "down", success=False)], [], "all are of one task"),
+    ],
+)
+def test_kto_needs_both_labels_and_a_second_task(explored, experts, lacks):
+    """Then there is no row to learn from."""
+    found = ROWS["kto"]()(RowInputs(explored, experts, EXPERTS))
+
+    assert (found.rows, found.lacks) == ([], lacks)
+
+
+def first_text(row):
+    return row.trajectory.turns[0].observation_text
+
+
+def test_nat_says_after_the_task_how_each_episode_ends():
+    """The rows of RFT, told of success, and own failures, told of failure; all with weight 1, nothing else changed."""
+    rows = rows_of("nat", success="Good.", failure="Bad.")
+
+    assert [(row.trajectory.key, first_text(row), set(row.weight)) for row in rows] == [
+        *((key, "room 0\nGood.", {1.0}) for key in [("a", 0), ("b", 0), ("a", 1), ("c", 0)]),
+        *((key, "room 0\nBad.", {1.0}) for key in [("b", 0), ("b", 1)]),
+    ]
+    assert rows[0].trajectory.turns[1:] == EXPERTS[0].turns[1:]
+    assert rows[0].trajectory.turns[0].action == EXPERTS[0].turns[0].action
+
+
+@pytest.mark.parametrize("name", ["nat", "coh"])
+def test_both_endings_must_be_told_apart(name):
+    with pytest.raises(ValueError, match="success and failure must be two texts"):
+        ROWS[name](success="a", failure="a")
+    assert ROWS[name]()(replace(GIVEN, explored=EXPLORED[:3])).lacks == "none is a failure"
+
+
+def test_coh_puts_a_failure_before_a_success_of_its_task():
+    """Task b has an expert; task e an own success; task f nothing; and of task b one chain does not fit."""
+    own = [
+        episode("e", "up"),
+        episode("e", "down", success=False, sample=1),
+        episode("f", "up", success=False),
+    ]
+    fits = Limit(whole=lambda one: [turn.action.text for turn in one.turns] != ["south", "south", "south"])
+    inputs = replace(GIVEN, explored=[*EXPLORED, *own], limit=fits)
+    texts = {"success": "Good.", "failure": "Bad."}
+    rows = rows_of("coh", inputs, **texts)
+
+    chains = [[(turn.observation_text, turn.action.text) for turn in row.trajectory.turns] for row in rows]
+    assert rows[:-4] == rows_of("nat", inputs, **texts)[:-4]
+    assert chains[-4:] == [
+        [("room 0\nBad.", "north"), ("room 0\nGood.", "south")],
+        [("room 0\nBad.", "south"), ("room 1", "south")],
+        [("room 0\nBad.", "down"), ("room 0\nGood.", "up")],
+        [("room 0\nBad.", "up")],
+    ]
+    assert all(set(row.weight) == {1.0} and len(row.weight) == len(row.trajectory.turns) for row in rows)
+
+
+def test_rows_are_read_as_they_were_written(tmp_path):
+    rows = [WeightedTrajectory(EXPLORED[0], (1.0, -0.5)), WeightedTrajectory(EXPLORED[5], ())]
+    rows.append(WeightedTrajectory(EXPLORED[0], (1.0, -0.5), (1.2, 0.8)))
+
+    assert write_records(tmp_path / "rows.jsonl", rows) == 3
+    assert list(read_records(tmp_path / "rows.jsonl", WeightedTrajectory)) == rows
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert ['"clip"' in line for line in lines] == [False, False, True]
+
+
+def test_a_row_with_more_weights_than_turns_is_refused(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    write_records(file, [WeightedTrajectory(EXPLORED[0], (1.0, 2.0))])
+    file.write_text(file.read_text().replace("[1.0,2.0]", "[1.0]"))
+
+    with pytest.raises(DataError, match=r"weight: expected one for each of 2 turns, got 1"):
+        list(read_records(file, WeightedTrajectory))
+
+    write_records(file, [WeightedTrajectory(EXPLORED[0], (1.0, 2.0), (1.0, 2.0))])
+    file.write_text(file.read_text().replace('"clip":[1.0,2.0]', '"clip":[1.0,0.0]'))
+
+    with pytest.raises(DataError, match=r"clip: expected a number > 0 for each of 2 turns, got"):
+        list(read_records(file, WeightedTrajectory))
+
+    write_records(file, [WeightedTrajectory(EXPLORED[0], (0.0, 0.0), has_spread=False)])
+    file.write_text(file.read_text().replace("[0.0,0.0]", "[0.0,1.0]"))
+
+    with pytest.raises(DataError, match=r"weight: expected weights of 0 where has_spread is false, got"):
+        list(read_records(file, WeightedTrajectory))
+
+
+def test_oec_learns_the_experts_turns_alone_of_corrections():
+    """Of an episode of three turns he has played the last; without one, nothing can be learned of failures."""
+    mended = replace(episode("b", "north", "up", "south", policy="expert"), taken_over=2)
+    given = replace(GIVEN, correct=lambda wanted: [mended])
+    found = ROWS["oec"]()(given)
+
+    assert [row.trajectory for row in found.rows] == [*EXPERTS, mended]
+    assert [row.weight for row in found.rows] == [(1.0, 1.0), (1.0,), (0.0, 0.0, 1.0)]
+    assert (found.counts["corrections"], found.lacks) == (1, "")
+    cut = Limit(whole=lambda one: one is not mended)
+    assert [row.trajectory for row in rows_of("oec", replace(given, limit=cut))] == EXPERTS
+    none = replace(GIVEN, correct=lambda wanted: [replace(mended, success=False)])
+    assert ROWS["oec"]()(none).lacks == "no failure could be corrected"
+    assert ROWS["oec"]()(replace(none, explored=EXPLORED[:3])).lacks == "none is a failure"
+
+
+def test_oec_learns_from_the_corrections_of_earlier_iterations():
+    """A row whose first turn has weight 0 is one; those of the iteration come after."""
+    old = replace(episode("b", "up", "south", policy="expert"), taken_over=1)
+    earlier = [WeightedTrajectory(EXPERTS[1], (1.0,)), WeightedTrajectory(old, (0.0, 1.0))]
+    inputs = replace(GIVEN, earlier=earlier, correct=lambda wanted: [])
+
+    assert [row.trajectory for row in rows_of("oec", inputs)] == [*EXPERTS, old]
+
+
+def test_oec_takes_over_at_turns_after_the_first():
+    """One turn of two, drawn by the seed; or those that the policy was least sure of."""
+    asked = []
+    sure = [-0.1, -0.5, -2.0, -1.0]
+    bad = episode("b", "a", "b", "c", "d", success=False)
+    turns = [
+        replace(turn, action=replace(turn.action, logprobs=(one,), token_ids=(1,)))
+        for turn, one in zip(bad.turns, sure, strict=True)
+    ]
+    inputs = RowInputs(
+        [replace(bad, turns=tuple(turns))],
+        EXPERTS,
+        EXPERTS,
+        correct=lambda wanted: asked.extend(wanted) or [],
+    )
+
+    ROWS["oec"](takeover="confidence")(inputs)
+    assert [turn for _, turn in asked] == [2, 3]
+    asked.clear()
+    ROWS["oec"](takeovers=9)(inputs)
+    assert [turn for _, turn in asked] == [1, 2, 3]
+    with pytest.raises(ValueError, match="takeovers must be"):
+        ROWS["oec"](takeovers=0)
+    with pytest.raises(DataError, match=r"rows\.takeover=confidence reads the log-probabilities"):
+        ROWS["oec"](takeover="confidence")(replace(inputs, explored=[bad]))

@@ -1,0 +1,217 @@
+"""Row makers as the table has them: pure, checked by their settings, and added by other packages."""
+
+from dataclasses import dataclass, is_dataclass
+from importlib.metadata import EntryPoint, EntryPoints
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+import perturn.table
+from perturn.errors import ConfigError
+from perturn.rows import ROWS
+from perturn.settings.making import Made, RowInputs, RowTraits
+from perturn.settings.parsing import parse, to_mapping
+from perturn.settings.recipe import Recipe
+from perturn.settings.stages import policy_of, stages
+from perturn.types import Action, Task, Trajectory, Turn, WeightedTrajectory, succeeded
+from small import refusal
+
+RECIPE = {
+    "name": "x",
+    "model": {"name": "tiny-agent"},
+    "environment": {"name": "alfworld-like"},
+    "evaluate": None,
+    "align": {"loss": {"name": "sft"}},
+}
+
+
+def made(name):
+    return ROWS[name](**({"path": "rows.jsonl"} if name == "file" else {}))
+
+
+def named(name, **settings):
+    return parse(Recipe, RECIPE | {"rows": {"name": name, **settings}})
+
+
+@dataclass(frozen=True)
+class ShortSuccesses:
+    """The policy's own successes of a few turns."""
+
+    traits: ClassVar[RowTraits] = RowTraits("single", names_policy=True)
+    needs: ClassVar[tuple[str, ...]] = ()
+    turns: int = 10
+
+    def __call__(self, inputs):
+        """Keep them all."""
+        good = [one for one in inputs.explored if succeeded(one) and len(one.turns) <= self.turns]
+        rows = [WeightedTrajectory(one, (1.0,) * len(one.turns)) for one in good]
+        return Made(rows, {"kept": len(rows)}, "" if rows else "none is a short success")
+
+
+@pytest.fixture
+def guest(monkeypatch):
+    """A package that adds the row maker `short`."""
+    point = EntryPoint("short", "guest:ShortSuccesses", "perturn.rows")
+    monkeypatch.setitem(__import__("sys").modules, "guest", SimpleNamespace(ShortSuccesses=ShortSuccesses))
+    monkeypatch.setattr(
+        perturn.table, "_entry_points", lambda **wanted: EntryPoints([point]).select(**wanted)
+    )
+    ROWS.__dict__.pop("_foreign", None)
+    yield
+    ROWS.__dict__.pop("_foreign", None)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_maker_is_settings_that_make_rows_of_nothing(name):
+    """A frozen dataclass with traits and needs; without episodes it makes no rows."""
+    maker = made(name)
+    found = maker(RowInputs(correct=lambda wanted: []))
+
+    assert is_dataclass(maker)
+    assert isinstance(maker.traits, RowTraits)
+    assert isinstance(maker.needs, tuple)
+    assert not found.rows
+    assert (ROWS[name].__doc__ or "").splitlines()[0].endswith(".")
+
+
+def test_a_row_maker_of_another_package_is_named_like_ours(guest):
+    """Its setting is in the recipe, it names the policy, and nothing but its own class is needed."""
+    recipe = named("short", turns=2)
+    turn = Turn((), Action("go"))
+    explored = [Trajectory(Task("a"), (turn,) * n, success=True, sample=n) for n in (1, 2, 3)]
+
+    assert to_mapping(recipe)["rows"] == {"name": "short", "turns": 2}
+    assert policy_of(recipe, 1) == "short"
+    assert [stage.name for stage in stages(recipe)] == ["explore", "outcomes", "align"]
+    assert [len(row.weight) for row in recipe.rows(RowInputs(explored)).rows] == [1, 2]
+    assert recipe.rows(RowInputs()).lacks == "none is a short success"
+
+
+def test_an_alignment_without_rows_pairs_with_the_expert():
+    recipe = parse(Recipe, RECIPE)
+
+    assert type(recipe.rows) is ROWS["expert-pairs"]
+    assert [stage.name for stage in stages(recipe)] == ["expert", "explore", "pair", "align"]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("expert-pairs", {"threshold": -1}, "rows.threshold must be >= 0, got -1."),
+        ("group-pairs", {"per_group": 0}, "rows.per_group must be >= 1, got 0."),
+        ("oec", {"takeovers": 0}, "rows.takeovers must be >= 1, got 0."),
+        ("expert-pairs", {"per_group": 2}, "per_group is a setting of rows.name=group-pairs or branch-pairs"),
+        (
+            "tree-pairs",
+            {"distance": "shortest"},
+            "distance is a setting of rows.name=progress-pairs or corrections",
+        ),
+        ("rft", {"success": "Well."}, "success is a setting of rows.name=nat or coh"),
+        ("nat", {"success": "a", "failure": "a"}, "rows.success and failure must be two texts"),
+        (
+            "expert-pairs",
+            {"signals": {"only": ["lop"]}},
+            "rows.signals.only: unknown signal 'lop'. Did you mean 'loop'",
+        ),
+        ("groups", {"signals": {"without": ["broken"]}}, "rows.signals.without: unknown signal 'broken'."),
+        (
+            "corrections",
+            {"length": "turn", "max_extra_turns": 1},
+            "rows.max_extra_turns cuts nothing with length=turn",
+        ),
+        ("file", {}, "rows.path is missing and has no default"),
+        ("pairs", {}, "unknown rows.name 'pairs'."),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused(name, settings, says):
+    """By bounds, or since the row maker has no such setting: then those that do are named."""
+    assert says in refusal(lambda: named(name, **settings))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rows": {"name": "rft"}, "align": None}, "rows.name=rft makes rows for an alignment; set align."),
+        (
+            {"rows": {"name": "groups"}, "align": None},
+            "rows.name=groups makes rows for an alignment; set align.",
+        ),
+        (
+            {"rows": {"name": "rft"}, "credit": {"name": "uniform"}},
+            "rows.name=rft has rows that all have one weight, so credit weighs no turns; leave it out.",
+        ),
+        (
+            {"rows": {"name": "nat"}, "protocol": {"name": "scienceworld-eto", "suffix": "Go."}},
+            "rows.name=nat has a suffix of its own; leave protocol.suffix out.",
+        ),
+        (
+            {"rows": {"name": "rft"}, "iterations": 2},
+            "rows.name=rft trains the policy that SFT began with; set iterations to 1, got 2.",
+        ),
+        (
+            {
+                "rows": {"name": "oec"},
+                "iterations": 2,
+                "align": {"loss": {"name": "sft"}, "minibatches": 2},
+            },
+            "rows.name=oec trains the policy that SFT began with in each iteration, so that no optimizer goes on",
+        ),
+        (
+            {"rows": {"name": "rft"}, "align": {"loss": {"name": "sft"}, "reference": "start"}},
+            "rows.name=rft has no reference; leave align.reference out.",
+        ),
+        (
+            {"rows": {"name": "group-pairs"}},
+            "rows.name=group-pairs compares the samples of a task; explore.samples must be > 1, got 1.",
+        ),
+        (
+            {"rows": {"name": "groups"}, "explore": {"sampling": {"temperature": 0.5}}},
+            "rows.name=groups has the gradient of the policy itself",
+        ),
+        (
+            {
+                "rows": {"name": "groups"},
+                "explore": {"per_iteration": 2, "samples": 2},
+                "align": {"loss": {"name": "ppo-clip"}, "minibatches": 5},
+            },
+            "align.minibatches must be at most the 4 episodes of an iteration, got 5.",
+        ),
+        (
+            {"reward": {}},
+            "reward is read by credits of groups alone; take rows.name=groups, or leave it out.",
+        ),
+        (
+            {"rows": {"name": "tree-pairs"}},
+            "rows.name=tree-pairs needs a tree, and explore.name=rollouts provides none; explorers that do: mcts.",
+        ),
+        (
+            {"rows": {"name": "drop-pairs", "length": "turn"}, "explore": {"name": "branches", "every": 2}},
+            "rows.name=drop-pairs needs branches at every turn (explore.every=1)",
+        ),
+        ({"environment": None, "rows": {"name": "rft"}}, "environment is missing, which rows plays in"),
+    ],
+)
+def test_rows_agree_with_the_sections_around_them(changes, says):
+    """One rule on their traits, which names the row maker."""
+    assert says in refusal(parse, Recipe, RECIPE | changes)
+
+
+def test_rows_of_a_file_need_no_environment():
+    """The kind of the rows names the stage; labelled ones name the policy."""
+    base = RECIPE | {"environment": None}
+    pairs = parse(
+        Recipe, base | {"rows": {"name": "file", "path": "p.jsonl"}, "align": {"loss": {"name": "dpo"}}}
+    )
+    single = parse(Recipe, base | {"rows": {"name": "file", "path": "p.jsonl", "holds": "single"}})
+
+    assert [(stage.name, stage.policy) for stage in stages(pairs)] == [("pair", ""), ("align", "dpo")]
+    assert [(stage.name, stage.policy) for stage in stages(single)] == [("outcomes", ""), ("align", "file")]
+    rows = single.rows(RowInputs(given=[Trajectory(Task("a"), (Turn((), Action("go")),))])).rows
+    assert [row.weight for row in rows] == [(1.0,)]
+
+
+def test_corrections_need_a_world():
+    """Objects in memory have none."""
+    with pytest.raises(ConfigError, match="which only a run has"):
+        RowInputs().correct([])

@@ -1,0 +1,181 @@
+"""Sections that are parsed into an entry of a table, such as `explore`."""
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, EntryPoints
+from types import SimpleNamespace
+from typing import Annotated
+
+import pytest
+import yaml
+
+import perturn.table
+from perturn.bounds import EntryOf, bounded
+from perturn.explore import EXPLORERS, Explorer
+from perturn.settings.compatibility import IMPOSED, misfit
+from perturn.settings.keys import keys_of
+from perturn.settings.outside import named_inputs
+from perturn.settings.parsing import apply_overrides, build, parse, to_mapping, to_yaml
+from perturn.settings.recipe import Recipe
+from perturn.settings.sections import COUNT
+from perturn.table import name_of
+from small import refusal, small
+
+
+@dataclass(frozen=True)
+@bounded
+class Patient(Explorer):
+    """An explorer of another package."""
+
+    patience: Annotated[int, COUNT] = 3
+
+
+@pytest.fixture
+def guest(monkeypatch):
+    """A package that adds the explorer `patient`."""
+    point = EntryPoint("patient", "guest:Patient", "perturn.explorers")
+    monkeypatch.setitem(__import__("sys").modules, "guest", SimpleNamespace(Patient=Patient))
+    monkeypatch.setattr(
+        perturn.table, "_entry_points", lambda **wanted: EntryPoints([point]).select(**wanted)
+    )
+    EXPLORERS.__dict__.pop("_foreign", None)
+    yield Patient
+    EXPLORERS.__dict__.pop("_foreign", None)
+
+
+def made(*words, **changes):
+    data = small() | changes
+    apply_overrides(data, words)
+    return parse(Recipe, data)
+
+
+def test_a_section_becomes_the_entry_that_it_names():
+    """Settings are attributes, in overrides too."""
+    recipe = made("explore.name=rollouts", "explore.samples=4", "explore.tasks.per_kind=2")
+
+    assert type(recipe.explore) is EXPLORERS["rollouts"]
+    assert recipe.explore.samples == 4
+    assert recipe.explore.tasks.per_kind == 2
+
+
+def test_a_section_without_a_name_is_the_default_entry():
+    """And so is a section that other sections need."""
+    assert type(made(explore={"samples": 2}).explore) is EXPLORERS["rollouts"]
+    assert type(made().explore) is EXPLORERS["rollouts"]
+
+
+def test_a_resolved_recipe_has_the_name_first(guest):
+    """What was written reads back as the same recipe."""
+    recipe = made("explore.name=patient", "explore.patience=5")
+
+    written = yaml.safe_load(to_yaml(recipe))
+
+    assert next(iter(written["explore"].items())) == ("name", "patient")
+    assert written == to_mapping(recipe)
+    assert parse(Recipe, written) == recipe
+
+
+def test_an_entry_of_another_package_has_its_own_settings(guest):
+    """Its bounds are checked, and its keys are known."""
+    assert made("explore.name=patient").explore.patience == 3
+    assert refusal(made, "explore.name=patient", "explore.patience=0") == (
+        "explore.patience must be >= 1, got 0."
+    )
+    assert "Did you mean 'explore.patience'?" in refusal(made, "explore.name=patient", "explore.patienc=1")
+    assert {"explore.name", "explore.patience"} <= set(keys_of(Recipe))
+    assert list(named_inputs(made("explore.name=patient"))) == list(named_inputs(made()))
+
+
+def test_a_setting_of_another_entry_names_the_entries_that_have_it(guest):
+    """A near miss of an own setting is told as before."""
+    assert refusal(made, "explore.patience=1").startswith(
+        "unknown key 'explore.patience'. patience is a setting of explore.name=patient. Known: explore."
+    )
+    assert "Did you mean 'explore.samples'?" in refusal(made, "explore.sample=1")
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("explore.name=rolouts", "unknown explore.name 'rolouts'. Did you mean 'rollouts'? Known: "),
+        ("explore.nam=rollouts", "unknown key 'explore.nam'. Did you mean 'explore.name'?"),
+        (
+            "explore=rollouts",
+            "explore must be a valid dictionary, got 'rollouts'. Write explore.name=rollouts.",
+        ),
+        ("explore.name=dpo", "unknown explore.name 'dpo'. 'dpo' is one of `perturn list losses`. "),
+        ("explore.name=[1]", "explore.name must be a valid string, got [1]."),
+        ("explore.n=5", "unknown key 'explore.n'. Did you mean 'explore.tasks.n'?"),
+    ],
+)
+def test_what_picks_no_entry_is_refused(word, says):
+    """With the name or the key that was meant."""
+    assert refusal(made, word).startswith(says)
+
+
+def test_a_class_that_no_table_has_has_no_name():
+    """So a recipe that holds it cannot be written."""
+    assert refusal(name_of, EXPLORERS, Patient).startswith(
+        f"{__name__}.Patient is no entry of its table, which has rollouts"
+    )
+
+
+def test_a_mark_without_a_default_leaves_the_section_a_mapping():
+    """Sections such as `credit` are built where they are used."""
+    assert EntryOf("credits").default is None
+    assert made("credit.name=uniform").credit == {"name": "uniform"}
+
+
+def test_another_name_drops_the_settings_that_the_new_entry_lacks():
+    """Those that both have stay, and a key that neither has is told; in whatever order they are given."""
+    branches = {"name": "branches", "samples": 4, "every": 2, "branches": 3, "policy": "sft"}
+
+    recipe = made("rows={name: groups}", "align.loss.name=ppo-clip", "explore.name=mcts", explore=branches)
+
+    assert to_mapping(recipe.explore) == to_mapping(EXPLORERS["mcts"](samples=4, policy="sft"))
+    assert "unknown key 'explore.evry'" in refusal(made, "explore.evry=1", "explore.name=mcts")
+    kept = made("rows={name: groups}", "align.loss.name=ppo-clip", "explore.width=4", "explore.name=mcts")
+    assert kept.explore.width == 4
+
+
+@pytest.mark.parametrize("name", EXPLORERS)
+def test_every_explorer_reads_back_and_says_what_it_provides(name):
+    """Its defaults are settings of a recipe; its traits are texts."""
+    one = EXPLORERS[name]()
+
+    assert parse(EXPLORERS[name], to_mapping(one)) == one
+    assert all(isinstance(each, str) for each in one.traits.provides | one.traits.imposes)
+    assert (one.rounds > 0) == bool(one.traits.provides)
+    assert one.forecast(8, 10.0, 5.0).played >= one.rounds
+    assert set(one.traits.imposes) <= set(IMPOSED)
+
+
+@pytest.mark.parametrize(
+    ("explorer", "needs", "takes", "says"),
+    [
+        (
+            {},
+            ["tree"],
+            (),
+            "rows needs a tree, and explore.name=rollouts provides none; explorers that do: mcts.",
+        ),
+        ({"name": "branches"}, [{"tree", "branches"}], (), None),
+        (
+            {"name": "branches", "turns": 1},
+            ["branches"],
+            (),
+            "rows does not take branches that are not over, which explore.name=branches has; set explore.turns=null.",
+        ),
+        ({"name": "branches", "turns": 1}, ["branches"], {"cut-branches"}, None),
+        (
+            {"name": "patient"},
+            ["patience"],
+            (),
+            "rows needs patience, and explore.name=patient provides none.",
+        ),
+    ],
+)
+def test_the_rule_asks_the_table_for_alternatives(guest, explorer, needs, takes, says):
+    """What is needed must be provided, and what is imposed taken; guests are among the entries."""
+    recipe = SimpleNamespace(explore=build(EXPLORERS, {"name": "rollouts"} | explorer, "explore"))
+
+    assert misfit(recipe, "rows", needs, takes) == says
