@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 import guest_quantity
 from perturn.cli import app
 from perturn.credit import CREDITS, CreditTraits
-from perturn.errors import ConfigError, RunError
+from perturn.data.groups import read_credits
+from perturn.errors import ConfigError
 from perturn.needs import Answer, AnswerClusters, Needs
 from perturn.policy.credits import check_credit
 from perturn.quantities import QUANTITIES, wanted
@@ -126,10 +127,11 @@ def test_a_run_computes_it_and_trains(perturn, place):
     bits = [stages[f"credit-00{number}"]["counts"]["mean_entropy"] for number in (1, 2)]
     assert all(number > 0 for number in bits)
     assert (run / "credits" / "guest-entropy-rloo-002.jsonl").is_file()
-    with pytest.raises(RunError, match="give these another name, such as --as again"):
-        perturn("credit", str(run), "credit.name=guest-entropy-rloo", "credit.unit=nats")
     other = perturn("credit", str(run), "credit.name=guest-entropy-rloo", "--as", "nats", "--json")
     nats = [one["mean_entropy"] for one in json.loads(other[1])["iterations"]]
+    weights = [read_credits(run / "credits" / f"{name}-002.jsonl") for name in ("guest-entropy-rloo", "nats")]
+    for one, again in zip(*weights, strict=True):  # shares have no unit
+        assert one.weight == pytest.approx(again.weight, abs=1e-9)
     assert nats == pytest.approx([each * 0.693147 for each in bits], rel=1e-3)
 
 

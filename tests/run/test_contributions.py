@@ -17,9 +17,9 @@ from perturn.credit.spa import Shares
 from perturn.data.groups import groups_of, read_credits
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
-from perturn.quantities.contributions import contributions_of
+from perturn.quantities.contributions import contributions_of, explained_scores, scores_of
 from perturn.quantities.readers import open_reader
-from perturn.run.credit import credit_run, explained
+from perturn.run.credit import credit_run
 from support.credited import EPISODES, KEPT
 
 from .online import GROUPS
@@ -42,7 +42,7 @@ def test_the_loop_weighs_by_the_policy_that_acted(place, run_once):
         assert_close(found, expected[row.key], atol=1e-9, rtol=0)
     stages = json.loads((run / "manifest.json").read_text())["stages"]
     counts = next(note["counts"] for name, note in stages.items() if name.startswith("credit"))
-    share = explained(SPA(), episodes, {"contributions": shares})["explained_variance"]
+    share = explained_scores(shares, scores_of(episodes, SPA().returns))
     assert counts["explained_variance"] == pytest.approx(share, abs=1e-4)
     assert counts["trained"] == counts["asked"]
 
@@ -134,7 +134,7 @@ def test_explained_variance_worked_by_hand():
     empty = replace(lost, turns=())
 
     shares = [Shares([own]) for own in ([0.5, 0.5], [0.25, 0.75], [0.0, 0.0], [])]
-    found = explained(SPA(), [lost, won, lost, empty], {"contributions": shares})
+    found = explained_scores(shares, scores_of([lost, won, lost, empty], SPA().returns))
 
-    assert found == {"explained_variance": pytest.approx(0.0, abs=1e-12)}
-    assert explained(SPA(), [won], {"contributions": shares[1:2]}) == {"explained_variance": None}
+    assert found == pytest.approx(0.0, abs=1e-12)
+    assert explained_scores(shares[1:2], [1.0]) is None

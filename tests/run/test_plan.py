@@ -9,6 +9,7 @@ import yaml
 from rich.console import Console
 
 from perturn.cli import main
+from perturn.run import machine
 from perturn.run.loop import open_run, run_stages
 from perturn.run.plan import Plan, Planned, make_plan, print_plan
 
@@ -135,6 +136,26 @@ def test_several_actions_a_turn_cost_their_tokens(recipe):
     assert work["explore"] == "8 episodes of split train, about 3 turns each"
 
 
+@pytest.fixture
+def same_machine(monkeypatch):
+    """The machine is measured once, so that other work on it cannot make one of two plans longer."""
+    for name in ("measure_machine", "measure_passes"):
+        monkeypatch.setattr(machine, name, cached_once(getattr(machine, name)))
+
+
+def cached_once(measure):
+    """Measures the first time alone."""
+    found = []
+
+    def measured(*arguments):
+        if not found:
+            found.append(measure(*arguments))
+        return found[0]
+
+    return measured
+
+
+@pytest.mark.usefixtures("same_machine")
 @pytest.mark.parametrize("among", ["episodes", "actions"])
 def test_a_head_that_chooses_costs_passes_over_what_it_reads(recipe, among):
     """The explored episodes, and those among which it chooses; by likelihood nothing more is read."""

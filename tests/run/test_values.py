@@ -14,9 +14,10 @@ from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.policy.models import load_model
 from perturn.policy.names import load_tokenizer
+from perturn.policy.values import explained_variance
 from perturn.quantities.readers import open_reader
 from perturn.quantities.turn_values import values_of
-from perturn.run.credit import credit_run, explained
+from perturn.run.credit import credit_run
 from perturn.run.loop import check
 from support.credited import EPISODES
 
@@ -47,7 +48,8 @@ def test_the_loop_weighs_by_the_policy_that_acted(online):
             found = torch.tensor(row.weight, dtype=torch.float64)
             assert_close(found, expected[row.key], atol=1e-9, rtol=0)
         counts = stages[f"credit{mark}"]["counts"]
-        share = explained(credit, episodes, {"values": values})["explained_variance"]
+        returns = credit.value_targets(episodes, [[1] * len(one.turns) for one in episodes])
+        share = explained_variance(values, returns)
         assert counts["explained_variance"] == pytest.approx(share, abs=1e-4)
         assert counts["trained"] == counts["asked"] == 12
 

@@ -260,7 +260,7 @@ class PPOClip:
 
     @property
     def traits(self) -> LossTraits:
-        """What the loss reads: a reference for `kl`, and the policy as training begins for `importance`."""
+        """Traits of the loss: `kl` needs a reference, and `importance` needs the policy as training begins."""
         return LossTraits(
             needs_behavior=True,
             needs_reference=self.kl > 0,

@@ -15,7 +15,7 @@ from perturn.table import check_names
 
 @dataclass(frozen=True)
 class LossTraits:
-    """What a loss reads beside the policy's log-probabilities and the weights, and which further methods it has."""
+    """Inputs of a loss beside the policy's log-probabilities and the weights, and its further methods."""
 
     needs_rejected: bool = False
     """Whether it compares two trajectories: its rows are pairs."""
@@ -63,7 +63,7 @@ class Loss(Protocol):
 
     @property
     def traits(self) -> LossTraits:
-        """What it reads, and which further methods it has; a class variable unless that depends on settings."""
+        """Inputs and further methods of the loss; a class variable, or a property if they depend on settings."""
 
     @property
     def credit(self) -> Credit:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from perturn.credit.returns import Return
-from perturn.data.pairs import branches_of
+from perturn.data.origins import branches_of
 from perturn.needs import BranchReturns, Need, Returns
 from perturn.quantities.protocol import Computed, Ground, Quantity, QuantityTraits, Source
 from perturn.types import Trajectory, came_back

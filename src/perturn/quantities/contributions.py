@@ -72,6 +72,13 @@ def scores_of(trajectories: Sequence[Trajectory], returns: Returns) -> list[floa
     return [fsum(rewards) for rewards in returns(trajectories)]
 
 
+def explained_scores(found: Sequence[Shares], scores: Sequence[float]) -> float | None:
+    """Return the share of the variance of scores that the sums of contributions explain; of episodes with turns."""
+    pairs = [(fsum(own.own), score) for own, score in zip(found, scores, strict=True) if own.own]
+    sums, ends = ([[[pair[side]]] for pair in pairs] for side in (0, 1))
+    return explained_variance(sums, ends)
+
+
 class TurnContributions(Quantity):
     """What each turn added to the score of its episode: `turn_contributions`.
 
@@ -90,10 +97,8 @@ class TurnContributions(Quantity):
         """Compute the contributions, by heads on the policy that acted."""
         returns = request.returns or Return()
         found = contributions_of(episodes, returns, source.policy(ACTED))
-        pairs = zip(found, scores_of(episodes, returns), strict=True)
-        played = [(fsum(shares.own), score) for shares, score in pairs if shares.own]
-        sums, scores = ([[[pair[side]]] for pair in played] for side in (0, 1))
-        return Computed(found, counts={"explained_variance": explained_variance(sums, scores)})
+        explained = explained_scores(found, scores_of(episodes, returns))
+        return Computed(found, counts={"explained_variance": explained})
 
     def exact(self, request: Contributions, ground: Ground) -> list[list[float]]:
         """Return the contributions by a head which has learned half, in units of reward `[episodes][turns]`.
