@@ -58,7 +58,7 @@ def _quantity_needs(name: str, entry: Any) -> Iterable[str]:
     read = [*map("the policy `{}`".format, sorted(traits.policies))]
     read += ["the environment"] * traits.reads_world + ["branches"] * traits.reads_branches
     yield f"It reads {', '.join(read)}." if read else "It reads the episodes alone."
-    yield f"Cost: {traits.cost}, with {traits.passes} forward passes over the episodes."
+    yield f"Cost: {traits.cost}, with {traits.passes} forward {'pass' if traits.passes == 1 else 'passes'} over the episodes."
     readers = [
         (kind, reader)
         for kind in ("credits", "rows", "explorers")
@@ -175,9 +175,9 @@ def _of_quantity(name: str, entry: Any) -> tuple[str, str]:
 _READERS = {
     "tree": ("rows: {name: tree-pairs}", "dpo"),
     "expert-branches": ("rows: {name: step-pairs}", "dpo"),
-    "wrong-branches": ("rows: {name: progress-pairs, length: turn}", "dpo"),
+    "wrong-branches": ("rows: {name: progress-pairs, length: turn, distance: searching}", "dpo"),
     "branches": ("rows: {name: groups}\ncredit: {name: portool}", "ppo-clip"),
-    "unfinished": ("rows: {name: groups}\ncredit: {name: turn-gae}", "ppo-clip"),
+    "unfinished": ("iterations: 20\nrows: {name: groups}\ncredit: {name: turn-gae}", "ppo-clip"),
 }
 """What an explorer provides or imposes -> sections that read it."""
 
