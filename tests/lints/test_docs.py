@@ -20,7 +20,6 @@ from perturn.cli import app
 from perturn.cli._base import EXIT_CODES
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.protocols import PROTOCOLS
-from perturn.losses import LOSSES
 from perturn.run.session import engine_settings
 from perturn.settings.parsing import parse, to_mapping
 from perturn.settings.recipe import Recipe, read_recipe
@@ -262,12 +261,6 @@ def test_a_public_name_is_on_the_page_of_the_api(name):
     alone = re.findall(r"^::: perturn\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
 
     assert name in alone or getattr(perturn, name).__module__ in shown
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_every_loss_links_to_its_paper(loss):
-    """In the table of methods."""
-    assert "](https://" in " ".join(rows("docs/methods.md", "## Losses")[f"`{loss}`"])
 
 
 def test_recipes_say_how_to_run_them():
