@@ -58,7 +58,8 @@ def _quantity_needs(name: str, entry: Any) -> Iterable[str]:
     read = [*map("the policy `{}`".format, sorted(traits.policies))]
     read += ["the environment"] * traits.reads_world + ["branches"] * traits.reads_branches
     yield f"It reads {', '.join(read)}." if read else "It reads the episodes alone."
-    yield f"Cost: {traits.cost}, with {traits.passes} forward {'pass' if traits.passes == 1 else 'passes'} over the episodes."
+    passes = f"{traits.passes} forward {'pass' if traits.passes == 1 else 'passes'}"
+    yield f"Cost: {traits.cost}, with {passes} over the episodes."
     readers = [
         (kind, reader)
         for kind in ("credits", "rows", "explorers")
