@@ -1,4 +1,4 @@
-"""Measure every line of the table of docs/credits.md anew, and write the figures into it.
+"""Measure every line of the table of docs/methods/bias.md anew, and write the figures into it.
 
     python benchmarks/credits.py
     python benchmarks/credits.py --cost
@@ -23,7 +23,7 @@ from perturn.needs import keyword, names_of
 from perturn.settings.parsing import apply_overrides, build
 from perturn.types import Action, Task, Trajectory, Turn
 
-PAGE = Path(__file__).parents[1] / "docs" / "credits.md"
+PAGE = Path(__file__).parents[1] / "docs" / "methods" / "bias.md"
 MARK = "<!-- bias -->"
 
 

@@ -1,6 +1,7 @@
 """Reference pages of the entries of each table, made from their code: docstring, settings, traits.
 
-Every page has the same headings. Text of its own that a page needs beside its class lies in `docs/notes/<entry>.md`.
+Every page has the same headings. Text that a page needs beside the docstring of its class lies in
+`docs/notes/<table>/<entry>.md`.
 """
 
 import dataclasses
@@ -8,74 +9,97 @@ import inspect
 import re
 import typing
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from perturn.bounds import bounds, texts
+from entry_kinds import KINDS
+
+from perturn import types
+from perturn.bounds import Bound, bounds, texts
 from perturn.tables import methods, table
 
 DOCS = Path(__file__).parent
-KINDS = {
-    "credits": ("Credits", "A credit writes one number per turn, its weight.", "credit"),
-    "losses": ("Losses", "A loss reads the weight of each turn.", "align.loss"),
-}
-"""Table -> title, a sentence on it, and the key of a recipe that names an entry."""
-BIAS = DOCS / "bias.md"
+BIAS = DOCS / "methods" / "bias.md"
 """The table of `python benchmarks/credits.py`, a line for each credit and choice of settings."""
+_PARTS = re.compile(r"\A(?P<says>.*?)(?:\n\n(?P<formula>.*?))??(?:\s*\nSource: (?P<source>.*?))?"
+                    r"(?:\s*\nDiffers: (?P<differs>.*))?\Z", re.S)  # fmt: skip
 
 
+@cache
 def pages() -> dict[str, str]:
-    """Markdown of each generated page, by its address."""
+    """Return the Markdown of each generated page, by its address."""
     made = {}
-    for kind, (title, says, key) in KINDS.items():
-        entries = dict(sorted(table(kind).items()))
-        for name, entry in entries.items():
-            made[f"methods/{kind}/{name}.md"] = "\n\n".join(_page(kind, name, entry, key))
-        made[f"methods/{kind}/index.md"] = _index(kind, title, says, key)
+    for kind in KINDS:
+        for name, entry in sorted(table(kind).items()):
+            made[f"methods/{kind}/{name}.md"] = "\n\n".join(_page(kind, name, entry)) + "\n"
+        made[f"methods/{kind}/index.md"] = _index(kind)
     return made
 
 
 def navigation() -> list[dict[str, Any]]:
-    """The part of the site's navigation that holds these pages."""
+    """Return the part of the site's navigation that holds these pages."""
     return [
         {
-            title: [
+            KINDS[kind].title: [
                 f"methods/{kind}/index.md",
                 *({name: f"methods/{kind}/{name}.md"} for name in sorted(table(kind))),
             ]
         }
-        for kind, (title, _, _) in KINDS.items()
+        for kind in KINDS
     ]
 
 
-def _index(kind: str, title: str, says: str, key: str) -> str:
-    """The table to choose from."""
-    lines = [f"# {title}", "", f"{says} In a recipe: `{key}: {{name: ...}}`.", ""]
-    lines += ["| name | what it does | needs | cost |", "|---|---|---|---|"]
-    for name, one in sorted(methods(kind).items()):
-        cells = (one.says.rstrip("."), ", ".join(one.reads) or "–", one.cost or "–")
-        lines.append(f"| [`{name}`]({name}.md) | {' | '.join(map(_cell, cells))} |")
+def choices() -> str:
+    """Return one table over all credits and losses, with their needs, cost and bias."""
+    lines = ["| name | what it does | needs | cost | bias |", "|---|---|---|---|---|"]
+    for kind, ours in (("credits", "credit"), ("losses", "loss")):
+        for name, one in sorted(methods(kind).items()):
+            bias = bias_at_a_glance(name) if kind == "credits" else "–"
+            says = documentation(table(kind)[name])["says"].rstrip(".")
+            cells = (says, ", ".join(one.reads) or "–", one.cost or "–", bias)
+            lines.append(f"| {ours} [`{name}`]({kind}/{name}.md) | {' | '.join(map(_cell, cells))} |")
     return "\n".join(lines)
 
 
-def _page(kind: str, name: str, entry: Any, key: str) -> Iterator[str]:
+def bias_at_a_glance(name: str) -> str:
+    """Return the relative bias of a credit at its default settings, over the small processes, in a few words."""
+    cells = next(
+        ([cell.strip() for cell in line.strip("|").split("|")] for line in _measured(name) if "|  |" in line),
+        None,
+    )
+    if cells is None:
+        return "not measured"
+    processes = cells[2:6]
+    numbers = [float(cell) for cell in processes if cell != "wrong sign"]
+    wrong = ", wrong sign" if "wrong sign" in processes else ""
+    return f"up to {max(numbers):.2g}{wrong}" if wrong or any(numbers) else "none"
+
+
+def _index(kind: str) -> str:
+    """The list of a table's entries."""
+    lines = [f"# {KINDS[kind].title}", "", KINDS[kind].says, "", "| name | what it does |", "|---|---|"]
+    for name, entry in sorted(table(kind).items()):
+        lines.append(f"| [`{name}`]({name}.md) | {_cell(documentation(entry)['says'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _page(kind: str, name: str, entry: Any) -> Iterator[str]:
     """The sections of an entry's page."""
-    parts = documentation(entry)
+    parts, its = documentation(entry), KINDS[kind]
     yield f"# `{name}`"
     yield parts["says"]
-    yield f"```yaml\n{_recipe(key, name)}\n```"
-    if parts["formula"]:
-        yield f"## Formula\n\n```text\n{parts['formula']}\n```"
-    if parts["more"]:
-        yield parts["more"] if parts["formula"] else f"## Details\n\n{parts['more']}"
-    yield f"## Source\n\n{parts['source']}"
+    yield f"`{its.key.format(name)}`"
+    yield f"## Formula\n\n{parts['formula'] or 'None.'}"
+    yield f"## Source\n\n{parts['source'] or _source_of_readers(kind)}"
     yield f"## Departures\n\n{parts['differs'] or 'None.'}"
-    yield f"## Needs and cost\n\n{_needs(kind, name)}"
-    yield f"## Settings\n\n{_settings(entry)}"
-    yield f"## Example\n\n```python\n{example(kind, name, entry)}\n```"
+    yield f"## Needs and cost\n\n{' '.join(its.needs(name, entry))}"
+    yield f"## Settings\n\n{_settings(its.settings(entry))}"
+    language, shown = its.example(name, entry)
+    yield f"## Example\n\n```{language}\n{shown}\n```"
     if kind == "credits":
         yield f"## Bias\n\n{_bias(name)}"
-    note = DOCS / "notes" / f"{name}.md"
+    note = DOCS / "notes" / kind / f"{name}.md"  # as deep as the page, so that its links hold on both
     if note.is_file():
         yield f"## Notes\n\n{note.read_text(encoding='utf-8').strip()}"
     if results := _results(name):
@@ -83,105 +107,106 @@ def _page(kind: str, name: str, entry: Any, key: str) -> Iterator[str]:
 
 
 def documentation(entry: Any) -> dict[str, str]:
-    """The parts of an entry's docstring: says, formula, more, source, differs."""
-    text = inspect.getdoc(entry) or ""
-    text, _, differs = text.partition("\nDiffers: ")
-    text, _, source = text.partition("Source: ")
-    paragraphs = [each for each in text.strip("\n").split("\n\n") if each.strip()]
-    formulas = [each for each in paragraphs if each.startswith("    ")]
-    prose = [each for each in paragraphs if not each.startswith("    ")]
+    """Return the parts of an entry's docstring: says, formula with what explains it, source, differs."""
+    found = _PARTS.match((inspect.getdoc(entry) or "").strip())
+    assert found is not None
+    parts = {key: text or "" for key, text in found.groupdict().items()}
+    differs = _flat(parts["differs"])
     return {
-        "says": _flat(prose[0]) if prose else "",
-        "formula": "\n\n".join(inspect.cleandoc(each) for each in formulas),
-        "more": "\n\n".join(map(_flat, prose[1:])),
-        "source": _flat(source),
-        "differs": _flat(differs),
+        "says": _flat(parts["says"]),
+        "formula": "\n\n".join(map(_block, parts["formula"].split("\n\n"))) if parts["formula"] else "",
+        "source": _linked(_flat(parts["source"])),
+        "differs": "None." if differs == "nothing." else _linked(differs[:1].upper() + differs[1:]),
     }
 
 
-def _recipe(key: str, name: str) -> str:
-    section, _, inner = key.partition(".")
-    return f"{section}: {{{inner}: {{name: {name}}}}}" if inner else f"{section}: {{name: {name}}}"
+def _block(text: str) -> str:
+    """A paragraph on one line, or an indented formula in a box."""
+    if text.startswith("    "):
+        return f"```text\n{inspect.cleandoc(text)}\n```"
+    return text if text.lstrip().startswith(("- ", "1. ")) else _flat(text)
 
 
-def _needs(kind: str, name: str) -> str:
-    one = methods(kind)[name]
-    reads = ", ".join(f"`{each}`" for each in one.reads) or "nothing beside the episodes"
-    return f"It needs {reads}." + (f" Cost: {one.cost}." if one.cost else " It costs no pass of a model.")
+def _source_of_readers(kind: str) -> str:
+    """Of a quantity: the papers of the entries that need it."""
+    return "The papers of the entries that need it, see below." if kind == "quantities" else ""
 
 
-def _settings(entry: Any) -> str:
-    """Name, default, bounds and meaning of each setting."""
-    if not dataclasses.fields(entry):
+def _settings(settings: Any) -> str:
+    """Name, default, allowed values and meaning of each setting."""
+    if not dataclasses.is_dataclass(settings) or not dataclasses.fields(settings):
         return "None."
-    hints, says = typing.get_type_hints(entry, include_extras=True), texts(entry)
-    lines = ["| setting | default | meaning |", "|---|---|---|"]
-    for field in dataclasses.fields(entry):
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        within = "; ".join(str(bound) for bound in bounds(hints[field.name]))
-        meaning = _cell(_flat(says.get(field.name, ""))) + (f" ({within})" if within else "")
-        lines.append(f"| `{field.name}` | `{_default(default)}` | {meaning} |")
+    hints = typing.get_type_hints(settings, include_extras=True, localns=vars(types))
+    says = texts(settings)
+    lines = ["| setting | default | allowed | meaning |", "|---|---|---|---|"]
+    for field in dataclasses.fields(settings):
+        allowed = "; ".join(_allowed(hints[field.name])) or "–"
+        meaning = re.sub(r"\bNone\b", "`null`", _flat(says.get(field.name, ""))) or "–"
+        lines.append(f"| `{field.name}` | {_default(field)} | {_cell(allowed)} | {_cell(meaning)} |")
     return "\n".join(lines)
 
 
-def _default(value: Any) -> str:
+def _allowed(hint: Any) -> Iterator[str]:
+    """The bounds and choices of a setting's type, in words."""
+    yield from map(interval, bounds(hint))
+    choices = [value for value in _literals(hint) if isinstance(value, str)]
+    if choices:
+        yield ", ".join(f"`{value}`" for value in choices)
+
+
+def _literals(hint: Any) -> Iterator[Any]:
+    if typing.get_origin(hint) is typing.Literal:
+        yield from typing.get_args(hint)
+        return
+    for part in typing.get_args(hint):
+        yield from _literals(part)
+
+
+def interval(bound: Bound) -> str:
+    """Return a bound in words: in [0, 1], at least 0, above 0."""
+    low, high = (bound.least, bound.above), (bound.most, bound.below)
+    least = next((each for each in low if each is not None), None)
+    most = next((each for each in high if each is not None), None)
+    if least is None:
+        return f"{'at most' if bound.most is not None else 'below'} {most:g}"
+    if most is None:
+        return f"{'at least' if bound.least is not None else 'above'} {least:g}"
+    return f"in {'[' if bound.least is not None else '('}{least:g}, {most:g}{']' if bound.most is not None else ')'}"
+
+
+def _default(field: Any) -> str:
+    """The default of a setting, as a recipe would have it."""
+    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        return "required"
+    return f"`{_written(field.default if field.default is not dataclasses.MISSING else field.default_factory())}`"
+
+
+def _written(value: Any) -> str:
     if dataclasses.is_dataclass(value):
-        return ", ".join(f"{each.name}: {getattr(value, each.name)}" for each in dataclasses.fields(value))
-    return "none" if value is None else str(value)
+        inner = (f"{each.name}: {_written(getattr(value, each.name))}" for each in dataclasses.fields(value))
+        return f"{{{', '.join(inner)}}}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value) if value != "" else '""'
 
 
-def example(kind: str, name: str, entry: Any) -> str:
-    """Eight lines at most that run as they are."""
-    return _EXAMPLES[kind](name, entry)
-
-
-def _of_credit(name: str, entry: Any) -> str:
-    reads = methods("credits")[name].reads
-    if {"branches", "matches", "remaining"} & set(reads):
-        return (
-            "from perturn.cli import main\n"
-            "import sys\n\n"
-            f'sys.argv = ["perturn", "check-credit", "{name}"]  # needs a run for more: perturn run RECIPE\n'
-            "main()"
-        )
-    given = {"reference": ', model="tiny-agent"'}
-    more = "".join(text for need, text in given.items() if need in reads)
-    return (
-        "from perturn import collect, weigh\n\n"
-        'episodes = collect("tiny-agent", "alfworld-like", n=2, samples=4, protocol="alfworld-lab")\n'
-        f'for one in weigh(episodes, "{name}"{more}):\n'
-        "    print(one.trajectory.success, [round(weight, 2) for weight in one.weight])"
-    )
-
-
-def _of_loss(name: str, entry: Any) -> str:
-    lines = ["from perturn.losses import LOSSES, TurnLogprobs", ""]
-    policy, reference = "[[[-0.1, -0.2], [-1.0]]]", "[[[-0.3, -0.4], [-2.0]]]"
-    rest = ", weight=[[1.0, -0.5]], behavior=[[[-0.2, -0.3], [-1.1]]]" if name == "ppo-clip" else ""
-    lines.append(f"chosen = TurnLogprobs.from_nested({policy}, {reference}{rest})")
-    if entry.needs_rejected:
-        lines.append("rejected = TurnLogprobs.from_nested([[[-0.5], [-0.7]]], [[[-0.4], [-0.3]]])")
-    lines.append(f'print(LOSSES["{name}"]()(chosen{", rejected" if entry.needs_rejected else ""}))')
-    return "\n".join(lines)
-
-
-_EXAMPLES = {"credits": _of_credit, "losses": _of_loss}
+def _measured(name: str) -> list[str]:
+    """The lines of the table of biases that are a credit's."""
+    text = BIAS.read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
 
 
 def _bias(name: str) -> str:
-    """The lines of the measured biases that are a credit's."""
-    header, rule, *lines = (
-        line for line in BIAS.read_text(encoding="utf-8").splitlines() if line.startswith("|")
-    )
-    own = [line for line in lines if line.startswith(f"| `{name}` |")]
+    """The measured bias of a credit."""
+    own = _measured(name)
     if not own:
-        return "Not measured: it weighs no turns of the small decision processes."
+        return "Not measured: the small decision processes have nothing that this credit could tell apart."
+    table_lines = [line for line in BIAS.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     return "\n".join(
         [
-            "Relative bias on small decision processes, with groups of three ([how it is measured](../bias.md)):",
+            "Relative bias on small decision processes, with groups of three. See [how it is measured](../bias.md).",
             "",
-            header,
-            rule,
+            *table_lines[:2],
             *own,
         ]
     )
@@ -199,8 +224,13 @@ def _results(name: str) -> str:
 
 
 def _flat(text: str) -> str:
-    """A paragraph on one line."""
-    return " ".join(text.split())
+    """A text on one line, paragraph by paragraph."""
+    return "\n\n".join(" ".join(each.split()) for each in text.strip().split("\n\n"))
+
+
+def _linked(text: str) -> str:
+    """A text whose papers are links."""
+    return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
 
 
 def _cell(text: str) -> str:

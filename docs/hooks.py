@@ -1,4 +1,4 @@
-"""Hooks of the site: tables made from the code, formulas as MathML, the files of the repository that pages link to."""
+"""Hooks of the site: pages and tables made from the code, formulas as MathML, files that pages link to."""
 
 import html
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from entries import choices, navigation, pages
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -26,8 +27,20 @@ _UNREAD = re.compile(r"[\\{}]")
 """What the converter hands on as text where it does not understand it."""
 
 
+def on_config(config: Any) -> Any:
+    """Add the reference pages of entries to the section on methods."""
+    section = next(each["Methods"] for each in config["nav"] if isinstance(each, dict) and "Methods" in each)
+    section.extend(navigation())
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
-    """Add what pages link to outside of the documentation: Markdown and text as pages, anything else as it is."""
+    """Add the reference pages of entries, and what pages link to outside of the documentation.
+
+    Markdown and text are added as pages, anything else as it is.
+    """
+    for uri, content in pages().items():
+        files.append(File.generated(config, uri, content=content))
     waiting = [page.src_uri for page in files.documentation_pages()]
     while waiting:
         page = files.get_file_from_path(waiting.pop())
@@ -42,7 +55,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in tables, and point links at where the files of the repository are on the site."""
-    for name, table in {"alarms": _alarms, "extras": _extras}.items():
+    for name, table in {"alarms": _alarms, "extras": _extras, "choose": choices}.items():
         if f"<!-- {name} -->" in markdown:
             markdown = markdown.replace(f"<!-- {name} -->", table())
     uri = page.file.src_uri
@@ -91,6 +104,8 @@ def _target(link: re.Match[str], uri: str) -> Path:
     """The file of the repository that a link of a page is to."""
     here = ROOT / uri.removeprefix("files/") if uri.startswith("files/") else ROOT / "docs" / uri
     target = (here.parent / link["path"]).resolve()
+    if target.is_relative_to(ROOT / "docs") and target.relative_to(ROOT / "docs").as_posix() in pages():
+        return target
     if not target.is_file() or not target.is_relative_to(ROOT):
         raise PluginError(f"{uri}: {link['path']} is no file of the repository")
     return target

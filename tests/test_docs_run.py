@@ -5,9 +5,11 @@ import shlex
 import shutil
 
 import pytest
+from entry_kinds import KINDS
 from typer.testing import CliRunner
 
 from perturn.cli import app
+from perturn.tables import table
 from support.docs import PAGES, ROOT, blocks
 
 
@@ -45,6 +47,28 @@ def test_python_blocks_run_as_printed(page, tiny_folder, demo_folder, tmp_path, 
             assert list(tmp_path.glob("*/checkpoint-*/*model.safetensors"))
 
 
+EXAMPLES = {
+    name: shown
+    for kind in KINDS
+    for name, entry in sorted(table(kind).items())
+    for language, shown in [KINDS[kind].example(name, entry)]
+    if language == "python"
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_of_reference_pages_run_as_printed(name, tmp_path, monkeypatch, capsys):
+    """Each prints weights, or a value."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
+
+    exec(EXAMPLES[name], {"__name__": name})
+
+    assert capsys.readouterr().out.strip() or "print" not in EXAMPLES[name]
+
+
+@pytest.mark.slow
 def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, monkeypatch):
     """Its scores, check and run, with a tiny model in the place of the pretrained one, beside the example alone."""
     page, section = "docs/environments.md", "## Your own"

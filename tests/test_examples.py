@@ -65,6 +65,7 @@ def test_the_examples_of_the_page_are_those_of_the_folder():
     assert not list((ROOT / "docs/examples").glob("*_environment.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["text_game.py:Guess", "own_environment.py:GuessNumber"])
 def test_init_writes_at_most_forty_lines_that_run(example, at_root, tiny_folder, tmp_path):
     """With an expert, and without; from the first stage to the report."""

@@ -135,7 +135,7 @@ def test_what_a_critic_overrates_bends_the_gradient_and_a_second_one_that_does_n
     alone = measure(Bent(errors=(("stay", 0.1),)), loop, 3)
     both = measure(Bent(errors=(("stay", 0.1), ("finish", 0.1))), loop, 3)
 
-    assert f"{alone.relative_bias:.3f}" == "0.288"  # docs/credits.md has it
+    assert f"{alone.relative_bias:.3f}" == "0.288"  # docs/notes/archer.md has it
     assert both.relative_bias <= 1e-9
 
 

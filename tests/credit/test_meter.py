@@ -21,7 +21,7 @@ from perturn.needs import Needs
 from perturn.settings.parsing import apply_overrides, build
 
 LOOP, NEUTRAL, FORK, SHARED = PROCESSES
-PAGE = Path(__file__).parents[2] / "docs" / "credits.md"
+PAGE = Path(__file__).parents[2] / "docs" / "methods" / "bias.md"
 
 
 def documented():

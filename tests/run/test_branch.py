@@ -458,6 +458,7 @@ def test_branches_are_inspected_with_loss_on_their_own_turns(forked):
     assert found["branches"]["turns"] == sum(map(len, own))
 
 
+@pytest.mark.slow
 def test_a_prover_plays_on_in_all_iterations(proved):
     """SFT's policy, where the aligned one explored; and its branches are what the turns are weighed by."""
     manifest = json.loads((proved / "manifest.json").read_text())["stages"]
@@ -479,6 +480,7 @@ def test_a_prover_plays_on_in_all_iterations(proved):
     assert by_stem(manifest)["branch, 2 times"]["counts"]["played_by"] == "sft"
 
 
+@pytest.mark.slow
 def test_stored_branches_of_a_prover_are_weighed_again_by_who_reads_a_prover(proved, monkeypatch):
     """By another alpha; not as if they were of the policy that explored, neither by itself nor to compare with."""
     monkeypatch.chdir(proved.parents[1])
@@ -496,6 +498,7 @@ def test_stored_branches_of_a_prover_are_weighed_again_by_who_reads_a_prover(pro
     assert not list(proved.glob("credits/again*"))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_prover_alone(proved, place):
     """Done before is done; another prover is another run."""
     _, notices = finish(begin(place, "proved", *PAV))
@@ -552,11 +555,12 @@ def test_a_run_without_branches_has_nothing_to_weigh_by(recipe):
     folder = explored_by(recipe, EPISODES)
 
     with pytest.raises(
-        RunError, match=r"branch-001\.jsonl is not there; explore with explore\.name=branches or"
+        ConfigError, match=r"credit spo needs branches, and explore\.name=rollouts provides none"
     ):
         credit_run(folder, ["credit.name=spo"])
 
 
+@pytest.mark.slow
 def test_pairs_share_the_turns_before_they_part(place, run_once):
     run_once("paired", *PAIRS)
 

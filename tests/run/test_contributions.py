@@ -27,6 +27,7 @@ from .online import GROUPS
 SPA = CREDITS["spa"]
 
 
+@pytest.mark.slow
 def test_the_loop_weighs_by_the_policy_that_acted(place, run_once):
     """SFT's hidden states; every group is trained, equal outcomes or not, and the counts say what was explained."""
     run_once("shared", *GROUPS, "iterations=1", "credit.name=spa")

@@ -164,6 +164,7 @@ def test_inspect_shows_the_weights_that_were_written_down(online):
     assert shown == [f"{weight:.2g}" for one in played for weight in rows[one.key].weight]
 
 
+@pytest.mark.slow
 def test_the_moving_average_is_one(place, run_once):
     """average_2 = 0.5 average_1 + 0.5 policy_2, and average_1 is of the policy that the loop began with."""
     words = ["evaluate.every=1", "align.reference=average", "align.reference_decay=0.5", "iterations=2"]

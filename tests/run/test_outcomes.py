@@ -46,6 +46,7 @@ def rows_of(folder):
     return list(read_records(folder / "outcomes.jsonl", WeightedTrajectory))
 
 
+@pytest.mark.slow
 def test_rft_trains_the_base_anew_on_what_sft_was_taught_and_own_successes(run):
     folder = run("rft", *RFT)
     noted = json.loads((folder / "manifest.json").read_text())["stages"]
@@ -64,6 +65,7 @@ def test_rft_trains_the_base_anew_on_what_sft_was_taught_and_own_successes(run):
     assert (folder / "checkpoints/rft/config.json").is_file()
 
 
+@pytest.mark.slow
 def test_rft_without_own_successes_is_sft_again(run):
     """From the same weights, on the same rows, with the same settings: the policy of SFT."""
     same = ["align.epochs=4", "align.batch_size=4", "explore.sampling.max_new_tokens=1"]

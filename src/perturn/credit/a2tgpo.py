@@ -30,7 +30,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class A2TGPO(GroupCredit):
-    """Standardized outcome, and a discounted sum of gains that are standardized at each turn index.
+    """Outcome advantage plus gains in the gold answer's likelihood, compared at each turn index.
 
         A_it = (S_i - mean(S)) / (std(S) + 1e-6) + alpha D_it / sqrt(T_i - 1 - t)   for t < T_i - 1
         D_it = sum_(k = t)^(T_i - 2) gamma^(k - t) z_ik,   z_ik = (IG_ik - mean_k(IG)) / (std_k(IG) + 1e-6)

@@ -14,7 +14,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class AnchorRLOO(GroupCredit):
-    """Return from the turn on, less the mean return at the same state over the other trajectories.
+    """Return from a turn on, minus the mean return of other episodes from the same state.
 
         A_it = gamma^t (G_it - b_it),   b_it = mean of G_ju over visits of state s_it by trajectories j != i
         where no other came by:  b_it = (mean_(j != i) G_j0 - C_it) / gamma^t,  so that A_it = G_i0 - mean_(j != i) G_j0

@@ -54,7 +54,7 @@ def critiques_of(
 
 @dataclass(frozen=True)
 class ArCHer:
-    """Advantage of each turn by two critics: the smaller Q of what was done, less the smaller V of before.
+    """Value of a turn's action minus the value of its state, by two critics that keep learning between iterations.
 
         A_t = min_k Q_k(s_t, a_t) - min_k V_k(s_t)
 

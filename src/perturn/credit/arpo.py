@@ -17,7 +17,7 @@ SHARED = ("sum", "mean")
 
 @dataclass(frozen=True)
 class ARPO(GroupCredit):
-    """Score of each leaf less the mean of all leaves, over their deviation; a turn has the sum of its leaves' numbers.
+    """GRPO over trees of episodes: the weight of a turn sums the advantages of all episodes that share it.
 
         A_l = (S_l - mean(S)) / (std(S) + 1e-6),   A_t = sum or mean of A_l over the leaves l that share turn t
 

@@ -49,7 +49,12 @@ def bi_level_advantages(
 
 @dataclass(frozen=True)
 class BiLevelGAE:
-    """Advantage of each turn's first token by `bi_level_advantages`.
+    """Generalized advantage over turns, then over the tokens of each turn. A turn has that of its first token.
+
+        turns:  A_i = delta_i + h lam A_(i+1),   delta_i = r_i + h V(end of turn i+1) - V(end of turn i)
+        tokens: GAE with gamma and lam inside turn i, whose last token has the reward A_i + V(end of turn i)
+
+    h is `high_level_gamma`.
 
     Source: RAGEN (Wang et al. 2025), arXiv:2504.20073, and its code.
     Differs: a number per turn: the advantage of its first token, the only one whose value has seen the state and

@@ -12,7 +12,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class DrGRPO(GroupCredit):
-    """Score of the trajectory less the group's mean; the same for every turn.
+    """Score of the episode minus the mean of its group, not divided by a deviation.
 
         A_it = S_i - mean(S),   S_i = sum_t r_it
 

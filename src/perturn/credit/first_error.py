@@ -45,7 +45,10 @@ def first_error_weights(wrong: Tensor, *, turns: str, low: float, high: float) -
 
 @dataclass(frozen=True)
 class FirstError:
-    """A low weight for the turns before the true first error, a high one from there on: `first_error_weights`.
+    """Low weight before the first wrong turn, high weight from it on. The environment says which turn is wrong.
+
+    A turn is wrong if the way to a success is no shorter after it. Where no turn is wrong, all weights are high. See
+    `first_error_weights`.
 
     Source: ours, an oracle for tlm-DRE's Eq. 10.
     Differs: the paper has no such knowledge.

@@ -23,7 +23,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class G2PO(GroupCredit):
-    """Advantage of the trajectory, plus that of the next state's value in this state, plus that of the value's change.
+    """Episode advantage, plus the value of the state that a turn reaches, plus the change of value that it makes.
 
         A_it = A_E + omega (A_next + A_change)
         V(s) = mean over visits of gamma^(T - t) S,   t from 0

@@ -21,7 +21,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class GiGPO(GroupCredit):
-    """Advantage of the trajectory in its group, plus that of the turn among all turns taken in the same state.
+    """Episode advantage in the group, plus the turn's advantage among all turns that start in the same state.
 
         A_it = A_E + omega A_S,   A_E = S_i - mean(S),   A_S = G_it - mean of G over the turns at state s_it
 

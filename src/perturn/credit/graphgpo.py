@@ -17,7 +17,7 @@ _SUCCESS = -1
 
 @dataclass(frozen=True)
 class GraphGPO(GroupCredit):
-    """Advantage of the trajectory in its group, plus that of the turn's step in the graph of visited states.
+    """Episode advantage, plus how near a turn came to a success in the graph of states that the group visited.
 
         A_it = beta_episode A_E + beta_graph A_G
         A_G = C omega^d(next state), standardized over the steps out of the same state

@@ -11,7 +11,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class GRPO(GroupCredit):
-    """Score of the trajectory less the group's mean, over the group's standard deviation; the same for every turn.
+    """Score of the episode minus the mean of its group, divided by the standard deviation of the group.
 
         A_it = (S_i - mean(S)) / (std(S) + 1e-6),   S_i = sum_t r_it
 

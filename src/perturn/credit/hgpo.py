@@ -21,7 +21,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class HGPO(GroupCredit):
-    """Mean of a turn's advantages among turns with the same last k states, a longer history weighing more.
+    """Mean of a turn's advantages among turns with the same last k states; longer histories weigh more.
 
         A_it = sum_k (k + 1)^alpha A_k / (sum_k (k + 1)^alpha + 1e-6),   k = 1 .. history + 1
 

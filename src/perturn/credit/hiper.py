@@ -67,7 +67,13 @@ def hierarchical_advantages(
 
 @dataclass(frozen=True)
 class HiPER:
-    """Advantage of each turn by `hierarchical_advantages`: of its segment where one begins, else of its own within it.
+    """Advantage of a whole segment at its first turn, and of a turn within its segment at the others.
+
+        A_c = sum_(k in [c, d)) gamma^(k - c) r_k + gamma^(d - c) (V_d + high_level_lam A_d) - V_c
+        A_t = delta_t + gamma lam A_(t + 1),   delta_t = r_t + gamma V_(t + 1) - V_t
+
+    c is the first turn of a segment [c, d), and t any other turn of it; nothing follows its last turn. See
+    `hierarchical_advantages`.
 
     Source: HiPER, "Hierarchical Reinforcement Learning with Explicit Credit Assignment for Large Language Model
     Agents", by its abstract and its code (hierarchical advantage estimation).

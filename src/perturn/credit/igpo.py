@@ -29,7 +29,7 @@ POOLS = ("joint", "separate")
 
 @dataclass(frozen=True)
 class IGPO(GroupCredit):
-    """Discounted sum of normalized rewards: the gain of the gold answer's likelihood; at the last turn, the outcome.
+    """How much each turn raised the likelihood of the gold answer, and the outcome at the last turn.
 
         r_t = IG_t for t < T - 1,   r_(T-1) = S
         z_t = (r_t - mean(R)) / (std(R) + 1e-6),   A_t = sum_(k >= t) gamma^(k - t) z_k

@@ -46,7 +46,7 @@ def gate(outcomes: Sequence[float], temperature: float, std: str = "sample") -> 
 
 @dataclass(frozen=True)
 class InfoPO(GroupCredit):
-    """GRPO's advantage, and the normalized gain of information over the turn where outcomes hardly differ.
+    """GRPO's advantage, plus how much the reply told the policy. The second part counts where outcomes are alike.
 
         A_it = (S_i - mean(S)) / (std(S) + 1e-6) + beta sigmoid(-std(S) / temperature) z_it
         z_it = (I_it - mean(I)) / (std(I) + 1e-6)

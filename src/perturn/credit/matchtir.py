@@ -38,7 +38,7 @@ Matches = Sequence[Sequence[Sequence[float]]]
 
 @dataclass(frozen=True)
 class MatchTIR(GroupCredit):
-    """Mean of a trajectory's advantage and of its turn's, over rewards for calls that match the task's gold calls.
+    """Mean of an episode and a turn advantage, with rewards for tool calls that match the task's gold calls.
 
         A_it = (A_i + A'_it) / 2,   r_it = mean of the matches of its calls + reward
         A_i = (S_i - mean(S)) / (std(S) + 1e-6),   S_i = sum_t r_it

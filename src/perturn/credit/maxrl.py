@@ -10,7 +10,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class MaxRL(GroupCredit):
-    """Score of the trajectory less the group's mean, over that mean; the same for every turn.
+    """Score of the episode minus the mean of its group, divided by that mean. Rare successes weigh more.
 
         A_it = (S_i - mean(S)) / (mean(S) + 1e-6),   S_i = sum_t r_it >= 0
 

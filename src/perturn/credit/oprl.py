@@ -26,7 +26,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class OPRL(GroupCredit):
-    """GRPO's advantage, and alpha times the normalized implicit reward of the turn.
+    """GRPO's advantage, plus the implicit reward of the turn by a reward model that learns beside the policy.
 
         A_it = (S_i - mean(S)) / (std(S) + 1e-6) + alpha sum_(k >= t) step_gamma^(k - t) z_ik
         z_it = (r_it - mean(r)) / (std(r) + 1e-6),   r_it = sum_j log pi_prm(y_itj) - log pi_ref(y_itj)

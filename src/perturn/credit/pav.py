@@ -30,7 +30,7 @@ def first_ends(rewards: Sequence[float], values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class PAV(GroupCredit):
-    """Score less the mean of the others', and alpha times the progress of the turn's segment under a prover mu.
+    """RLOO's advantage, plus how much the segment of a turn raised the expected return of a prover policy.
 
         A_t = S_i - mean_(j != i) S_j + alpha A^mu_t
         A^mu_t = sum_(k in [c, d)) r_k + V^mu_d - V^mu_c,   c <= t < d

@@ -15,7 +15,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class PGPO(GroupCredit):
-    """GiGPO's advantage within a state, plus that of the change in potential, the more the rarer a success is.
+    """GiGPO's advantage within a state, plus the change of a potential. Both weigh more if successes are rare.
 
         A_it = A_S + beta (1 - p)^alpha A_phi
         Phi(s) = mean of G over the turns at s,   delta = gamma Phi(next) - Phi(s),   A_phi = delta normalized at s

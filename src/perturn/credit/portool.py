@@ -22,7 +22,7 @@ for every leaf below it, as where each leaf is a row of its own; or once."""
 
 @dataclass(frozen=True)
 class PORTool(GroupCredit):
-    """Value of a stretch of turns over that of other children of its fork, blended with its score over other trees.
+    """How much better a segment of turns ended than the other branches of its fork, blended with the tree's score.
 
         A = m ((1 - blend) (V - mean of V over the fork's other children)
                + blend (R + V - mean of V over the other trees))

@@ -23,7 +23,7 @@ SCORES: dict[str, Callable[[Trajectory], list[float]]] = {
 
 @dataclass(frozen=True)
 class ProcessScore:
-    """How good each turn was: 1 if it brought the success nearer, else 0; or by another measure. Read by `w-dpo`.
+    """1 for a turn that brought the success nearer, 0 for any other, or another measure. Loss `w-dpo` reads it.
 
     The mean over a trajectory is its process score: the share of right turns or of valid turns, or the total reward.
 

@@ -18,7 +18,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class ProgressAdvantage(GroupCredit):
-    """Score less the mean of the others', and alpha times the normalized log-ratio of a trained policy's turns.
+    """RLOO's advantage, plus how much likelier training made a turn than it was under the reference.
 
         A_it = S_i - mean_(j != i) S_j + alpha z_it,   z_it = (u_it - mean(u)) / (std(u) + 1e-6)
         u_it = sum_j log pi_RL(y_itj) - log pi_ref(y_itj)

@@ -29,7 +29,7 @@ _VARIANCE = 1e-8
 
 @dataclass(frozen=True)
 class ReinforcePlusPlus:
-    """Return from each turn on, less the mean and over the standard deviation of all trajectories given.
+    """Return from each turn on, normalized by the mean and deviation over the episodes of all tasks.
 
         A_it = (G_it - mean(S)) / sqrt(var(S) + 1e-8),   G_it = sum_k gamma^(k - t) r_ik,   S_i = G_i0
 

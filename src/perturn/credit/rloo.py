@@ -12,7 +12,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class RLOO(GroupCredit):
-    """Score of the trajectory less the mean of the other trajectories'; the same for every turn.
+    """Score of the episode minus the mean score of the task's other episodes, equal for all of its turns.
 
         A_it = S_i - mean_(j != i) S_j,   S_i = sum_t r_it
 

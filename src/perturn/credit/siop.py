@@ -108,7 +108,7 @@ def cluster_shares(group: Sequence[Trajectory], answers: Sequence[OwnAnswer]) ->
 
 @dataclass(frozen=True)
 class SIOP:
-    """Discounted sum of normalized rewards: the gain in log-likelihood of the own answer, by the share that agrees.
+    """How much each turn raised the likelihood of the episode's own answer, by how many episodes agree with it.
 
         r_t = q (log p_(t+1) - log p_t), plus (1 - lam) q at the last turn
         z_t = (r_t - mean(R)) / (std(R) + 1e-6),   A_t = sum_(k >= t) gamma^(k - t) z_k

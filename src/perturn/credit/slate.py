@@ -19,7 +19,7 @@ MEASURES = ("reward", "progress", "valid")
 
 @dataclass(frozen=True)
 class SLATE(GroupCredit):
-    """How good a turn was, less the mean of the others that answered the same history.
+    """How good a turn was by itself, minus the mean of other turns that were sampled from the same history.
 
         A = (q - mean of q over the other turns of the fork) / (turns of the fork)
 

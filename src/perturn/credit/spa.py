@@ -82,7 +82,7 @@ def to_go(contributions: Sequence[float], total: float, bonuses: Sequence[float]
 
 @dataclass(frozen=True)
 class SPA(GroupCredit):
-    """Rewards that a progress head shares out over the turns, less what the others of the task earn from there on.
+    """Learned shares of the score from a turn on, minus the mean of what the task's other episodes earn from there.
 
         A_it = sum_(k >= t) r_ik - mean_(j != i, T_j > t) sum_(k >= t) r_jk
         r_jk = c_jk + grounding executed_jk,   at the last turn and with `residual` + S_j - sum_k c_jk

@@ -44,7 +44,7 @@ def segment_advantages(rewards: Sequence[float], values: Sequence[float], start:
 
 @dataclass(frozen=True)
 class SPO(GroupCredit):
-    """Change of the expected return over the turn's segment, by episodes that were played on from both of its ends.
+    """Change of the expected return over the segment of a turn, estimated from branches at both of its ends.
 
         A_t = sum_(k in [c, d)) r_k + V_d - V_c,   c <= t < d
 

@@ -13,7 +13,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class TRLOO(GroupCredit):
-    """Return from turn t on, less the mean return from turn t on over the other trajectories that have one.
+    """Return from a turn on, minus the mean return of the task's other episodes from the same turn on.
 
         A_it = G_it - b_it,   b_it = mean_(j != i, T_j > t) G_jt,   G_it = sum_k gamma^(k - t) r_ik
 

@@ -44,7 +44,7 @@ def token_values(group: Sequence[Trajectory], values: TokenValues | None) -> lis
 
 @dataclass(frozen=True)
 class TurnGAE:
-    """Generalized advantage estimate over turns, with V at the first token of each.
+    """Generalized advantage estimate (GAE) over turns, with a learned value before each turn.
 
         A_t = delta_t + gamma lam A_(t+1),   delta_t = r_t + gamma V_(t+1) - V_t,   V = 0 after the last turn
 

@@ -58,7 +58,7 @@ def _confidence(turns: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Uniform:
-    """The weight 1 for every turn, as a loss on whole trajectories has it.
+    """Weight 1 for every turn, as in a loss on whole episodes.
 
     Source: none is needed; the baseline that every turn-level credit is compared with.
     Differs: nothing.
@@ -98,7 +98,11 @@ def confidence_weights(confidence: Tensor, *, pivot: float, low: float, high: fl
 
 @dataclass(frozen=True)
 class Confidence:
-    """A low weight for turns of which the reference is confident, a high one for the others: `confidence_weights`.
+    """Low weight for turns that the reference is confident of, high weight for all other turns.
+
+        omega_i = low if p_i > pivot, else high,   p_i = exp((1 / n_i) sum_j log pi_ref(y_ij))
+
+    n_i counts the tokens of turn i. See `confidence_weights`.
 
     Source: tlm-DRE ("turn-level multiscale density ratio estimation"), Eqs. 9-10.
     Differs: nothing.
@@ -184,7 +188,12 @@ DISCOUNTS: dict[str, Callable[..., Tensor]] = {"derived": derived_discount, "pri
 
 @dataclass(frozen=True)
 class Discount:
-    """The discount phi(t, T) of DMPO: `derived_discount`, or `printed_discount`.
+    """DMPO's weight, which falls from the first turn of an episode to the last.
+
+        phi(t, T) = gamma^t (1 - gamma^(T - t)) / (1 - gamma^T)          derived
+        phi(t, T) = (1 - gamma^(T - t)) / (1 - gamma^T)                  printed
+
+    T counts the turns of the episode. See `derived_discount` and `printed_discount`.
 
     Source: DMPO (Shi et al. 2024), Eqs. 14-15; as printed, Eq. 16.
     Differs: see `derived_discount`.

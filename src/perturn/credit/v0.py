@@ -17,7 +17,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class V0(GroupCredit):
-    """Score of the trajectory less a baseline that knows its task: V before the first turn, and the others' scores.
+    """Score of the episode minus a learned value of its task, which may be mixed with other episodes' scores.
 
         A_it = S_i - b_i,   b_i = (prior V_i0 + sum_(j != i) S_j) / (prior + N - 1)
 

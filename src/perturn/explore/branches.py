@@ -18,6 +18,10 @@ class Branches(ExploredBrancher):
     """Resume explored episodes every so many turns, to see what their turns were worth.
 
     Which turns these are is known when they are reached, whatever comes after.
+
+    Source: Kazemnejad et al. 2024, "VinePPO", arXiv:2410.01679; Guo et al. 2025, "Segment Policy Optimization",
+    arXiv:2505.23564; both by their abstracts.
+    Differs: branches begin at every so many turns, where the papers resume an answer at steps of its text.
     """
 
     every: Annotated[int, COUNT] = 5

@@ -21,7 +21,13 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class EntropyBranches(ExploredBrancher):
-    """Resume explored episodes by a chance that grows with the entropy of the policy where an action begins (ARPO)."""
+    """Resume explored episodes by a chance that grows with the entropy of the policy where an action begins (ARPO).
+
+    Source: Dong et al. 2025, "Agentic Reinforced Policy Optimization", arXiv:2507.19849, by its abstract and notes
+    on its code.
+    Differs: the entropy is of the first token of a turn, where the paper takes a mean over the first tokens after
+    a reply of a tool. Only explored episodes are resumed, and no branches of branches.
+    """
 
     forks: Annotated[int, COUNT] = 1
     """Turns of an episode that are resumed at: the first so many at most."""

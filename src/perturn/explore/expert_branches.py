@@ -15,7 +15,13 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class ExpertBranches(Brancher):
-    """Resume the expert's episodes of the explored tasks every so many turns (IPR)."""
+    """Resume the expert's episodes of the explored tasks every so many turns (IPR).
+
+    Source: Xiong et al. 2024, "Watch Every Step! LLM Agent Learning via Iterative Step-Level Process Refinement"
+    (IPR), arXiv:2406.11176.
+    Differs: the policy that explored plays the branches, where the paper has the policy after SFT in all
+    iterations, which is `policy: sft`.
+    """
 
     branches: Annotated[int, COUNT] = 5
     """Episodes from each turn; their first turns are the expert's."""

@@ -20,7 +20,12 @@ from perturn.types import Trajectory, came_back, came_elsewhere
 
 @dataclass(frozen=True)
 class Mcts(Explorer):
-    """Search the tree of each explored episode (MCTS); the trees of all tasks grow at the same time."""
+    """Search the tree of each explored episode (MCTS); the trees of all tasks grow at the same time.
+
+    Source: Xie et al. 2024, "Monte Carlo Tree Search Boosts Reasoning via Iterative Preference Learning",
+    arXiv:2405.00451.
+    Differs: children are followed by UCT, where the paper has PUCT, and a step is worth the outcome alone.
+    """
 
     simulations: Annotated[int, COUNT] = 8
     """Episodes of a tree, one after another, beside the explored one."""

@@ -44,6 +44,9 @@ class MixedBranches(ExploredBrancher):
     """Resume explored episodes at turns whose predicted chance of a success is near one half (TRACE).
 
     The predictor is a linear head on the hidden states of the policy that explored, fitted on other episodes.
+
+    Source: TRACE, by its abstract.
+    Differs: prompts get no further samples, since every task has `samples`. The predictor is a linear head.
     """
 
     forks: Annotated[int, COUNT] = 1

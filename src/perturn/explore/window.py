@@ -18,6 +18,10 @@ class Window(Explorer):
     """Play some turns of an episode in one iteration; a longer one goes on in the next iteration (T-PPO).
 
     The policy learns from the turns that an episode has.
+
+    Source: "Truncated Proximal Policy Optimization" (T-PPO), 2025, by its abstract.
+    Differs: a window is of turns, where T-PPO cuts an answer after so many tokens. An episode resumes by replay in
+    its environment.
     """
 
     turns: Annotated[int, COUNT] = 10

@@ -19,6 +19,10 @@ class WrongBranches(ExploredBrancher):
     """Resume explored episodes at the first turn that brings the success no nearer.
 
     Some environments can measure the distance to a success (`perturn.envs.abilities.Pathfinder`).
+
+    Source: Lai et al. 2024, "Step-DPO: Step-wise Preference Optimization for Long-chain Reasoning of LLMs",
+    arXiv:2406.18629, by its abstract.
+    Differs: the environment says which turn is wrong, where the paper asks a model.
     """
 
     distance: Sense = "searching"

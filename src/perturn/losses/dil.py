@@ -16,7 +16,7 @@ from perturn.losses.protocol import LossTraits
 
 @dataclass(frozen=True)
 class DIL:
-    """Density-ratio loss on whole trajectories; equal to tlm-DRE with every weight 1.
+    """Density-ratio loss on whole episodes. It equals tlm-DRE with weight 1 for every turn.
 
         L = [f'(r_rejected) r_rejected - f(r_rejected)] - f'(r_chosen),   r = pi(y|x) / pi_ref(y|x), reduced
 

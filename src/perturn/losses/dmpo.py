@@ -16,7 +16,7 @@ from perturn.losses.protocol import LossTraits
 
 @dataclass(frozen=True)
 class DMPO:
-    """DPO on a weighted sum of turns, earlier turns weighing more.
+    """DPO on a weighted sum over turns, in which earlier turns weigh more.
 
         L = -log sigmoid(beta * (sum_t phi(t, T) u_t of chosen - the same of rejected)),   u_t = sum_j u_tj
 

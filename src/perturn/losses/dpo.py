@@ -41,7 +41,7 @@ def dpo_loss(log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, *, beta: floa
 
 @dataclass(frozen=True)
 class DPO:
-    """Trajectory-level DPO: turns are added up before they are compared.
+    """DPO on whole episodes: the log-ratios of all turns are summed before the two sides are compared.
 
         L = -log sigmoid(beta * (u_chosen - u_rejected)) - sft * log pi(chosen)
 

@@ -37,7 +37,11 @@ def kto_loss(log_ratio: Tensor, desirable: Tensor, reference_point: Tensor, *, b
 
 @dataclass(frozen=True)
 class KTO:
-    """Unpaired preference: successes become more likely than the policy's drift from its reference, failures less.
+    """Loss without pairs: good episodes become likelier and bad ones less likely, relative to the policy's drift.
+
+        L = desirable_weight sigmoid(-beta (u - z0))      of a desirable trajectory
+        L = undesirable_weight sigmoid(-beta (z0 - u))    of an undesirable one
+
 
     The label of a trajectory is the sign of its weights: 1 on each turn of a desirable one, -1 of an undesirable one.
     Weights of other sizes are ours: they weigh the turns within u. z0 is the mean log-ratio of mismatched trajectories,

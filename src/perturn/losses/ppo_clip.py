@@ -186,7 +186,7 @@ trajectory of the optimizer step, 0 for a trajectory that the mean is not over."
 
 @dataclass(frozen=True)
 class PPOClip:
-    """Clipped policy gradient, with the advantage of each turn from its weight, and KL to a reference.
+    """Clipped policy gradient with an advantage for each turn, and an optional divergence from a reference.
 
         L_ij = -min(rho_ij A_i, clip(rho_ij, 1 - clip_low, 1 + clip_high) A_i) + kl KL_ij
 

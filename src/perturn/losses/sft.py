@@ -14,7 +14,7 @@ from perturn.losses.protocol import LossTraits
 
 @dataclass(frozen=True)
 class SFT:
-    """Mean negative log-likelihood of the tokens of a chosen trajectory, each with the weight of its turn.
+    """Mean negative log-likelihood of the tokens of an episode, each weighed by its turn.
 
         L = -(1/n) sum_i w_i sum_j log pi(y_ij)
 

@@ -16,7 +16,7 @@ from perturn.losses.protocol import LossTraits
 
 @dataclass(frozen=True)
 class TLMDPO:
-    """DPO on a weighted sum of turns, turns the reference already knows weighing less.
+    """DPO on a weighted sum over turns, in which turns that the reference knows already weigh less.
 
         L = -log sigmoid(beta * (sum_i omega_i sum_j u_ij of chosen - the same of rejected))
 

@@ -53,7 +53,7 @@ Eq. 15 gives where pi_ref stands for pi_c."""
 
 @dataclass(frozen=True)
 class TLMDRE:
-    """Density-ratio loss in which turns the reference already knows count for less.
+    """Density-ratio loss in which turns that the reference knows already weigh less.
 
         L = [f'(r_rejected) r_rejected - f(r_rejected)] - C_w f'(r_chosen)
         log r = sum_i omega_i sum_j u_ij,   log C_w = sum_i (1 - omega_i) sum_j log pi_ref(y_ij)

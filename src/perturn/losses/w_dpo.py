@@ -38,9 +38,11 @@ def gap_weights(score_chosen: Tensor, score_rejected: Tensor, *, base: float) ->
 
 @dataclass(frozen=True)
 class WDPO:
-    """DPO in which a pair weighs by the gap between the process scores of its sides: `gap_weights`.
+    """DPO with a weight for each pair: how much better the turns of the chosen side were scored than the other's.
 
-        L = -w log sigmoid(beta * (u_chosen - u_rejected)),   s = mean_t of what the credit wrote
+        L = -w log sigmoid(beta * (u_chosen - u_rejected)),   w = max(0, base + s_chosen - s_rejected)
+
+    s is the mean over turns of the numbers that the credit wrote.
 
     The number of a turn says how good it was, and the log-ratios are not weighed by it.
 

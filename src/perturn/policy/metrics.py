@@ -80,7 +80,7 @@ def step_metrics(
     step: Mapping[str, Tensor],
     entropy: Tensor,
 ) -> dict[str, Tensor]:
-    """Values of a pack to log beside those of its rows, by name; what is logged is their mean, see docs/methods.md.
+    """Values of a pack to log beside those of its rows, by name; their mean is logged, see docs/methods/logged.md.
 
     Entropy has a value for each token, weights a value for each turn. Diagnostics of the loss may have names of
     `row_metrics`, in whose place they are logged, also where they have no value in this pack.

@@ -14,7 +14,11 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class FileRows:
-    """Rows of your own: pairs, trajectories or conversations, or these with a label or weights (docs: Your data)."""
+    """Rows of your own: pairs, trajectories or conversations, or these with a label or weights (docs: Your data).
+
+    Source: none is needed.
+    Differs: nothing.
+    """
 
     needs: ClassVar[tuple[Need, ...]] = ()
 

@@ -16,6 +16,9 @@ class Outcome:
 
     It looks at the result, as no agent could. Of N episodes that each succeed with chance p, the best succeeds with
     chance 1 - (1 - p)^N.
+
+    Source: none is needed; pass@k by another name.
+    Differs: nothing.
     """
 
     traits: ClassVar[SelectorTraits] = SelectorTraits(among=("episodes",), sees_outcome=True)

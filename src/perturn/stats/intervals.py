@@ -44,8 +44,8 @@ def mean_interval(
     - One value, or all values equal within the bounds: the data has no spread, yet the mean is not known exactly. See
       `interval_without_spread`. Source: Clopper and Pearson 1934; Hanley and Lippman-Hand 1983.
 
-    With few values of which nearly all are alike, every such interval is too narrow now and then: `docs/methods.md`
-    has the figures.
+    With few values of which nearly all are alike, every such interval is too narrow now and then; the figures are
+    in `docs/methods/intervals.md`.
 
     Args:
         values: Independent values, such as the scores of the tasks of a panel.
