@@ -334,6 +334,7 @@ def stopped(made, score):
     return read, counts
 
 
+@pytest.mark.slow
 def test_a_score_that_was_stopped_goes_on_with_the_same_exploration(stopped):
     read, counts = stopped
 
@@ -347,6 +348,7 @@ def test_a_score_that_was_stopped_goes_on_with_the_same_exploration(stopped):
     assert found["drawn_episodes"] == counts["drawn_episodes"] == 12
 
 
+@pytest.mark.slow
 def test_a_score_goes_on_once_the_optimizer_is_let_go(stopped):
     """As a run does with that of a policy from which no training goes on; the policy is the same."""
     read, _ = stopped

@@ -76,6 +76,7 @@ def test_rft_without_own_successes_is_sft_again(run):
     assert_close(rft, sft, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_kto_goes_on_from_the_policy_that_explored_with_its_failures(run):
     """Two iterations, each from the policy before; the second explores with the first's."""
     folder = run("kto", *KTO, "iterations=2", "explore.per_iteration=3")
