@@ -22,6 +22,8 @@ from perturn.tables import methods, table
 DOCS = Path(__file__).parent
 BIAS = DOCS / "methods" / "bias.md"
 """The table of `python benchmarks/credits.py`, a line for each credit and choice of settings."""
+_NO_LIMIT = 10**9
+"""An upper bound of counts and seconds that nobody meets, so that pages do not print it."""
 _PARTS = re.compile(r"\A(?P<says>.*?)(?:\n\n(?P<formula>.*?))??(?:\s*\nSource: (?P<source>.*?))?"
                     r"(?:\s*\nDiffers: (?P<differs>.*))?\Z", re.S)  # fmt: skip
 
@@ -116,7 +118,7 @@ def documentation(entry: Any) -> dict[str, str]:
         "says": _flat(parts["says"]),
         "formula": "\n\n".join(map(_block, parts["formula"].split("\n\n"))) if parts["formula"] else "",
         "source": _linked(_flat(parts["source"])),
-        "differs": "None." if differs == "nothing." else _linked(differs[:1].upper() + differs[1:]),
+        "differs": "None." if differs == "nothing." else _linked(differs),
     }
 
 
@@ -169,7 +171,7 @@ def interval(bound: Bound) -> str:
     most = next((each for each in high if each is not None), None)
     if least is None:
         return f"{'at most' if bound.most is not None else 'below'} {most:g}"
-    if most is None:
+    if most is None or (most >= _NO_LIMIT and least is not None):
         return f"{'at least' if bound.least is not None else 'above'} {least:g}"
     return f"in {'[' if bound.least is not None else '('}{least:g}, {most:g}{']' if bound.most is not None else ')'}"
 
@@ -201,15 +203,9 @@ def _bias(name: str) -> str:
     own = _measured(name)
     if not own:
         return "Not measured: the small decision processes have nothing that this credit could tell apart."
-    table_lines = [line for line in BIAS.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-    return "\n".join(
-        [
-            "Relative bias on small decision processes, with groups of three. See [how it is measured](../bias.md).",
-            "",
-            *table_lines[:2],
-            *own,
-        ]
-    )
+    header = BIAS.read_text(encoding="utf-8").split("<!-- bias -->")[1].strip().splitlines()[:2]
+    says = "Relative bias on small decision processes, with groups of three. See [how it is measured](../bias.md)."
+    return "\n".join([says, "", *header, *own])
 
 
 def _results(name: str) -> str:
@@ -229,7 +225,8 @@ def _flat(text: str) -> str:
 
 
 def _linked(text: str) -> str:
-    """A text whose papers are links."""
+    """A text that begins with a capital letter, and whose papers are links."""
+    text = text[:1].upper() + text[1:]
     return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
 
 

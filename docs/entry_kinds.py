@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
-from perturn.tables import TABLES, methods, table
+from perturn.tables import methods, table
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,20 @@ def _quantity_needs(name: str, entry: Any) -> Iterable[str]:
     read = [*map("the policy `{}`".format, sorted(traits.policies))]
     read += ["the environment"] * traits.reads_world + ["branches"] * traits.reads_branches
     yield f"It reads {', '.join(read)}." if read else "It reads the episodes alone."
-    passes = f"{traits.passes} forward {'pass' if traits.passes == 1 else 'passes'}"
-    yield f"Cost: {traits.cost}, with {passes} over the episodes."
-    readers = [
-        (kind, reader)
-        for kind in ("credits", "rows", "explorers")
-        if kind in TABLES
-        for reader, each in sorted(table(kind).items())
-        if name in names(made(each).needs)
+    yield f"Cost: {traits.cost}. Forward passes over the episodes: {traits.passes}."
+    links = [f"[`{reader}`](../{kind}/{reader}.md)" for kind, reader in _readers(name)]
+    if links:
+        yield f"These need it: {', '.join(links)}."
+
+
+def _readers(quantity: str) -> list[tuple[str, str]]:
+    """The entries that need a quantity, each with its table."""
+    return [
+        (kind, name)
+        for kind in ("credits", "explorers", "rows")
+        for name, entry in sorted(table(kind).items())
+        if quantity in names(made(entry).needs)
     ]
-    if readers:
-        links = ", ".join(f"[`{reader}`](../{kind}/{reader}.md)" for kind, reader in readers)
-        yield f"These need it: {links}."
 
 
 def _explorer_needs(name: str, entry: Any) -> Iterable[str]:
@@ -117,13 +119,10 @@ _BRANCHES = "explore: {name: branches, per_iteration: 16, samples: 4, every: 10}
 _OF_RUNS = {
     "branches": (_BRANCHES, _GROUPS),
     "branch-returns": (_BRANCHES, _GROUPS),
-    "matches": ("environment: {name: bfcl}", _GROUPS),
     "tool-matches": ("environment: {name: bfcl}", _GROUPS),
     "answer": ("environment: {name: hotpotqa}", _GROUPS),
-    "answers": ("environment: {name: hotpotqa}", _GROUPS),
     "answer-clusters": ("environment: {name: hotpotqa}", _GROUPS),
     "values": ("explore: {per_iteration: 16, samples: 4}", _GROUPS),
-    "remaining": ("environment: {name: alfworld-like}", "rows: {name: expert-pairs}"),
     "distance": ("environment: {name: alfworld-like}", "rows: {name: expert-pairs}"),
 }
 """What a credit needs that is made in a run alone -> sections of a recipe beside the credit and the loss."""
@@ -135,7 +134,7 @@ def _of_credit(name: str, entry: Any) -> tuple[str, str]:
     reads = set(methods("credits")[name].reads)
     sections = next((lines for need, lines in _OF_RUNS.items() if need in reads), None)
     if sections is not None:
-        loss = {"process-score": "w-dpo"}.get(name, "ppo-clip" if "groups" in reads else "tlm-dre")
+        loss = {"process-score": "w-dpo"}.get(name, "ppo-clip" if _GROUPS in sections else "tlm-dre")
         return "yaml", "\n".join([*sections, f"credit: {{name: {name}}}", _loss(loss)])
     more = ', model="tiny-agent"' if _OF_POLICIES & reads else ""
     more += ', reference="tiny-agent"' if {"reference", "progress"} <= reads else ""
@@ -158,19 +157,9 @@ def _of_loss(name: str, entry: Any) -> tuple[str, str]:
 
 
 def _of_quantity(name: str, entry: Any) -> tuple[str, str]:
-    """The recipe of a credit that needs it, else how an entry asks for it."""
-    for credit, each in sorted(table("credits").items()):
-        if name in names(made(each).needs):
-            language, shown = _of_credit(credit, each)
-            return language, shown
-    asked = getattr(entry, "request", None)
-    return "python", "\n".join(
-        [
-            f"from perturn.needs import {asked.__name__}",
-            "",
-            f"needs = ({asked.__name__}(),)  # of a credit, a row maker or an explorer",
-        ]
-    )
+    """The example of an entry that needs it."""
+    kind, reader = _readers(name)[0]
+    return KINDS[kind].example(reader, table(kind)[reader])
 
 
 _READERS = {
@@ -224,7 +213,7 @@ def _loss(name: str) -> str:
     return f"align: {{loss: {{name: {name}}}}}"
 
 
-_ALL = {
+KINDS = {
     "credits": Kind(
         "Credits",
         "A credit writes one number for each turn, its weight.",
@@ -269,5 +258,4 @@ _ALL = {
         _of_selector,
     ),
 }
-KINDS = {name: kind for name, kind in _ALL.items() if name in TABLES}
 """Table -> its pages."""

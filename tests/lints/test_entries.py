@@ -93,6 +93,7 @@ def test_a_yaml_example_is_a_part_of_a_recipe(kind, name):
         (Bound(least=2), "at least 2"),
         (Bound(most=40), "at most 40"),
         (Bound(below=1), "below 1"),
+        (Bound(least=1, most=10**9), "at least 1"),
     ],
 )
 def test_a_bound_is_printed_in_words(bound, text):
@@ -130,7 +131,7 @@ def test_a_docstring_is_taken_apart():
     assert documentation(Toy) == {
         "says": "Weigh a turn. It is a toy: see v1.5.",
         "formula": "It is\n\n```text\nA = 1\n```\n\nwhere A is the weight.",
-        "source": "ours, and [arXiv:2402.03300](https://arxiv.org/abs/2402.03300).",
+        "source": "Ours, and [arXiv:2402.03300](https://arxiv.org/abs/2402.03300).",
         "differs": "None.",
     }
     assert len(sentences(documentation(Toy)["says"])) == 2
