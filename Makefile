@@ -36,7 +36,7 @@ ifeq ($(TORCH),cpu)
 		$(INSTALL) torch; }
 endif
 	$(INSTALL) --editable .
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c "import perturn.policy.trainer, perturn.engines.local.engine, perturn.report.page"
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c "import perturn.training.turn_trainer, perturn.engines.local.engine, perturn.report.report_page"
 	rm -f $(VENV)/.base-*
 	touch $@
 

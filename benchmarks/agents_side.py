@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from perturn.chat.model_names import load_tokenizer
+from perturn.chat.tokens import Renderer
 from perturn.data.store import read_trajectories
 from perturn.episodes.formats import FORMATS
-from perturn.episodes.play import Job, play
-from perturn.policy.names import load_tokenizer
-from perturn.policy.tokens import Renderer
+from perturn.episodes.play_many import Job, play
 from perturn.types import (
     Action,
     EngineFailure,

@@ -21,12 +21,12 @@ from typing import Any
 
 import yaml
 
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.sections import Train
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
-from perturn.run.loop import run_stages
-from perturn.settings.parsing import parse
-from perturn.settings.recipe import Recipe, read_recipe
-from perturn.settings.sections import Train
+from perturn.run.execute import run_stages
 from perturn.stats import paired_comparison
 
 

@@ -22,19 +22,19 @@ from typing import Any
 import torch
 
 from perturn import collect
-from perturn.envs.protocols import PROTOCOLS
+from perturn.chat.model_names import load_tokenizer
+from perturn.chat.tokens import Renderer
+from perturn.config.sections import TOKEN_BUDGET
+from perturn.envs.named_protocols import PROTOCOLS
 from perturn.needs import AnswerClusters
 from perturn.policy.logprobs import prepare
 from perturn.policy.models import load_model
-from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import compute_logprobs
-from perturn.policy.tokens import Renderer
 from perturn.quantities.answer import answer_logprobs
 from perturn.quantities.answer_clusters import clusters_of, own_answers_of
 from perturn.quantities.answer_turns import Branch, as_sequences, branches, branches_of
 from perturn.quantities.readers import Reader
-from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Sampling, Trajectory, failed
 
 FORM = "Thought: I know the answer.\nAction: finish[{answer}]"

@@ -21,12 +21,12 @@ import numpy as np
 from mechanism import before, first, plain, right, said, wrong
 from mechanism_statistics import Statistic, Turns, auc, difference, interval
 
-from perturn.data.paths import begun
+from perturn.config.stages import makes, policy_of
 from perturn.data.run_folder import resolve_recipe
+from perturn.data.run_paths import begun
 from perturn.data.store import read_trajectories
 from perturn.quantities.readers import open_reader, reference_of
-from perturn.run.measure import measured
-from perturn.settings.stages import makes, policy_of
+from perturn.run.stages.measure_distance import measured
 from perturn.types import failed, succeeded
 
 CONTRASTS = {"first wrong against those before it": (first, before), "wrong against right": (wrong, right)}

@@ -14,16 +14,16 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from perturn.data.paths import RunPaths
+from perturn.chat.model_names import load_tokenizer
+from perturn.chat.templates import chat_template
+from perturn.chat.tokens import Renderer
+from perturn.config.stages import policy_of
 from perturn.data.run_folder import resolve_recipe
+from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
-from perturn.episodes.play import play
+from perturn.episodes.play_many import play
 from perturn.explore.branching import branch_jobs
-from perturn.policy.names import load_tokenizer
-from perturn.policy.templates import chat_template
-from perturn.policy.tokens import Renderer
 from perturn.run.session import make_protocol, serve_policy, world_maker
-from perturn.settings.stages import policy_of
 from perturn.types import failed
 
 

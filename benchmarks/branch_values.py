@@ -20,8 +20,8 @@ from math import fsum, sqrt
 from statistics import NormalDist, mean, stdev
 
 from perturn.credit.returns import Return
-from perturn.envs.alfworld.like import ALFWorldLike
-from perturn.episodes.play import Job, play
+from perturn.envs.alfworld.generated_games import ALFWorldLike
+from perturn.episodes.play_many import Job, play
 from perturn.explore.branching import branch_jobs
 from perturn.quantities.branch_returns import branch_values
 from perturn.stats import rate_interval

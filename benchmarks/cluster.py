@@ -21,10 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perturn.cluster import ClusterWorlds, Replicas
-from perturn.envs.process import ProcessWorlds
-from perturn.episodes.play import Job, play
-from perturn.settings.cluster import Cluster
-from perturn.settings.sections import Worlds
+from perturn.config.cluster_settings import Cluster
+from perturn.config.sections import Worlds
+from perturn.envs.world_process import ProcessWorlds
+from perturn.episodes.play_many import Job, play
 from perturn.types import Action, EpisodeProtocol, Observation, Prompt, Sampling, Status, Task
 
 CONVERSATIONS, TURNS, EPISODES = 16, 10, 48

@@ -16,19 +16,19 @@ from pathlib import Path
 
 import numpy as np
 
+from perturn.chat.templates import chat_template
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
-from perturn.data.groups import counted
-from perturn.data.paths import begun
+from perturn.data.group_account import counted
 from perturn.data.run_folder import resolve_recipe
+from perturn.data.run_paths import begun
 from perturn.data.store import read_trajectories
-from perturn.policy.templates import chat_template
-from perturn.policy.values import FOLDS
+from perturn.policy.value_heads import FOLDS
 from perturn.quantities import compute, figures_of, given
 from perturn.quantities.contributions import scores_of
 from perturn.quantities.protocol import ACTED
 from perturn.quantities.readers import Models, open_reader
-from perturn.run.credit import credit_groups
+from perturn.run.stages.credit_stage import credit_groups
 from perturn.types import Trajectory
 
 

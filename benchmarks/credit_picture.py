@@ -18,20 +18,20 @@ from typing import Any
 
 import numpy as np
 
+from perturn.config.stages import makes, policy_of
 from perturn.credit import CREDITS
-from perturn.data.groups import counted, groups_of
-from perturn.data.paths import begun
+from perturn.data.group_account import counted, groups_of
 from perturn.data.run_folder import resolve_recipe
+from perturn.data.run_paths import begun
 from perturn.data.store import read_trajectories
 from perturn.needs import Distance, Progress, names_of, reads
 from perturn.quantities import compute, given, policies_of
 from perturn.quantities.protocol import REWARD
 from perturn.remaining import wrong_turns
-from perturn.run.credit import credit_groups
-from perturn.run.measure import measured
-from perturn.run.members import members_of
-from perturn.run.quantity_source import RunSource
-from perturn.settings.stages import makes, policy_of
+from perturn.run.stages.credit_stage import credit_groups
+from perturn.run.stages.group_members import members_of
+from perturn.run.stages.measure_distance import measured
+from perturn.run.stages.quantity_source import RunSource
 from perturn.types import Trajectory, succeeded
 
 LEFT_OUT = {"answer", "answer-clusters", "tool-matches"}

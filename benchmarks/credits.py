@@ -14,13 +14,13 @@ import sys
 import time
 from pathlib import Path
 
+from perturn.config.parsing import apply_overrides, build
 from perturn.credit import CREDITS
 from perturn.credit.archer import Critique
 from perturn.credit.siop import OwnAnswer
 from perturn.credit_check.meter import Measurement, measure
 from perturn.credit_check.processes import PROCESSES
 from perturn.needs import keyword, names_of
-from perturn.settings.parsing import apply_overrides, build
 from perturn.types import Action, Task, Trajectory, Turn
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods" / "bias.md"

@@ -27,7 +27,7 @@ import psutil
 
 from perturn.envs.alfworld.environment import ALFWorld
 from perturn.envs.alfworld.games import KINDS, GameText
-from perturn.envs.alfworld.like import ALFWorldLike
+from perturn.envs.alfworld.generated_games import ALFWorldLike
 from perturn.envs.alfworld.official import ALFWorldOfficial, OfficialGame
 from perturn.errors import EnvironmentFailure
 from perturn.types import Environment, Task

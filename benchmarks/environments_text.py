@@ -25,9 +25,9 @@ from typing import Any
 
 import psutil
 
+from perturn.config.parsing import parse
 from perturn.envs.hotpotqa.environment import HotpotQA
 from perturn.envs.webshop.environment import WebShop
-from perturn.settings.parsing import parse
 from perturn.types import Environment, Task
 
 STEPS = 2000

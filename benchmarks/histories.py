@@ -20,14 +20,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from perturn.envs.alfworld.protocols import ALFWORLD_ETO, ALFWORLD_GIGPO
-from perturn.envs.load import make_environment
-from perturn.envs.protocols import PROTOCOLS
-from perturn.episodes.play import Job
-from perturn.policy.names import load_tokenizer
+from perturn.chat.model_names import load_tokenizer
+from perturn.chat.tokens import Encoded, Renderer
+from perturn.envs.alfworld.alfworld_protocols import ALFWORLD_ETO, ALFWORLD_GIGPO
+from perturn.envs.load_environment import make_environment
+from perturn.envs.named_protocols import PROTOCOLS
+from perturn.episodes.play_many import Job
 from perturn.policy.packing import lay_out
-from perturn.policy.tokens import Encoded, Renderer
-from perturn.run.collect import demonstrate
+from perturn.run.stages.collect_stage import demonstrate
 from perturn.types import EpisodeProtocol, Trajectory, succeeded
 
 HISTORIES = (None, 8, 4, 2, 0)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-import perturn.stats.paired
+import perturn.stats.paired_tests
 from perturn.stats import mean_interval, paired_comparison
 
 Floats = NDArray[np.float64]
@@ -32,7 +32,7 @@ Ends = tuple[float, float]
 SIZES = (20, 56, 134, 200)
 RESAMPLES = 499
 DRAW = np.random.default_rng(0)
-perturn.stats.paired.FLIPS, perturn.stats.paired.MOST_TO_ENUMERATE = (
+perturn.stats.paired_tests.FLIPS, perturn.stats.paired_tests.MOST_TO_ENUMERATE = (
     10,
     0,
 )  # p-values take long, and are not read here

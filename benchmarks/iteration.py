@@ -30,15 +30,15 @@ from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 from worker import Worker
 
 from perturn import TurnConfig, TurnTrainer
+from perturn.chat.model_names import load_tokenizer
+from perturn.chat.tokens import Renderer
 from perturn.credit import CREDITS
 from perturn.engines.local.engine import LocalEngine
-from perturn.envs.trl import TrlFactory
+from perturn.envs.trl_factory import TrlFactory
 from perturn.episodes.episode import Job, episode
-from perturn.episodes.play import play
+from perturn.episodes.play_many import play
 from perturn.episodes.replay import play_script
 from perturn.episodes.tool_calls import ToolAction, ToolCall, write_text
-from perturn.policy.names import load_tokenizer
-from perturn.policy.tokens import Renderer
 from perturn.types import Action, EpisodeProtocol, Sampling, WeightedTrajectory
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"

@@ -36,12 +36,12 @@ from mechanism_statistics import (
     uniform_weights,
 )
 
-from perturn.data.paths import RunPaths
+from perturn.config.sections import Sense
+from perturn.data.file_seals import read_manifest
 from perturn.data.run_folder import resolve_recipe
-from perturn.data.seals import read_manifest
+from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_pairs
-from perturn.run.measure import measured_pairs
-from perturn.settings.sections import Sense
+from perturn.run.stages.measure_distance import measured_pairs
 from perturn.types import PreferencePair
 
 SENSES: tuple[Sense, ...] = ("searching", "shortest")

@@ -34,8 +34,8 @@ from rollouts_vllm import time_vllm
 from worlds import Sleeping, Uneven
 
 from perturn.engines.local.engine import LocalEngine
-from perturn.episodes.lockstep import blocks_of, play_blocks
-from perturn.episodes.play import Job, play
+from perturn.episodes.lockstep_blocks import blocks_of, play_blocks
+from perturn.episodes.play_many import Job, play
 from perturn.types import EpisodeProtocol, Sampling
 
 VLLM_PYTHON = str(Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python")

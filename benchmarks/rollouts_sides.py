@@ -17,8 +17,8 @@ import transformers
 from training_sides import make_model
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from perturn.chat.model_names import resolve_model
 from perturn.engines.local.engine import LocalEngine
-from perturn.policy.names import resolve_model
 from perturn.types import Action, Prompt, Sampling, Turn
 
 warnings.filterwarnings("ignore")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.policy.examples import Example
-from perturn.policy.tokens import NO_TURN, Encoded
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from training_sides import make_model
 
+from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import lay_out
-from perturn.policy.tokens import NO_TURN, Encoded
 
 Draw = random.Random
 

@@ -22,7 +22,7 @@ import torch
 from branch_values import TURNS, Game, small_games
 
 from perturn.credit_check.processes import PROCESSES, Process
-from perturn.envs.alfworld.like import ALFWorldLike
+from perturn.envs.alfworld.generated_games import ALFWorldLike
 
 Chances = list[tuple[float, float]]
 """Chances, and numbers that come with them."""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-import perturn.stats.paired
+import perturn.stats.paired_tests
 from perturn.stats import crossed_bootstrap, crossed_comparison, crossed_interval, smallest_difference
 
 Table = list[list[float]]
@@ -30,7 +30,7 @@ SIZES = ((1, 140), (2, 140), (3, 140), (5, 140), (10, 140), (3, 340), (5, 340))
 LUCK = {"none": 0.0, "some": 0.05, "much": 0.2}
 """Spread of what a seed has of its own, in standard deviations of what decides an episode."""
 DRAW = np.random.default_rng(0)
-perturn.stats.paired.FLIPS = 1000
+perturn.stats.paired_tests.FLIPS = 1000
 
 
 def scores(seeds: int, tasks: int, luck: float) -> tuple[Table, Table]:

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import psutil
 
-from perturn.envs.load import environment_maker
-from perturn.envs.process import ProcessWorlds
-from perturn.episodes.play import Job, play
-from perturn.settings.sections import Section, Worlds
+from perturn.config.sections import Section, Worlds
+from perturn.envs.load_environment import environment_maker
+from perturn.envs.world_process import ProcessWorlds
+from perturn.episodes.play_many import Job, play
 from perturn.types import Action, Environment, EpisodeProtocol, Observation, Sampling, Status, Task
 
 TURNS = 10

@@ -17,7 +17,7 @@ from entry_kinds import KINDS
 
 from perturn import types
 from perturn.bounds import Bound, bounds, texts
-from perturn.tables import methods, table
+from perturn.table_index import methods, table
 
 DOCS = Path(__file__).parent
 BIAS = DOCS / "methods" / "bias.md"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
-from perturn.tables import methods, table
+from perturn.table_index import methods, table
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from perturn import TurnConfig, TurnTrainer
+from perturn.chat.model_names import load_tokenizer
+from perturn.chat.tokens import Renderer
 from perturn.data.store import read_pairs
-from perturn.policy.names import load_tokenizer
-from perturn.policy.tokens import Renderer
 from support import budget
 from support.models import make_tiny_model
 from support.recorded import Recordings

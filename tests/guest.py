@@ -90,7 +90,7 @@ from typing import ClassVar
 import torch
 
 from perturn.credit import CreditTraits
-from perturn.credit.turns import Uniform, weigh_group
+from perturn.credit.single_turn import Uniform, weigh_group
 from perturn.losses import LOSSES, LossTraits
 from perturn.losses.token_inputs import TokenInputTraits
 from perturn.needs import Needs

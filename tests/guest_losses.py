@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch.nn import functional as F
 
-from perturn.credit.turns import Uniform
+from perturn.credit.single_turn import Uniform
 from perturn.losses import LossTraits
 from perturn.losses.ppo_clip import AGGREGATES, PPOClip
 from perturn.losses.token_inputs import TokenInputTraits

@@ -11,12 +11,12 @@ from typing import ClassVar
 
 import torch
 
-from perturn.credit.group import GroupCredit, as_tensors, turn_numbers
+from perturn.credit.group_statistics import GroupCredit, as_tensors, turn_numbers
 from perturn.credit.rloo import RLOO
 from perturn.needs import Need, Needs
 from perturn.policy.logprobs import logprobs_and_entropy, pack_by_pack
 from perturn.policy.reference import frozen
-from perturn.policy.tokens import NO_TURN
+from perturn.chat.tokens import NO_TURN
 from perturn.quantities import Computed, Quantity, QuantityTraits
 from perturn.quantities.readers import encoded
 

@@ -10,14 +10,14 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from perturn.chat.word_tokenizer import make_tokenizer
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Return
 from perturn.credit.rloo import RLOO
 from perturn.envs.alfworld.expert import Player, demonstrate
-from perturn.envs.alfworld.like import ALFWorldLike
+from perturn.envs.alfworld.generated_games import ALFWorldLike
 from perturn.episodes.formats import FORMATS
 from perturn.needs import Needs
-from perturn.policy.words import make_tokenizer
 from perturn.types import Task
 
 KIND = "look_at_obj_in_light"

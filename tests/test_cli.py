@@ -13,7 +13,7 @@ from perturn import __version__ as perturn_version
 from perturn.cli import ORDER, main
 from perturn.cli._scores import print_summary
 from perturn.data.store import read_trajectories
-from perturn.tables import TABLES
+from perturn.table_index import TABLES
 
 PERTURN = Path(sys.executable).with_name("perturn")
 STAGES = ["run", "collect", "pair", "train", "evaluate"]

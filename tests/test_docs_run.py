@@ -9,7 +9,7 @@ from entry_kinds import KINDS
 from typer.testing import CliRunner
 
 from perturn.cli import app
-from perturn.tables import table
+from perturn.table_index import table
 from support.docs import PAGES, ROOT, blocks
 
 

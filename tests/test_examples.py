@@ -10,9 +10,9 @@ import yaml
 from typer.testing import CliRunner
 
 from perturn.cli import app
-from perturn.run.loop import check
-from perturn.run.starter import write_recipe
-from perturn.settings.recipe import read_recipe
+from perturn.config.recipe import read_recipe
+from perturn.run.execute import check
+from perturn.run.recipe_template import write_recipe
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ["text_game", "own_environment", "native_tools", "gymnasium_environment", "trl_environment"]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from perturn.data.records import line_of
-from perturn.envs.check import check_environment
-from perturn.envs.load import environment_maker
-from perturn.envs.remote import PlainWorld, plain_task
+from perturn.envs.environment_check import check_environment
+from perturn.envs.load_environment import environment_maker
+from perturn.envs.remote_worlds import PlainWorld, plain_task
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.replay import play_script
 from perturn.errors import EnvironmentFailure

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 import guest_quantity
 from perturn.cli import app
 from perturn.credit import CREDITS, CreditTraits
-from perturn.data.groups import read_credits
+from perturn.data.group_account import read_credits
 from perturn.errors import ConfigError
 from perturn.needs import Answer, AnswerClusters, Needs
-from perturn.policy.credits import check_credit
 from perturn.quantities import QUANTITIES, wanted
+from perturn.training.credit_choice import check_credit
 
 WORLD = '''
 from perturn.types import Observation, Task

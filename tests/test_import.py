@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
 from perturn.data.run_folder import Run
-from perturn.settings.parsing import parse
-from perturn.settings.recipe import Recipe
 
 HEAVY = ("torch", "transformers", "trl", "peft", "matplotlib", "openai", "datasets", "ray")
 
@@ -18,18 +18,18 @@ HEAVY = ("torch", "transformers", "trl", "peft", "matplotlib", "openai", "datase
         "perturn",
         "perturn.cli",
         "perturn.cluster",
-        "perturn.envs.child",
+        "perturn.envs.world_child",
         "perturn.data.store",
         "perturn.watch",
         "perturn.report",
         "perturn.audit",
         "perturn.engines.vllm.settings",
         "perturn.engines.local.settings",
-        "perturn.policy.tokens",
-        "perturn.run.collect",
-        "perturn.run.row_stage",
-        "perturn.run.evaluate",
-        "perturn.run.starter",
+        "perturn.chat.tokens",
+        "perturn.run.stages.collect_stage",
+        "perturn.run.stages.row_stage",
+        "perturn.run.stages.evaluate_stage",
+        "perturn.run.recipe_template",
     ],
 )
 def test_light_modules_bring_no_heavy_library(module):
@@ -46,11 +46,11 @@ def test_light_modules_bring_no_heavy_library(module):
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("perturn.cli", "yaml pydantic numpy scipy plotly importlib.metadata perturn.settings.recipe"),
-        ("perturn.run.loop", "scipy.stats scipy.optimize plotly perturn.report.page pyarrow"),
-        ("perturn.report", "scipy.stats scipy.optimize plotly perturn.report.page pyarrow"),
+        ("perturn.cli", "yaml pydantic numpy scipy plotly importlib.metadata perturn.config.recipe"),
+        ("perturn.run.execute", "scipy.stats scipy.optimize plotly perturn.report.report_page pyarrow"),
+        ("perturn.report", "scipy.stats scipy.optimize plotly perturn.report.report_page pyarrow"),
         (
-            "perturn.run.buildable",
+            "perturn.run.model_check",
             "transformers.trainer datasets pandas trl peft perturn.losses perturn.credit",
         ),
         ("perturn.engines.local.engine", "transformers.trainer datasets pandas trl peft"),
@@ -124,7 +124,7 @@ def test_the_trainer_is_found_in_the_package():
     """Names that are loaded when they are asked for."""
     import perturn
 
-    assert perturn.TurnConfig.__module__ == "perturn.policy.config"
-    assert perturn.TurnTrainer.__module__ == "perturn.policy.trainer"
+    assert perturn.TurnConfig.__module__ == "perturn.training.turn_config"
+    assert perturn.TurnTrainer.__module__ == "perturn.training.turn_trainer"
     with pytest.raises(AttributeError, match="has no attribute 'TurnTrane'"):
         perturn.TurnTrane  # noqa: B018

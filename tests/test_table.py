@@ -13,11 +13,11 @@ import pytest
 
 import guest
 from perturn.cli import main
+from perturn.config.sections import Worlds
 from perturn.data.store import read_trajectories
 from perturn.envs.abilities import ABILITIES, abilities_of, ability
-from perturn.envs.process import ProcessWorlds
+from perturn.envs.world_process import ProcessWorlds
 from perturn.errors import ConfigError
-from perturn.settings.sections import Worlds
 from perturn.table import Table, check_names, locate, package_of
 
 RECIPE = """

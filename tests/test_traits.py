@@ -9,7 +9,7 @@ import pytest
 from perturn.engines import ENGINES
 from perturn.envs import ENVIRONMENTS, abilities
 from perturn.envs.abilities import ABILITIES
-from perturn.envs.own import lacking
+from perturn.envs.user_environment import lacking
 from perturn.errors import ConfigError
 from perturn.table import check_names
 from perturn.traits import EngineTraits, EnvironmentTraits

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from perturn.audit.check import _run_facts
-from perturn.data.outcomes import outcomes, parse_outcome
-from perturn.data.paths import RunPaths
+from perturn.analysis.run_contents import read_run
+from perturn.analysis.run_summary import set_rows
+from perturn.audit.dataset_audit import _run_facts
+from perturn.data.episode_outcomes import outcomes, parse_outcome
+from perturn.data.run_paths import RunPaths
 from perturn.data.store import TrajectoryStore
 from perturn.errors import DataError
-from perturn.report.folder import read_run
-from perturn.report.summary import set_rows
 from perturn.types import (
     Action,
     Status,

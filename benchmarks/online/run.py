@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from perturn.run.loop import open_run, run_stages
+from perturn.run.execute import open_run, run_stages
 
 HERE = Path(__file__).parent
 METHODS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from perturn.run.loop import open_run, run_stages
+from perturn.run.execute import open_run, run_stages
 from run import HERE, METHODS, SEEDS, find_games
 
 

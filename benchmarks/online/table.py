@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from perturn.data.paths import RunPaths
+from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
 from perturn.stats import cluster_interval, mean_interval, paired_comparison
 from perturn.types import succeeded

@@ -19,7 +19,7 @@ from typing import Any
 
 from perturn.envs.hotpotqa.corpus import distractor_paragraphs, write_corpus
 from perturn.envs.hotpotqa.data import question_id
-from perturn.envs.rows import read_rows, text_of
+from perturn.envs.json_rows import read_rows, text_of
 from perturn.errors import DataError, PerturnError
 
 TAKEN = 100

@@ -6,9 +6,9 @@ from perturn.table import locate
 from perturn.types import Action, Observation, PreferencePair, Task, Trajectory, Turn
 
 if TYPE_CHECKING:
-    from perturn.policy.config import TurnConfig
-    from perturn.policy.trainer import TurnTrainer
-    from perturn.run.direct import Score, assign_credit, collect, evaluate, make_pairs, train, weigh
+    from perturn.api import Score, assign_credit, collect, evaluate, make_pairs, train, weigh
+    from perturn.training.turn_config import TurnConfig
+    from perturn.training.turn_trainer import TurnTrainer
 
 __all__ = [
     "Action",
@@ -32,11 +32,11 @@ __version__ = "0.1.0"
 
 _TORCH = {
     **{
-        name: f"perturn.run.direct:{name}"
+        name: f"perturn.api:{name}"
         for name in ("Score", "assign_credit", "collect", "evaluate", "make_pairs", "train", "weigh")
     },
-    "TurnConfig": "perturn.policy.config:TurnConfig",
-    "TurnTrainer": "perturn.policy.trainer:TurnTrainer",
+    "TurnConfig": "perturn.training.turn_config:TurnConfig",
+    "TurnTrainer": "perturn.training.turn_trainer:TurnTrainer",
 }
 """Names that are loaded when they are asked for, since they bring torch and transformers."""
 

@@ -73,7 +73,7 @@ class EntryOf:
     """The mark of a section whose `name` picks an entry of a table and whose other keys are the entry's settings."""
 
     table: str
-    """Kind of the table, as `perturn.tables` names it."""
+    """Kind of the table, as `perturn.table_index` names it."""
     shared: type | None = None
     """Dataclass of settings that the section has beside `name`, whatever entry it picks; None: none."""
     default: str | None = None

@@ -13,7 +13,7 @@ from numbers import Real
 from typing import Any
 
 from perturn.errors import EnvironmentFailure
-from perturn.io.plain import fault, told
+from perturn.io.plain_data import fault, told
 from perturn.types import Environment, Observation, Task
 
 _logger = logging.getLogger(__name__)

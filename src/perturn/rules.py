@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from perturn.bounds import Bound, check_bounds
-from perturn.io.plain import fault
+from perturn.io.plain_data import fault
 
 if TYPE_CHECKING:
     from perturn.types import Task

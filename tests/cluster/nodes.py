@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perturn.episodes.play import Job
+from perturn.episodes.play_many import Job
 from perturn.errors import ModelError
 from perturn.types import Action, EpisodeProtocol, Prompt, Task
 

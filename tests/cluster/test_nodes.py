@@ -10,13 +10,13 @@ import pytest
 
 from cluster.nodes import JOBS, PROTOCOL, WARNINGS, Script, wait_for
 from perturn.cluster import ClusterWorlds, Replicas
+from perturn.config.cluster_settings import Cluster
+from perturn.config.sections import Worlds
 from perturn.data.records import trajectory_to_dict
 from perturn.data.store import TrajectoryStore, read_trajectories
-from perturn.episodes.play import play
+from perturn.episodes.play_many import play
 from perturn.errors import RunError
-from perturn.run.loop import open_run, run_stages
-from perturn.settings.cluster import Cluster
-from perturn.settings.sections import Worlds
+from perturn.run.execute import open_run, run_stages
 from perturn.types import Sampling, Status
 
 pytest.importorskip("ray", reason='needs pip install "perturn[ray]"')

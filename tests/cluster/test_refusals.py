@@ -8,11 +8,11 @@ import pytest
 
 from cluster.nodes import WARNINGS, Script, broken, free_port
 from perturn.cluster import ClusterWorlds, Replicas
-from perturn.cluster.connect import Connection
+from perturn.cluster.ray_connection import Connection
+from perturn.config.cluster_settings import Cluster
+from perturn.config.parsing import parse
+from perturn.config.sections import Worlds
 from perturn.errors import ConfigError, EnvironmentFailure, ModelError, RunError
-from perturn.settings.cluster import Cluster
-from perturn.settings.parsing import parse
-from perturn.settings.sections import Worlds
 
 pytest.importorskip("ray", reason='needs pip install "perturn[ray]"')
 pytestmark = WARNINGS

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
 from perturn.credit import CREDITS
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES, TurnLogprobs
-from perturn.run.measure import sense_of
-from perturn.settings.parsing import parse
-from perturn.settings.recipe import Recipe
+from perturn.run.stages.measure_distance import sense_of
 from perturn.types import Action, Remaining, Task, Trajectory, Turn
 
 QUICK = settings(deadline=None, max_examples=60, derandomize=True)

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from perturn.credit import CREDITS
 from perturn.credit.bi_level_gae import bi_level_advantages
-from perturn.credit.group import generalized_advantages
+from perturn.credit.group_statistics import generalized_advantages
 from perturn.types import Action, Turn
 
 

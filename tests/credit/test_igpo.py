@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.gains import information_gains
+from perturn.credit.answer_gains import information_gains
 from perturn.types import Status
 
 QUICK = settings(deadline=None, max_examples=60, derandomize=True)

@@ -11,14 +11,14 @@ from typing import ClassVar
 import pytest
 import torch
 
+from perturn.config.parsing import apply_overrides, build
 from perturn.credit import CREDITS
-from perturn.credit.group import returns_to_go
+from perturn.credit.group_statistics import returns_to_go
 from perturn.credit.protocol import CreditTraits
 from perturn.credit_check.meter import SIZES, check_credit, measure, summary
 from perturn.credit_check.processes import PROCESSES
 from perturn.errors import ConfigError
 from perturn.needs import Needs
-from perturn.settings.parsing import apply_overrides, build
 
 LOOP, NEUTRAL, FORK, SHARED = PROCESSES
 PAGE = Path(__file__).parents[2] / "docs" / "methods" / "bias.md"

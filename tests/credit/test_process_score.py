@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
 from perturn.credit import CREDITS
 from perturn.errors import DataError
-from perturn.run.measure import sense_of
-from perturn.run.trainable import check_training
-from perturn.settings.parsing import parse
-from perturn.settings.recipe import Recipe
+from perturn.run.stages.measure_distance import sense_of
+from perturn.run.stages.training_checks import check_training
 from perturn.types import Action, Remaining, Status, Task, Trajectory, Turn
 
 QUICK = settings(deadline=None, max_examples=60, derandomize=True)

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
+from perturn.config.parsing import build
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
 from perturn.errors import ConfigError
-from perturn.settings.parsing import build
 from perturn.types import Status
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from perturn.credit import CREDITS
-from perturn.credit.forest import forest
+from perturn.credit.branch_forest import forest
 from perturn.credit_check.meter import _compare, tree_estimates
 from perturn.credit_check.processes import PROCESSES
 from perturn.credit_check.trees import list_groups, list_trees

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from perturn.data import hub
-from perturn.data.rows import open_rows, read_rows
 from perturn.errors import ConfigError
+from perturn.formats import hub_datasets
+from perturn.formats.read_rows import open_rows, read_rows
 
 ROWS = [{"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]}]
 INSTALL = '; run: pip install "perturn[datasets]"'
@@ -47,7 +47,7 @@ def test_without_datasets_the_hub_is_not_asked(tmp_path, monkeypatch):
     """A misspelt path may look like a name of the Hub, so the message says that there is no such file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    hub.hub_rows.cache_clear()
+    hub_datasets.hub_rows.cache_clear()
 
     with pytest.raises(ConfigError) as raised:
         open_rows("owner/name:train")

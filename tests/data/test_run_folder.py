@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from perturn.bounds import efforts
+from perturn.config.cluster_settings import Cluster
+from perturn.config.parsing import parse, to_yaml
+from perturn.config.recipe import Recipe
+from perturn.config.sections import Worlds
+from perturn.data.file_seals import file_digest
 from perturn.data.run_folder import Run, refuse_other, resolve_recipe, run_folder
-from perturn.data.seals import file_digest
 from perturn.engines import ENGINES
 from perturn.errors import ConfigError, RunError
-from perturn.io.writing import write_whole
-from perturn.settings.cluster import Cluster
-from perturn.settings.parsing import parse, to_yaml
-from perturn.settings.recipe import Recipe
-from perturn.settings.sections import Worlds
+from perturn.io.atomic_write import write_whole
 
 
 @pytest.fixture

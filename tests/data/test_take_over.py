@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
+from perturn.data.file_seals import find_damage
 from perturn.data.run_folder import Run
-from perturn.data.seals import find_damage
 from perturn.errors import RunError
-from perturn.io.writing import write_whole
-from perturn.settings.parsing import parse
-from perturn.settings.recipe import Recipe
+from perturn.io.atomic_write import write_whole
 
 
 @pytest.fixture

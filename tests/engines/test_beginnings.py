@@ -8,8 +8,8 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from perturn.engines.local.beginnings import Beginnings
 from perturn.engines.local.engine import LocalEngine
+from perturn.engines.local.prefix_tree import Beginnings
 from perturn.types import Prompt, Sampling, Turn
 
 from .playing import Numbers

@@ -3,8 +3,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from perturn.engines.local.blocks import Blocks, capacity_for
-from perturn.engines.local.history import History
+from perturn.engines.local.cache_blocks import Blocks, capacity_for
+from perturn.engines.local.kv_cache import History
 
 
 def written(slot, value, tokens=3):

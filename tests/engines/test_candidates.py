@@ -4,10 +4,10 @@ import pytest
 
 from episodes.counting import PROTOCOL, Counter, Script, jobs
 from perturn.engines.candidates import with_candidates
-from perturn.engines.check import check_engine
+from perturn.engines.engine_check import check_engine
 from perturn.engines.local.engine import LocalEngine
-from perturn.episodes.lockstep import play_blocks
-from perturn.episodes.play import play
+from perturn.episodes.lockstep_blocks import play_blocks
+from perturn.episodes.play_many import play
 from perturn.errors import EngineFailure, WorldLost
 from perturn.types import Action, Prompt, Sampling, StreamingEngine
 

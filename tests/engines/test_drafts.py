@@ -7,8 +7,8 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from perturn.engines.local import drafts as _drafts
-from perturn.engines.local.drafts import Drafts, Followers, Pace
+from perturn.engines.local import draft_tokens as _drafts
+from perturn.engines.local.draft_tokens import Drafts, Followers, Pace
 from perturn.engines.local.engine import LocalEngine
 from perturn.engines.local.settings import LocalSettings
 from perturn.engines.protocol import Loaded, Serving

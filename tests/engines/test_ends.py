@@ -10,15 +10,15 @@ from engines.serving import serve
 from engines.vllm_server import Server
 from episodes.counting import PROTOCOL, Counter, jobs
 from perturn import collect
+from perturn.chat.end_tokens import declared_ends
+from perturn.chat.tokens import Renderer
 from perturn.engines.candidates import with_candidates
-from perturn.engines.local.drafts import Drafts
+from perturn.engines.local.draft_tokens import Drafts
 from perturn.engines.local.engine import LocalEngine
 from perturn.engines.vllm.engine import VllmEngine
 from perturn.engines.vllm.settings import VllmSettings
-from perturn.episodes.play import play
-from perturn.policy.ends import declared_ends
+from perturn.episodes.play_many import play
 from perturn.policy.models import load_policy
-from perturn.policy.tokens import Renderer
 from perturn.types import Observation, Prompt, Sampling, Task
 
 SAMPLED = Sampling(temperature=1.0, max_new_tokens=12)

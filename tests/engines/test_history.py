@@ -8,11 +8,11 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from perturn.engines.local import attention as _attention
-from perturn.engines.local import history as _history
-from perturn.engines.local.beginnings import Beginnings
-from perturn.engines.local.blocks import Blocks
-from perturn.engines.local.history import History, _attend, attending
+from perturn.engines.local import cache_attention as _attention
+from perturn.engines.local import kv_cache as _history
+from perturn.engines.local.cache_blocks import Blocks
+from perturn.engines.local.kv_cache import History, _attend, attending
+from perturn.engines.local.prefix_tree import Beginnings
 
 HEADS, FEATURES = 4, 8
 LAYER = SimpleNamespace(layer_idx=0)

@@ -7,12 +7,12 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from perturn.chat.tokens import NO_TURN
 from perturn.engines.local.engine import LocalEngine
-from perturn.episodes.play import Job, play
+from perturn.episodes.play_many import Job, play
 from perturn.errors import ContextFull, RunError
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import lay_out
-from perturn.policy.tokens import NO_TURN
 from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Turn
 
 from .playing import fed

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from perturn.engines.local.packed import _Gated, _rounded, pack_linears
+from perturn.engines.local.packed_linear import _Gated, _rounded, pack_linears
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 

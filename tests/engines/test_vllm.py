@@ -11,18 +11,18 @@ import psutil
 import pytest
 import torch
 
+from perturn.chat.model_names import load_tokenizer, resolve_model
+from perturn.chat.tokens import Renderer
 from perturn.data.store import read_trajectories
-from perturn.engines.check import check_engine
+from perturn.engines.engine_check import check_engine
 from perturn.engines.local.engine import LocalEngine
 from perturn.engines.vllm.engine import VllmEngine
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.worker import EXTENSION
-from perturn.episodes.play import Job, play
+from perturn.episodes.play_many import Job, play
 from perturn.errors import EngineFailure, RunError
-from perturn.policy.agreement import agreement
 from perturn.policy.models import load_model
-from perturn.policy.names import load_tokenizer, resolve_model
-from perturn.policy.tokens import Renderer
+from perturn.policy.sampler_agreement import agreement
 from perturn.types import EpisodeProtocol, Prompt, Sampling, Status, Turn
 from support.vllm import CONTEXT, serving
 
@@ -271,9 +271,9 @@ import sys, time
 from pathlib import Path
 from perturn.engines.vllm.engine import VllmEngine
 from perturn.engines.vllm.settings import VllmSettings
-from perturn.policy.names import load_tokenizer
-from perturn.policy.tokens import Renderer
-from perturn.episodes.play import Job, play
+from perturn.chat.model_names import load_tokenizer
+from perturn.chat.tokens import Renderer
+from perturn.episodes.play_many import Job, play
 from perturn.data.store import TrajectoryStore
 from perturn.types import EpisodeProtocol, Sampling
 

@@ -7,12 +7,12 @@ import pytest
 
 from engines.serving import serve
 from engines.vllm_server import Server
-from perturn.engines.check import check_engine
+from perturn.engines.engine_check import check_engine
 from perturn.engines.vllm.engine import VllmEngine, check_vllm
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.errors import ContextFull, EngineFailure, RunError
 from perturn.policy.models import weights_digest
-from perturn.run.loop import open_run
+from perturn.run.execute import open_run
 from perturn.run.session import open_engine
 from perturn.types import Action, Prompt, Sampling
 

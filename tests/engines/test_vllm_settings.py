@@ -1,10 +1,10 @@
 import pytest
 
+from perturn.config.parsing import build
 from perturn.engines import ENGINES
 from perturn.engines.vllm.engine import check_vllm
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.errors import ConfigError
-from perturn.settings.parsing import build
 
 
 @pytest.mark.parametrize(

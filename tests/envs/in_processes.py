@@ -6,9 +6,9 @@ from pathlib import Path
 
 import psutil
 
-from perturn.envs.process import ProcessWorlds
-from perturn.episodes.play import Job, play
-from perturn.settings.sections import Worlds
+from perturn.config.sections import Worlds
+from perturn.envs.world_process import ProcessWorlds
+from perturn.episodes.play_many import Job, play
 from perturn.types import Action, EpisodeProtocol, Sampling, Task
 
 FILE = str(Path(__file__).with_name("misbehaving.py"))

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from envs.in_processes import LIMITS
-from perturn.cluster.servers import WorldServer
+from perturn.cluster.node_servers import WorldServer
+from perturn.config.sections import Worlds
 from perturn.envs.abilities import ABILITIES, abilities_of, ability, lacks
-from perturn.envs.load import make_environment
-from perturn.envs.process import ProcessWorlds
-from perturn.envs.remote import RemoteWorld, rules_of, value_of
+from perturn.envs.load_environment import make_environment
+from perturn.envs.remote_worlds import RemoteWorld, rules_of, value_of
+from perturn.envs.world_process import ProcessWorlds
 from perturn.errors import ConfigError, EnvironmentFailure
-from perturn.settings.sections import Worlds
 from perturn.types import Task
 
 GAME = '''

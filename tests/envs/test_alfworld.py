@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from perturn.envs.alfworld.game_settings import TextGame
+from perturn.envs.alfworld.game_text import GRAMMARS, describe, listed, name_entities
 from perturn.envs.alfworld.games import KINDS, GameText
 from perturn.envs.alfworld.pddl import parse_problem
-from perturn.envs.alfworld.play import TextGame
-from perturn.envs.alfworld.text import GRAMMARS, describe, listed, name_entities
 from perturn.envs.alfworld.world import World
 from perturn.errors import DataError, EnvironmentFailure
 

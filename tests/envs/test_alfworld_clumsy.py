@@ -2,7 +2,7 @@
 
 import pytest
 
-from perturn.envs.alfworld.like import ALFWorldLike
+from perturn.envs.alfworld.generated_games import ALFWorldLike
 
 TURNS = 30
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from perturn.envs.alfworld.environment import ALFWorld
-from perturn.envs.alfworld.like import ALFWorldLike
+from perturn.envs.alfworld.generated_games import ALFWorldLike
 
 SCRIPTS = "be4ce65677cdaa114d371dcce2bb4c5135f1a6b22430a6730118bd119c0edcba"
 """SHA-256 of what expert and clumsy expert do in 60 games, since before there was anybody to take over from."""

@@ -8,8 +8,8 @@ import pytest
 
 from perturn.envs.alfworld.environment import ALFWorld
 from perturn.envs.alfworld.games import KINDS, PANELS, GameText, ids_digest
-from perturn.envs.alfworld.like import ALFWorldLike
-from perturn.envs.check import check_environment
+from perturn.envs.alfworld.generated_games import ALFWorldLike
+from perturn.envs.environment_check import check_environment
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.types import Task
 

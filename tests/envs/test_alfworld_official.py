@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from perturn.envs.alfworld.environment import ALFWorld
+from perturn.envs.alfworld.game_settings import TextGame
+from perturn.envs.alfworld.game_text import GRAMMARS
 from perturn.envs.alfworld.games import KINDS
-from perturn.envs.alfworld.like import ALFWorldLike
+from perturn.envs.alfworld.generated_games import ALFWorldLike
 from perturn.envs.alfworld.official import ALFWorldOfficial, OfficialGame
-from perturn.envs.alfworld.play import TextGame
-from perturn.envs.alfworld.text import GRAMMARS
-from perturn.envs.check import check_environment
+from perturn.envs.environment_check import check_environment
 from perturn.errors import EnvironmentFailure
 
 GAMES_A_KIND = 11

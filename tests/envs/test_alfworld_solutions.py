@@ -5,21 +5,21 @@ from dataclasses import replace
 
 import pytest
 
+from perturn.config.sections import Worlds
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.alfworld.environment import ALFWorld
 from perturn.envs.alfworld.expert import Player
 from perturn.envs.alfworld.expert import demonstrate as explore
+from perturn.envs.alfworld.game_text import GRAMMARS
 from perturn.envs.alfworld.games import KINDS
-from perturn.envs.alfworld.like import SPLITS, ALFWorldLike
-from perturn.envs.alfworld.text import GRAMMARS
-from perturn.envs.check import check_environment
-from perturn.envs.process import ProcessWorlds
-from perturn.envs.protocols import PROTOCOLS
+from perturn.envs.alfworld.generated_games import SPLITS, ALFWorldLike
+from perturn.envs.environment_check import check_environment
+from perturn.envs.named_protocols import PROTOCOLS
+from perturn.envs.world_process import ProcessWorlds
 from perturn.episodes.formats import FORMATS
-from perturn.episodes.play import Job
+from perturn.episodes.play_many import Job
 from perturn.errors import ConfigError, EnvironmentFailure
-from perturn.run.collect import demonstrate
-from perturn.settings.sections import Worlds
+from perturn.run.stages.collect_stage import demonstrate
 from perturn.types import Observation, Status, Task
 
 

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 import perturn
-from perturn.envs.awaiting import WorldLoop, awaited
-from perturn.envs.check import check_environment
+from perturn.config.sections import Worlds
+from perturn.envs.async_worlds import WorldLoop, awaited
+from perturn.envs.environment_check import check_environment
 from perturn.envs.gymnasium import Gymnasium
-from perturn.envs.load import environment_maker, make_environment
-from perturn.envs.process import ProcessWorlds
-from perturn.envs.remote import PlainWorld
-from perturn.envs.trl import TrlFactory
-from perturn.episodes.play import Job, play
+from perturn.envs.load_environment import environment_maker, make_environment
+from perturn.envs.remote_worlds import PlainWorld
+from perturn.envs.trl_factory import TrlFactory
+from perturn.envs.world_process import ProcessWorlds
+from perturn.episodes.play_many import Job, play
 from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action
 from perturn.errors import EnvironmentFailure
 from perturn.faults import close_world
-from perturn.settings.sections import Worlds
 from perturn.types import Action, EpisodeProtocol, Sampling, Status, Task
 
 from .asynchronous import Async, Decorated, Forgotten, Yielding, make

@@ -9,12 +9,12 @@ import pytest
 
 from perturn.envs.bfcl.data import package_data, read_call
 from perturn.envs.bfcl.environment import STEP_LIMIT, Bfcl
-from perturn.envs.check import check_environment
-from perturn.envs.protocols import PROTOCOLS
+from perturn.envs.environment_check import check_environment
+from perturn.envs.named_protocols import PROTOCOLS
 from perturn.episodes.episode import Job
 from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
-from perturn.run.collect import demonstrate
+from perturn.run.stages.collect_stage import demonstrate
 from perturn.types import Status, Task
 
 checker = pytest.importorskip(

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perturn.envs.check import check_environment
+from perturn.config.sections import Worlds
+from perturn.envs.environment_check import check_environment
 from perturn.envs.gymnasium import Gymnasium
-from perturn.envs.process import ProcessWorlds
+from perturn.envs.world_process import ProcessWorlds
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EnvironmentFailure
-from perturn.settings.sections import Worlds
 from perturn.types import Action, EpisodeProtocol, Task
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples/gymnasium_environment.py") + ":Maze"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from perturn.envs.check import check_environment
+from perturn.envs.environment_check import check_environment
 from perturn.envs.hotpotqa.environment import HotpotQA
-from perturn.envs.protocols import PROTOCOLS
-from perturn.episodes.play import Job, play
+from perturn.envs.named_protocols import PROTOCOLS
+from perturn.episodes.play_many import Job, play
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
 from perturn.types import Sampling, Status, Task
 

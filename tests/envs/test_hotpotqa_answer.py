@@ -2,7 +2,7 @@
 
 import pytest
 
-from perturn.envs.hotpotqa.answer import exact_match, f1_score, normalize_answer
+from perturn.envs.hotpotqa.answer_scores import exact_match, f1_score, normalize_answer
 
 
 @pytest.mark.parametrize(

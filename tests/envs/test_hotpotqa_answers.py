@@ -10,23 +10,23 @@ from torch.testing import assert_close
 from typer.testing import CliRunner
 
 from perturn import assign_credit, weigh
+from perturn.chat.model_names import load_tokenizer
 from perturn.cli import app
+from perturn.config.recipe import read_recipe
 from perturn.credit import CREDITS
-from perturn.data.groups import groups_of, read_credits
-from perturn.data.seals import read_manifest
+from perturn.data.file_seals import read_manifest
+from perturn.data.group_account import groups_of, read_credits
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, DataError
 from perturn.needs import AnswerClusters
-from perturn.policy.credits import make_credit
 from perturn.policy.models import load_model
-from perturn.policy.names import load_tokenizer
 from perturn.quantities import compute
 from perturn.quantities.answer import answers_of
 from perturn.quantities.answer_clusters import own_answers_of
 from perturn.quantities.readers import Models, open_reader
-from perturn.run.answers import answer_form
-from perturn.run.loop import check, open_run, run_stages
-from perturn.settings.recipe import read_recipe
+from perturn.run.execute import check, open_run, run_stages
+from perturn.run.stages.answer_form import answer_form
+from perturn.training.credit_choice import make_credit
 from perturn.traits import EnvironmentTraits
 
 RECIPE = """

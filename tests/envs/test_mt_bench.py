@@ -8,17 +8,17 @@ from typer.testing import CliRunner
 
 from engines.api.chat import KEY, Server, completion, heard, refusal
 from engines.serving import serve
+from perturn.analysis.run_comparison import compare_runs
 from perturn.cli import app
 from perturn.data.store import read_trajectories
 from perturn.engines.api.settings import ApiSettings
-from perturn.envs.check import check_environment
+from perturn.envs.environment_check import check_environment
 from perturn.envs.mt_bench.data import read_tasks
 from perturn.envs.mt_bench.environment import MT_BENCH, MTBench
-from perturn.envs.mt_bench.forms import HOLDS, OWN, read_forms
 from perturn.envs.mt_bench.judge import JudgeSettings, open_engine, read_rating
+from perturn.envs.mt_bench.judge_prompts import HOLDS, OWN, read_forms
 from perturn.episodes.episode import Job, episode
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, RunError
-from perturn.report.versus import compare_runs
 from perturn.types import Action, Status
 from support.models import make_tiny_model
 

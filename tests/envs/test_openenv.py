@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from websockets.sync.server import serve
 
-from perturn.envs.check import check_environment
+from perturn.envs.environment_check import check_environment
 from perturn.envs.openenv import OpenEnv
 from perturn.episodes.episode import Job, episode
-from perturn.episodes.play import play
+from perturn.episodes.play_many import play
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
 from perturn.types import Action, EpisodeProtocol, Sampling

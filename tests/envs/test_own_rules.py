@@ -3,12 +3,12 @@
 import pytest
 
 from perturn.cli import main
-from perturn.envs.declared import declared_rules
-from perturn.envs.own import at_border
-from perturn.envs.process import ProcessWorlds
+from perturn.config.sections import Worlds
+from perturn.envs.declared_rules import declared_rules
+from perturn.envs.user_environment import at_border
+from perturn.envs.world_process import ProcessWorlds
 from perturn.errors import ConfigError
-from perturn.run.own_rules import rules_for
-from perturn.settings.sections import Worlds
+from perturn.run.protocol_rules import rules_for
 from perturn.types import EpisodeProtocol, Task
 from support.guess import Guess, game
 

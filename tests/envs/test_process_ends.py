@@ -11,16 +11,16 @@ import pytest
 
 from envs.in_processes import IMPATIENT, LIMITS, PROTOCOL, Engine, assert_ends, section
 from perturn.data.store import read_trajectories
-from perturn.envs import process
-from perturn.envs.process import ProcessWorlds
-from perturn.episodes.play import Job, play
+from perturn.envs import world_process
+from perturn.envs.world_process import ProcessWorlds
+from perturn.episodes.play_many import Job, play
 from perturn.errors import WorldLost
 from perturn.types import Sampling, Task
 
 
 def test_a_stopped_world_is_closed_in_time(monkeypatch):
     """Nobody waits for its farewell for longer than for that of others."""
-    monkeypatch.setattr(process, "_CLOSE_S", 0.2)
+    monkeypatch.setattr(world_process, "_CLOSE_S", 0.2)
     world = ProcessWorlds(section(), LIMITS)()
     world.reset(Task("t"), 0)
     pid = int(world.step("pid").text)
@@ -76,8 +76,8 @@ def test_a_forgotten_world_ends():
 
 PARENT = """
 import sys, threading, time
-from perturn.settings.sections import Worlds
-from perturn.envs.process import ProcessWorlds
+from perturn.config.sections import Worlds
+from perturn.envs.world_process import ProcessWorlds
 from perturn.types import Task
 world = ProcessWorlds({section}, Worlds())()
 world.reset({task}, 0)
@@ -166,8 +166,8 @@ def test_a_script_needs_no_guard_of_its_main_module(tmp_path):
     """Spawned by multiprocessing, a child would run this script again."""
     (tmp_path / "script.py").write_text(
         "print('once')\n"
-        "from perturn.settings.recipe import Worlds\n"
-        "from perturn.envs.process import ProcessWorlds\n"
+        "from perturn.config.recipe import Worlds\n"
+        "from perturn.envs.world_process import ProcessWorlds\n"
         f"ProcessWorlds({section()!r}, Worlds())().close()\n"
     )
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from perturn.envs import ENVIRONMENTS
-from perturn.envs.check import check_environment
+from perturn.envs.environment_check import check_environment
 from perturn.envs.scienceworld import jvm as _scienceworld_jvm
 from perturn.envs.scienceworld.environment import ScienceWorld
-from perturn.envs.scienceworld.eto import ETO_MAX_TURNS
+from perturn.envs.scienceworld.task_lists_eto import ETO_MAX_TURNS
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.types import Task
 

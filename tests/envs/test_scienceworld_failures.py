@@ -12,7 +12,7 @@ import pytest
 
 from perturn.envs.scienceworld import jvm as _scienceworld_jvm
 from perturn.envs.scienceworld.environment import ScienceWorld
-from perturn.episodes.play import Job, play
+from perturn.episodes.play_many import Job, play
 from perturn.errors import BystanderLost, EnvironmentFailure, WorldLost
 from perturn.types import Action, EpisodeProtocol, Sampling, Status, Task
 

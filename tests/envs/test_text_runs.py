@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from perturn.cli import app
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import ConfigError, RunError
-from perturn.run.loop import open_run, run_stages
+from perturn.run.execute import open_run, run_stages
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 QUESTIONS = json.loads(Path(__file__).with_name("wiki").joinpath("questions.json").read_text())
@@ -79,7 +79,7 @@ def test_hotpotqa_is_taught_by_episodes_of_others(words, wiki, tmp_path):
 
 def test_episodes_on_other_questions_are_refused(words, wiki, tmp_path):
     """And environments that read none."""
-    from perturn.run.collect import import_expert
+    from perturn.run.stages.collect_stage import import_expert
 
     fireact = tmp_path / "fireact.json"
     fireact.write_text(json.dumps(EPISODES[-1:]))
@@ -94,7 +94,7 @@ def test_episodes_on_other_questions_are_refused(words, wiki, tmp_path):
 @pytest.mark.slow
 def test_webshop_is_taught_by_its_buyer(words, shop, tmp_path):
     """Whose episodes all succeed."""
-    from perturn.run.collect import import_expert
+    from perturn.run.stages.collect_stage import import_expert
 
     given = [*words, "evaluate.tasks={split: test, per_kind: 1}", *(setting(*item) for item in shop.items())]
     run = open_run(RECIPES / "webshop_tlm-dre.yaml", given)

@@ -9,13 +9,13 @@ from functools import partial
 
 import pytest
 
-from perturn.envs import index as _index
-from perturn.envs.check import check_environment
-from perturn.envs.protocols import PROTOCOLS
+from perturn.config.parsing import parse
+from perturn.envs import bm25_index as _index
+from perturn.envs.environment_check import check_environment
+from perturn.envs.named_protocols import PROTOCOLS
 from perturn.envs.webshop.environment import WebShop
-from perturn.episodes.play import Job, play
+from perturn.episodes.play_many import Job, play
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
-from perturn.settings.parsing import parse
 from perturn.types import Sampling, Status, Task
 
 pytestmark = pytest.mark.usefixtures("index_cache")
@@ -231,7 +231,7 @@ def test_goals_keep_the_order_of_the_original(shop):
 def test_goals_and_prices_are_the_same_in_every_process(shop):
     """Also where a price is a range: nothing is drawn from the global generator."""
     code = (
-        "import json, sys; from perturn.settings.recipe import parse; "
+        "import json, sys; from perturn.config.recipe import parse; "
         "from perturn.envs.webshop.environment import WebShop; "
         "w = parse(WebShop, json.loads(sys.argv[1])); "
         "print(json.dumps([[t.data for t in w.tasks('train')], w._find('SHOP000002')[1].price]))"

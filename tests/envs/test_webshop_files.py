@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from perturn.config.parsing import parse
 from perturn.envs.webshop.data import Files
 from perturn.envs.webshop.environment import WebShop
 from perturn.errors import DataError
-from perturn.settings.parsing import parse
 
 DATA = Path(os.environ.get("PERTURN_DATA", Path(__file__).parents[3] / "shared" / "data")) / "webshop"
 pytestmark = pytest.mark.usefixtures("index_cache")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from perturn.episodes.play import Job
+from perturn.episodes.play_many import Job
 from perturn.errors import EnvironmentFailure
 from perturn.types import Action, EpisodeProtocol, Observation, Task
 

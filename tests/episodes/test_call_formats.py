@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perturn.episodes.calls import CALL_FORMATS
-from perturn.episodes.calls.reading import kept_tokens, read_answer, write_calls
+from perturn.episodes.calls.find_calls import kept_tokens, read_answer, write_calls
 from perturn.episodes.tool_calls import ToolAction, ToolCall, parse_text, understand, write_text
 from perturn.errors import DataError
 from perturn.types import Action

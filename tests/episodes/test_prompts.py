@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from perturn.chat.tokens import Renderer
 from perturn.engines.local.engine import LocalEngine
-from perturn.episodes.play import Job, episode, play
+from perturn.episodes.play_many import Job, episode, play
 from perturn.episodes.prompts import system_prompt
-from perturn.policy.tokens import Renderer
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Task
 
 EXAMPLE = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perturn.episodes.calls.reading import write_calls
+from perturn.episodes.calls.find_calls import write_calls
 from perturn.episodes.tool_calls import ToolAction, ToolCall, parse_text
 from perturn.errors import DataError
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perturn.episodes.episode import episode
-from perturn.episodes.play import Job
+from perturn.episodes.play_many import Job
 from perturn.episodes.replay import play_script, replay
 from perturn.errors import DataError, EngineFailure
 from perturn.types import Action, Task

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perturn.chat.tokens import NO_TURN, Renderer
 from perturn.data.records import trajectory_from_dict, trajectory_to_dict
-from perturn.data.trl import from_trl
 from perturn.engines.api.chat import to_chat
 from perturn.engines.local.engine import LocalEngine
-from perturn.envs.check import check_environment
+from perturn.envs.environment_check import check_environment
 from perturn.episodes.episode import Job, episode
-from perturn.episodes.play import play
+from perturn.episodes.play_many import play
 from perturn.episodes.tool_calls import (
     ToolAction,
     ToolCall,
@@ -23,8 +23,8 @@ from perturn.episodes.tool_calls import (
     write_text,
 )
 from perturn.errors import ModelError
-from perturn.policy.tokens import NO_TURN, Renderer
-from perturn.run.collect import demonstrate
+from perturn.formats.trl_rows import from_trl
+from perturn.run.stages.collect_stage import demonstrate
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
 
 PROTOCOL = EpisodeProtocol("p", "tools", "Use the tools.", max_turns=6)

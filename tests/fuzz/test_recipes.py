@@ -13,9 +13,9 @@ from packaging.version import Version
 
 from fuzz.mutations import answers, fuzzed, mutated, scrambled
 from perturn.cli import main
+from perturn.config.parsing import to_yaml
+from perturn.config.recipe import read_recipe
 from perturn.errors import ConfigError
-from perturn.settings.parsing import to_yaml
-from perturn.settings.recipe import read_recipe
 from perturn.watch import Watcher
 
 NO_NUL = pytest.mark.skipif(

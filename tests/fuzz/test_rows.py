@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 
 from fuzz.mutations import answers, fuzzed, mutated, mutated_lines
-from perturn.data.messages import read_answer
-from perturn.data.rows import open_rows, read_each, read_rows
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.engines.api.completion import read_completion, read_usage
 from perturn.engines.api.ledger import Ledger
 from perturn.errors import DataError, PerturnError
+from perturn.formats.chat_messages import read_answer
+from perturn.formats.read_rows import open_rows, read_each, read_rows
 from perturn.policy.examples import encode_example
 from perturn.types import Action, Task, Trajectory, Turn
 from support.fuzzed_rows import CALL, OTHER, PAIR, TRAJECTORY

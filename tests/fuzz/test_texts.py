@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.mutations import answers, fuzzed, scrambled
-from perturn.data.messages import read_answer
 from perturn.envs.hotpotqa.fireact import Step, _steps
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.tool_calls import parse_text, read_action
-from perturn.report.turns import split_action
+from perturn.formats.chat_messages import read_answer
+from perturn.report.episode_view import split_action
 
 OLD_REACT = re.compile(
     r"Thought:[ \t]*(?P<thought>[^\n]*(?:\n(?!Action:)[^\n]*)*)\nAction:[ \t]*(?P<action>[^\n]+)"

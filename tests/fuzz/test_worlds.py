@@ -8,15 +8,15 @@ from pathlib import Path
 from hypothesis import given
 
 from fuzz.mutations import answers, fuzzed, mutated, mutated_lines, scrambled
+from perturn.envs.alfworld.game_settings import TextGame, check_grammar
 from perturn.envs.alfworld.games import Games
-from perturn.envs.alfworld.play import TextGame, check_grammar
 from perturn.envs.bfcl.data import read_call, read_entries, schemas
 from perturn.envs.hotpotqa.corpus import abstract_paragraphs, distractor_paragraphs
 from perturn.envs.hotpotqa.data import read_documents, read_tasks
 from perturn.envs.hotpotqa.fireact import read_recorded
 from perturn.envs.mt_bench.data import read_tasks as read_questions
-from perturn.envs.mt_bench.forms import OWN, read_forms
-from perturn.envs.trl import _read_rows as read_trl_rows
+from perturn.envs.mt_bench.judge_prompts import OWN, read_forms
+from perturn.envs.trl_factory import _read_rows as read_trl_rows
 from perturn.envs.webshop.data import Files, Product, human_goals, read_products, synthetic_goals
 
 PROBLEM = (Path(__file__).parents[1] / "envs" / "alfworld_book.pddl").read_text()

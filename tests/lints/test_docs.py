@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 import perturn
 from perturn.cli import app
 from perturn.cli._base import EXIT_CODES
+from perturn.config.parsing import parse, to_mapping
+from perturn.config.recipe import Recipe, read_recipe
 from perturn.envs import ENVIRONMENTS
-from perturn.envs.protocols import PROTOCOLS
+from perturn.envs.named_protocols import PROTOCOLS
 from perturn.run.session import engine_settings
-from perturn.settings.parsing import parse, to_mapping
-from perturn.settings.recipe import Recipe, read_recipe
-from perturn.study.again import AgainFile
 from perturn.study.cells import Plan
+from perturn.study.rescore import AgainFile
 from perturn.study.settings import read_study
 from support.docs import PAGES, ROOT, blocks
 

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from perturn.study.episode_rows import EPISODES, read_episodes
-from perturn.study.page import write_study_page
+from perturn.study.tables.episode_table import EPISODES, read_episodes
+from perturn.study.tables.study_page import write_study_page
 from support.docs import ROOT
 
 PAGE = "Before.\n\n<!-- study lab -->\nold\n<!-- end -->\n\nBetween.\n\n<!-- study two -->\n<!-- end -->\nAfter.\n"

@@ -11,9 +11,9 @@ from entries import documentation, interval, pages
 from entry_kinds import KINDS
 
 from perturn.bounds import Bound
-from perturn.settings.parsing import parse
-from perturn.settings.recipe import Recipe
-from perturn.tables import table
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
+from perturn.table_index import table
 from support.docs import ROOT
 
 ENTRIES = [(kind, name) for kind in KINDS for name in sorted(table(kind))]

@@ -8,8 +8,8 @@ from torch.testing import assert_close
 
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.dil import DIL
-from perturn.losses.logprobs import turn_weights
 from perturn.losses.tlm_dre import TLMDRE
+from perturn.losses.turn_logprobs import turn_weights
 
 QUICK = settings(deadline=None, max_examples=60, derandomize=True)
 KERNELS = ("ukl", "lsif", "bce", "basu")

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.dmpo import DMPO
 from perturn.losses.dpo import DPO
-from perturn.losses.logprobs import turn_weights
+from perturn.losses.turn_logprobs import turn_weights
 
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
 both_discounts = pytest.mark.parametrize("discount", ["derived", "printed"])

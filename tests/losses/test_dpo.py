@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.dpo import DPO, dpo_loss
-from perturn.losses.logprobs import turn_weights
+from perturn.losses.turn_logprobs import turn_weights
 
 QUICK = settings(deadline=None, max_examples=25, derandomize=True)
 REDUCTIONS = ("sum", "token_mean", "turn_mean")

@@ -14,7 +14,7 @@ from perturn.losses import LOSSES, TOKEN_INPUTS, LossTraits, TurnLogprobs
 from perturn.losses.protocol import check_loss, default_traits
 from perturn.losses.sft import SFT
 from perturn.losses.token_inputs import TokenInputTraits, token_inputs
-from perturn.policy.credits import make_loss
+from perturn.training.credit_choice import make_loss
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.losses import LOSSES, TurnLogprobs
-from perturn.losses.logprobs import turn_weights
 from perturn.losses.ppo_clip import (
     AGGREGATES,
     KL_ESTIMATORS,
@@ -21,6 +20,7 @@ from perturn.losses.ppo_clip import (
     clipped_surrogate,
     truncated_importance,
 )
+from perturn.losses.turn_logprobs import turn_weights
 
 QUICK = settings(deadline=None, max_examples=30, derandomize=True)
 LENGTHS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=4)

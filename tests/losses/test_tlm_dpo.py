@@ -8,8 +8,8 @@ from torch.testing import assert_close
 
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.dpo import DPO
-from perturn.losses.logprobs import turn_weights
 from perturn.losses.tlm_dpo import TLMDPO
+from perturn.losses.turn_logprobs import turn_weights
 
 QUICK = settings(deadline=None, max_examples=25, derandomize=True)
 LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4)

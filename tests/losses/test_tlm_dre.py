@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.losses import LOSSES, TurnLogprobs
-from perturn.losses.logprobs import turn_weights
 from perturn.losses.tlm_dre import TLMDRE
+from perturn.losses.turn_logprobs import turn_weights
 
 QUICK = settings(deadline=None, max_examples=40, derandomize=True)
 KERNELS = ("ukl", "lsif", "bce", "basu")

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from perturn.credit import CREDITS
 from perturn.losses import LOSSES, TurnLogprobs
-from perturn.losses.logprobs import turn_weights
+from perturn.losses.turn_logprobs import turn_weights
 from perturn.types import Action, Task, Trajectory, Turn
 
 QUICK = settings(deadline=None, max_examples=30, derandomize=True)

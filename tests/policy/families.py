@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from perturn.policy import templates
+from perturn.chat import templates
 from perturn.types import Action, Task, Trajectory, Turn
 
 trl = pytest.importorskip("trl")  # its stock templates

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.errors import DataError
 from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import reference_logprobs
-from perturn.policy.tokens import NO_TURN, Encoded
 
 
 def sequence(length, loss, seed=0):

@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from perturn import collect
+from perturn.chat.model_names import load_config, load_tokenizer, resolve_model
 from perturn.errors import ConfigError, ModelError
 from perturn.policy.adapters import load_adapters
 from perturn.policy.models import load_model
-from perturn.policy.names import load_config, load_tokenizer, resolve_model
 from perturn.report import summarize
-from perturn.run.loop import open_run, run_stages
+from perturn.run.execute import open_run, run_stages
 
 from .training import PAIRS
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from tokenizers import normalizers
 
+from perturn.chat.tokens import Renderer
 from perturn.errors import DataError, ModelError
 from perturn.policy import answers
 from perturn.policy.packing import lay_out
-from perturn.policy.tokens import Renderer
 from perturn.quantities.answer import answer_logprobs, own_answer_logprobs
 from perturn.quantities.answer_turns import as_sequences, branches, branches_of, gold_answer
 from perturn.types import Action, Status, Task, Trajectory, Turn

@@ -7,10 +7,10 @@ import transformers
 from peft import LoraConfig, get_peft_model
 from torch.testing import assert_close
 
+from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.errors import ModelError
 from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.packing import lay_out
-from perturn.policy.tokens import NO_TURN, Encoded
 
 peft_warns = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 """peft 0.21 asks transformers 5.23 a question by its old name."""

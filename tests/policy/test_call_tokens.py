@@ -6,12 +6,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from perturn.chat.templates import TEMPLATES
+from perturn.chat.tokens import Renderer
 from perturn.episodes.calls import CALL_FORMATS
-from perturn.episodes.calls.reading import kept_tokens
+from perturn.episodes.calls.find_calls import kept_tokens
 from perturn.episodes.tool_calls import ToolAction, ToolCall, chat_call, parse_text, understand
 from perturn.errors import ModelError
-from perturn.policy.templates import TEMPLATES
-from perturn.policy.tokens import Renderer
 from perturn.types import Action
 
 trl = pytest.importorskip("trl")  # its stock templates

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from perturn.chat.tokens import Encoded
 from perturn.errors import ModelError
 from perturn.policy import attention
 from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.packing import lay_out
-from perturn.policy.tokens import Encoded
 
 from .training import CHECKPOINTING, switch_checkpointing_on
 

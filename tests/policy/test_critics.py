@@ -23,7 +23,7 @@ from perturn.quantities.critics import (
     learn,
     learn_and_judge,
 )
-from perturn.run.quantity_source import read_state, write_state
+from perturn.run.stages.quantity_source import read_state, write_state
 
 ArCHer = CREDITS["archer"]
 

@@ -20,9 +20,9 @@ import torch
 from safetensors.torch import save_file
 from dataclasses import replace
 from perturn import TurnConfig, TurnTrainer
-from perturn.data.trl import from_trl
+from perturn.formats.trl_rows import from_trl
 from perturn.policy.models import load_model
-from perturn.policy.names import load_tokenizer
+from perturn.chat.model_names import load_tokenizer
 from perturn.types import Action, WeightedTrajectory
 
 folder, output, cases = *sys.argv[1:3], json.loads(sys.argv[3])

@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.errors import DataError
 from perturn.policy.examples import Example, check_lengths, encode_example
 from perturn.policy.packing import Collator, Examples, Filled, collate
-from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn, WeightedTrajectory
 
 

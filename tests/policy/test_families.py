@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from perturn.chat import templates
+from perturn.chat.templates import TEMPLATES, replacement
+from perturn.chat.tokens import Renderer
 from perturn.errors import ModelError
-from perturn.policy import templates
-from perturn.policy.templates import TEMPLATES, replacement
-from perturn.policy.tokens import Renderer
 from perturn.types import Action, Prompt, Task, Trajectory, Turn
 
 from .families import (

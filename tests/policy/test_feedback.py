@@ -7,9 +7,9 @@ from math import isnan, nan
 import pytest
 import torch
 
+from perturn.chat.tokens import NO_TURN, Renderer
 from perturn.errors import ConfigError, DataError, ModelError
 from perturn.policy.packing import lay_out
-from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.quantities.feedback import feedback_gains, masked_turns
 from perturn.types import Action, Status, Task, Trajectory, Turn
 from support.chat_templates import ALTERNATING

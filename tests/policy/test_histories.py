@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from perturn.chat.tokens import NO_TURN, Encoded, Renderer
 from perturn.credit import CREDITS
 from perturn.data.records import trajectory_from_dict, trajectory_to_dict
-from perturn.episodes.play import Job, episode
+from perturn.episodes.play_many import Job, episode
 from perturn.episodes.prompts import as_seen
 from perturn.errors import DataError
 from perturn.losses import LOSSES, TurnLogprobs
@@ -20,7 +21,6 @@ from perturn.policy.examples import Example, check_lengths, encode_example
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import Collator, both_sides, collate, count_tokens, lay_out
 from perturn.policy.reference import compute_logprobs, weigh_all
-from perturn.policy.tokens import NO_TURN, Encoded, Renderer
 from perturn.types import Action, EpisodeProtocol, Observation, PreferencePair, Task, Trajectory, Turn
 
 from .training import turn_by_turn

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.policy.attention import forest_attention, forest_mask
 from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.packing import lay_out
-from perturn.policy.tokens import NO_TURN, Encoded
 
 from .training import switch_checkpointing_on
 

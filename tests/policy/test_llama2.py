@@ -2,10 +2,10 @@
 
 import pytest
 
+from perturn.chat.tokens import Renderer
 from perturn.engines.local.engine import LocalEngine
-from perturn.episodes.play import Job, play
-from perturn.policy.agreement import agreement
-from perturn.policy.tokens import Renderer
+from perturn.episodes.play_many import Job, play
+from perturn.policy.sampler_agreement import agreement
 from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Task, Trajectory, Turn
 
 from .families import said, tokenizer_of, user

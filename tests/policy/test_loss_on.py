@@ -5,11 +5,11 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from perturn.chat.tokens import NO_TURN, Renderer
 from perturn.errors import ConfigError
 from perturn.policy.examples import encode_example
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import lay_out
-from perturn.policy.tokens import NO_TURN, Renderer
 
 from .training import PAIRS, history, trajectory, turn_by_turn
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from perturn.data.cache import cache_folder
+from perturn.chat.model_names import load_tokenizer, resolve_model
+from perturn.data.cache_folders import cache_folder
 from perturn.errors import ModelError
 from perturn.policy import models
 from perturn.policy.models import compute_dtype, context_length, load_model, weights_digest
-from perturn.policy.names import load_tokenizer, resolve_model
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere", "a/b/c"])

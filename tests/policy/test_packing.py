@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.errors import DataError
 from perturn.policy import packing
 from perturn.policy.packing import by_budget, count_tokens, lay_out
-from perturn.policy.tokens import NO_TURN, Encoded
 
 
 def sequence(ids, loss=None):

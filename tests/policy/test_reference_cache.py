@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.errors import ConfigError, StorageError
 from perturn.policy import reference
 from perturn.policy.reference import reference_logprobs
-from perturn.policy.tokens import NO_TURN, Encoded
 
 
 def sequence(length, seed=0):

@@ -14,13 +14,13 @@ from transformers import (
     PhimoeForCausalLM,
 )
 
+from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.errors import ModelError
 from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.models import context_length
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import reference_identity
-from perturn.policy.tokens import NO_TURN, Encoded
-from perturn.rope import steady_length
+from perturn.rotary import steady_length
 
 VOCABULARY = 97
 SIZE = {

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from perturn.chat.tokens import NO_TURN, Renderer
 from perturn.data.records import trajectory_from_dict, trajectory_to_dict
 from perturn.errors import DataError
 from perturn.policy.examples import encode_example
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import lay_out
-from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.types import PreferencePair, WeightedTrajectory
 
 from .training import history, trajectory

@@ -3,8 +3,8 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from perturn.chat.tokens import NO_TURN, Renderer
 from perturn.errors import ModelError
-from perturn.policy.tokens import NO_TURN, Renderer
 from perturn.types import Action, Prompt, Task, Trajectory, Turn
 from support.tokenizers_of_kinds import (
     KINDS,

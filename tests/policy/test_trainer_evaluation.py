@@ -11,13 +11,13 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 from perturn import TurnConfig
+from perturn.chat.model_names import load_tokenizer
+from perturn.chat.tokens import Renderer
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.models import load_model
-from perturn.policy.names import load_tokenizer
 from perturn.policy.packing import lay_out
-from perturn.policy.tokens import Renderer
 from perturn.types import PreferencePair, Task, Trajectory
 
 from .training import (

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from perturn import collect
+from perturn.chat.tokens import Renderer
+from perturn.config.recipe import read_recipe
 from perturn.engines.local.engine import LocalEngine
 from perturn.errors import EngineFailure, ModelError
 from perturn.policy.models import vocabulary
-from perturn.policy.tokens import Renderer
-from perturn.run.loop import check
-from perturn.settings.recipe import read_recipe
+from perturn.run.execute import check
 from perturn.types import Prompt, Sampling
 
 from .training import PAIRS, as_implicit

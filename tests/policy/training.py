@@ -7,10 +7,10 @@ import torch
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
+from perturn.chat.tokens import NO_TURN
 from perturn.losses import TurnLogprobs
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import lay_out
-from perturn.policy.tokens import NO_TURN
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 TRL_METRICS = [

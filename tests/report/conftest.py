@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from perturn.data.groups import CreditRow, write_credits
-from perturn.data.paths import RunPaths
-from perturn.data.seals import seal
+from perturn.data.file_seals import seal
+from perturn.data.group_account import CreditRow, write_credits
+from perturn.data.run_paths import RunPaths
 from perturn.data.store import TrajectoryStore, write_pairs
 from perturn.report import write_report
 from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from perturn.report.page import CODE
-from perturn.report.shell import ASSETS, script
+from perturn.report.html_shell import ASSETS, script
+from perturn.report.report_page import CODE
 
 
 def test_the_joined_script_parses(tmp_path):

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from perturn.report.shell import script
-from perturn.study.page import _CODE, write_study_page
-from perturn.study.verdicts import summarize
+from perturn.report.html_shell import script
+from perturn.study.tables.study_page import _CODE, write_study_page
+from perturn.study.tables.verdicts import summarize
 from study.recorded_studies import make as make_study
 from study.recorded_studies import write
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from perturn.config.row_maker_settings import Limit, RowInputs
 from perturn.data.store import read_records, write_records
 from perturn.errors import DataError
 from perturn.rows import ROWS
 from perturn.rows.endings import divide
-from perturn.settings.making import Limit, RowInputs
 from perturn.types import Action, Status, Task, Trajectory, Turn, WeightedTrajectory
 
 

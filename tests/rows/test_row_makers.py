@@ -8,12 +8,12 @@ from typing import ClassVar
 import pytest
 
 import perturn.table
+from perturn.config.parsing import parse, to_mapping
+from perturn.config.recipe import Recipe
+from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
+from perturn.config.stages import policy_of, stages
 from perturn.errors import ConfigError
 from perturn.rows import ROWS
-from perturn.settings.making import Made, RowInputs, RowTraits
-from perturn.settings.parsing import parse, to_mapping
-from perturn.settings.recipe import Recipe
-from perturn.settings.stages import policy_of, stages
 from perturn.types import Action, Task, Trajectory, Turn, WeightedTrajectory, succeeded
 from small import refusal
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perturn.data.iterations import ledger_of
+from perturn.data.iteration_numbers import ledger_of
 from perturn.errors import DataError
 from perturn.rows.pairing import OUTCOMES, pair_with_expert
 from perturn.rows.step_pairs import STEPS, pair_with_expert_steps

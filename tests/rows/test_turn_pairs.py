@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perturn.data.iterations import ledger_of
+from perturn.data.iteration_numbers import ledger_of
 from perturn.errors import DataError
 from perturn.rows.branch_pairs import pair_within_branches
 from perturn.rows.drop_pairs import DROPS, pair_where_worth_drops

@@ -1,6 +1,6 @@
 """A world that rewards a habit, and a small recipe of many iterations in it: pieces that several tests share."""
 
-from perturn.settings.recipe import read_recipe
+from perturn.config.recipe import read_recipe
 from support.loop import start
 
 LETTERS = '''

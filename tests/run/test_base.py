@@ -6,18 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from perturn.data.paths import RunPaths
+from perturn.chat.model_names import load_tokenizer
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
+from perturn.config.sections import Base
+from perturn.data.run_paths import RunPaths
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError
+from perturn.estimate.episode_lengths import look_at_episodes, renderer_of
 from perturn.policy.models import load_model, weights_digest
-from perturn.policy.names import load_tokenizer
 from perturn.report import write_report
-from perturn.run.lengths import look_at_episodes, renderer_of
-from perturn.run.lessons import heard, lessons, taught
-from perturn.run.loop import check, open_run, run_stages
-from perturn.settings.parsing import parse
-from perturn.settings.recipe import Recipe
-from perturn.settings.sections import Base
+from perturn.run.execute import check, open_run, run_stages
+from perturn.run.stages.pretraining_stage import heard, lessons, taught
 from perturn.types import Task
 from perturn.watch import Watcher
 
@@ -142,7 +142,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_base(made, tmp_path, mo
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("perturn.run.train._Progress.on_step_end", stop)
+        patch.setattr("perturn.run.stages.train_stage._Progress.on_step_end", stop)
         with pytest.raises(KeyboardInterrupt):
             make(tmp_path, ["lessons", "base"])
     run = make(tmp_path, ["lessons", "base"])

@@ -5,11 +5,11 @@ import json
 import pytest
 
 import perturn
-from perturn.data.outcomes import outcomes
+from perturn.data.episode_outcomes import outcomes
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.episode import Job, episode
 from perturn.errors import ContextFull, EngineFailure, NotComeBack
-from perturn.run.failures import Failures
+from perturn.run.failure_limits import Failures
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task, failed, score
 
 PLAIN = EpisodeProtocol("p", format="plain", max_turns=10)

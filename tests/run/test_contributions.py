@@ -14,12 +14,12 @@ from perturn.cli import app
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
 from perturn.credit.spa import Shares
-from perturn.data.groups import groups_of, read_credits
+from perturn.data.group_account import groups_of, read_credits
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.quantities.contributions import contributions_of, explained_scores, scores_of
 from perturn.quantities.readers import open_reader
-from perturn.run.credit import credit_run
+from perturn.run.stages.credit_stage import credit_run
 from support.credited import EPISODES, KEPT
 
 from .online import GROUPS

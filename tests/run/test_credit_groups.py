@@ -8,9 +8,9 @@ import torch
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.data.groups import counts_of
+from perturn.data.group_account import counts_of
 from perturn.errors import ConfigError
-from perturn.run.credit import credit_groups
+from perturn.run.stages.credit_stage import credit_groups
 from perturn.types import Status, failed
 from support.credited import EPISODES, episode
 

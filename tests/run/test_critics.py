@@ -10,19 +10,19 @@ import torch
 from torch.testing import assert_close
 
 import perturn
+from perturn.config.stages import stages
 from perturn.credit import CREDITS, CreditTraits
-from perturn.data.groups import read_credits
+from perturn.data.group_account import read_credits
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.seeds import seed_of
 from perturn.errors import ConfigError, RunError
 from perturn.quantities.critics import critics_of
 from perturn.quantities.readers import open_reader
-from perturn.run import groups
-from perturn.run.credit import credit_run
-from perturn.run.loop import open_run, run_stages
-from perturn.run.quantity_source import read_state
-from perturn.run.verify import verify
-from perturn.settings.stages import stages
+from perturn.run.execute import open_run, run_stages
+from perturn.run.stages import group_stage
+from perturn.run.stages.credit_stage import credit_run
+from perturn.run.stages.quantity_source import read_state
+from perturn.run.verify_run import verify
 from support.credited import EPISODES, KEPT
 
 from .online import GROUPS, recipe_of
@@ -117,7 +117,7 @@ def test_a_kill_between_the_stages_changes_no_bit(place, online, monkeypatch):
 def _killed_while_it_writes(run, monkeypatch):
     """The critics of an iteration are there, and not yet its weights: the stage begins anew."""
     with monkeypatch.context() as patched:
-        patched.setattr("perturn.run.groups.write_credits", lambda *_: 1 / 0)
+        patched.setattr("perturn.run.stages.group_stage.write_credits", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run_stages(run, names=["credit-002"])
     assert run.paths.carried("critics", "-002").is_file()
@@ -152,7 +152,7 @@ def test_critics_begin_once_there_is_something_to_learn_from(online, monkeypatch
             next(one for one in stages(run.recipe) if one.name == f"credit-00{n}") for n in (1, 2)
         )
         with pytest.raises(RunError, match=r"critics-001\.safetensors, .* is not there"):
-            groups._critics_before(run, ARCHER(), second)
+            group_stage._critics_before(run, ARCHER(), second)
         file = run.paths.trajectories("explore-001")
         empty = [replace(one, turns=()) for one in read_trajectories(file)]
         file.unlink()
@@ -160,8 +160,8 @@ def test_critics_begin_once_there_is_something_to_learn_from(online, monkeypatch
             for one in empty:
                 store.append(one)
 
-        assert groups._states_before(run, ["critics"], first) == {}
-        assert groups._states_before(run, ["critics"], second) == {}
+        assert group_stage._states_before(run, ["critics"], first) == {}
+        assert group_stage._states_before(run, ["critics"], second) == {}
 
 
 def test_in_python_critics_begin_and_learn_from_what_is_given(tiny_folder):

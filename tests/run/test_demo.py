@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from perturn.chat.model_names import PACKAGED, load_config, load_tokenizer
 from perturn.cli import app
-from perturn.policy.names import PACKAGED, load_config, load_tokenizer
-from perturn.run.following import planned
-from perturn.run.loop import open_run
-from perturn.run.score import learned_rules, scoring_recipe
-from perturn.settings.recipe import read_recipe
+from perturn.config.recipe import read_recipe
+from perturn.run.execute import open_run
+from perturn.run.follow_up import planned
+from perturn.run.score_recipe import learned_rules, scoring_recipe
 
 FOLDER = PACKAGED["tiny-agent"]
 LEAST, MOST = 0.3, 0.6
@@ -38,7 +38,7 @@ def test_the_packaged_policy_is_small_and_is_the_one_that_its_card_describes():
 
 def test_it_knows_every_word_of_its_games():
     """Of 50 held-out games no observation and no action of the expert has an unknown token."""
-    from perturn.envs.alfworld.like import ALFWorldLike
+    from perturn.envs.alfworld.generated_games import ALFWorldLike
 
     tokenizer, world = load_tokenizer("tiny-agent"), ALFWorldLike()
     for task in world.tasks("valid_seen")[:50]:

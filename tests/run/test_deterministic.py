@@ -5,7 +5,7 @@ import pytest
 from perturn.engines.local.engine import LocalEngine
 from perturn.episodes.seeds import make_jobs
 from perturn.errors import ConfigError
-from perturn.run.loop import open_run, run_stages
+from perturn.run.execute import open_run, run_stages
 from perturn.run.session import Session
 from perturn.types import Sampling
 

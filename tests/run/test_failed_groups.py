@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from perturn.data.groups import read_credits
-from perturn.data.paths import RunPaths
+from perturn.config.recipe import read_recipe
+from perturn.data.group_account import read_credits
+from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
 from perturn.episodes.seeds import make_jobs
-from perturn.run.loop import open_run, run_stages
-from perturn.settings.recipe import read_recipe
+from perturn.run.execute import open_run, run_stages
 from perturn.types import Task
 
 WORLD = '''

@@ -6,11 +6,11 @@ import pytest
 
 import perturn
 from perturn.credit import CREDITS
-from perturn.data.groups import groups_of, read_credits
+from perturn.data.group_account import groups_of, read_credits
 from perturn.errors import ConfigError
 from perturn.quantities.feedback import feedback_of
 from perturn.quantities.readers import open_reader
-from perturn.run.credit import credit_run
+from perturn.run.stages.credit_stage import credit_run
 from support.credited import EPISODES, KEPT
 
 WORDS = ["credit.name=infopo", "credit.temperature=1.0", "credit.placeholder=Nothing."]

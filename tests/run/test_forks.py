@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perturn.data.forks import Forks
-from perturn.data.paths import RunPaths
+from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_records, write_records
 from perturn.errors import ConfigError
 from perturn.explore.entropy_branches import EntropyBranches, uncertain_turns
 from perturn.explore.mixed_branches import MixedBranches, mixed_turns
 from perturn.explore.protocol import ExploreInputs
 from perturn.quantities.success_chance import Chances, Prospects, folds_of, prospects, told
-from perturn.run import read_needs
-from perturn.run.branch import _play_rounds, check_explorer
-from perturn.run.loop import check
+from perturn.run.execute import check
+from perturn.run.stages import explorer_quantities
+from perturn.run.stages.branch_stage import _play_rounds, check_explorer
 from perturn.types import Task
 from support.branches import branched, explored, of
 from support.loop import finish
@@ -173,8 +173,8 @@ def test_what_is_not_played_on_still_teaches_the_predictor(tmp_path, monkeypatch
             return [own for _ in episodes]
         return [Chances(own, i, {f: own for f in range(6) if f != i}) for i in range(len(episodes))]
 
-    monkeypatch.setattr(read_needs, "open_policy", lambda *_: None)
-    monkeypatch.setattr(read_needs, "chances_of" if kind is MixedBranches else "_entropies", told)
+    monkeypatch.setattr(explorer_quantities, "open_policy", lambda *_: None)
+    monkeypatch.setattr(explorer_quantities, "chances_of" if kind is MixedBranches else "_entropies", told)
     paths = RunPaths(tmp_path)
     paths.trajectories("branch").parent.mkdir()
     paths.trajectories("branch").touch()

@@ -10,13 +10,13 @@ from tests.policy.sampled.episodes import WORDS, history, play, weights
 from torch.testing import assert_close
 
 import perturn
+from perturn.config.stages import stages
 from perturn.credit import CREDITS
-from perturn.data.groups import write_credits
+from perturn.data.group_account import write_credits
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_records, write_records
-from perturn.run.credit import credit_groups
-from perturn.run.groups import own_credit, read_groups
-from perturn.settings.stages import stages
+from perturn.run.stages.credit_stage import credit_groups
+from perturn.run.stages.group_stage import own_credit, read_groups
 from perturn.types import WeightedTrajectory
 
 from .online import GROUPS, recipe_of

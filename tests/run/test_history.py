@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from perturn.chat.model_names import load_tokenizer
+from perturn.chat.tokens import Renderer
 from perturn.data.store import read_pairs, read_trajectories
-from perturn.policy.names import load_tokenizer
-from perturn.policy.tokens import Renderer
 from perturn.report import write_report
-from perturn.run.loop import open_run, run_stages
+from perturn.run.execute import open_run, run_stages
 
 STAIRS = '''
 from perturn.types import Observation, Task

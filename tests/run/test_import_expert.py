@@ -7,10 +7,10 @@ import pytest
 from perturn.cli import main
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, DataError, RunError
-from perturn.run.collect import import_expert
-from perturn.run.loop import open_run, run_stages
-from perturn.run.row_stage import expert_episodes
+from perturn.run.execute import open_run, run_stages
 from perturn.run.session import Session
+from perturn.run.stages.collect_stage import import_expert
+from perturn.run.stages.row_stage import expert_episodes
 from perturn.types import Action, Task, Trajectory, Turn
 
 

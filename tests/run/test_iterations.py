@@ -6,11 +6,11 @@ import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from perturn.analysis.run_contents import read_run
 from perturn.audit import model_of
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.report import summarize, write_report
-from perturn.report.folder import read_run
-from perturn.run.loop import open_run
+from perturn.run.execute import open_run
 from perturn.watch import Watcher
 from support.loop import finish, kill, start
 

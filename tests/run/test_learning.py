@@ -6,7 +6,7 @@ import pytest
 
 from household import make_policy
 from perturn.data.store import read_trajectories
-from perturn.run.loop import open_run, run_stages
+from perturn.run.execute import open_run, run_stages
 from perturn.stats import paired_comparison
 from perturn.types import succeeded
 

@@ -7,11 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from perturn.cli import app
+from perturn.config.recipe import read_recipe
 from perturn.credit import CREDITS
-from perturn.data.groups import read_credits
+from perturn.data.group_account import read_credits
 from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.store import TrajectoryStore, read_trajectories
-from perturn.envs.protocols import PROTOCOLS
+from perturn.envs.named_protocols import PROTOCOLS
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.replay import play_script
 from perturn.episodes.tool_calls import (
@@ -25,10 +26,9 @@ from perturn.episodes.tool_calls import (
 )
 from perturn.errors import ConfigError, DataError, EngineFailure, EnvironmentFailure
 from perturn.quantities.tool_matches import calls_of, check_gold_calls, gold_calls, match, matches_of
-from perturn.run.credit import credit_run
-from perturn.run.loop import check
+from perturn.run.execute import check
 from perturn.run.session import world_maker
-from perturn.settings.recipe import read_recipe
+from perturn.run.stages.credit_stage import credit_run
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 from .online import GROUPS

@@ -15,21 +15,21 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from perturn.audit import inspect, model_of
+from perturn.config.row_maker_settings import Limit, RowInputs
+from perturn.config.stages import stages
 from perturn.credit import CREDITS
-from perturn.data.groups import groups_of, read_credits, write_credits
-from perturn.data.paths import OPTIMIZER
+from perturn.data.group_account import groups_of, read_credits, write_credits
 from perturn.data.run_folder import Run
+from perturn.data.run_paths import OPTIMIZER
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError
 from perturn.rows.pairing import parting
-from perturn.run.credit import credit_groups
-from perturn.run.export import export_policy
-from perturn.run.groups import read_groups
-from perturn.run.length_limit import alike_within_limit, too_long
-from perturn.run.loop import check, open_run, run_stages
-from perturn.run.verify import verify
-from perturn.settings.making import Limit, RowInputs
-from perturn.settings.stages import stages
+from perturn.run.execute import check, open_run, run_stages
+from perturn.run.export_run import export_policy
+from perturn.run.stages.credit_stage import credit_groups
+from perturn.run.stages.group_stage import read_groups
+from perturn.run.stages.length_limit import alike_within_limit, too_long
+from perturn.run.verify_run import verify
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
 from .online import GROUPS, recipe_of

@@ -7,15 +7,15 @@ from safetensors.torch import load_file
 from tests.small import small
 from torch.testing import assert_close
 
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
+from perturn.config.sections import HeldOutTasks
+from perturn.config.stages import stages
 from perturn.data.store import read_records, read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.rows import kto_rows
-from perturn.run.loop import check, open_run, run_stages
-from perturn.run.row_stage import check_made
-from perturn.settings.parsing import parse
-from perturn.settings.recipe import Recipe
-from perturn.settings.sections import HeldOutTasks
-from perturn.settings.stages import stages
+from perturn.run.execute import check, open_run, run_stages
+from perturn.run.stages.row_stage import check_made
 from perturn.study import settings as study_settings
 from perturn.study.cells import Plan
 from perturn.study.settings import Study

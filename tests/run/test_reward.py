@@ -14,19 +14,19 @@ from typer.testing import CliRunner
 import perturn
 from perturn.audit import inspect, model_of
 from perturn.cli import app
+from perturn.config.stages import stages
 from perturn.credit import CREDITS
-from perturn.data.groups import counted, groups_of, read_credits
+from perturn.data.group_account import counted, groups_of, read_credits
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import ConfigError
 from perturn.quantities.readers import open_reader
 from perturn.quantities.reference_logprobs import reference_of
 from perturn.report import summarize, write_report
-from perturn.run.credit import credit_run
-from perturn.run.export import export_policy
-from perturn.run.loop import check, open_run
-from perturn.run.verify import verify
-from perturn.settings.stages import stages
-from perturn.study.sharing import unsure_inputs
+from perturn.run.execute import check, open_run
+from perturn.run.export_run import export_policy
+from perturn.run.stages.credit_stage import credit_run
+from perturn.run.verify_run import verify
+from perturn.study.stage_sharing import unsure_inputs
 from perturn.types import failed, score
 from perturn.watch import Watcher
 from support.credited import EPISODES

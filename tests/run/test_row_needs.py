@@ -9,14 +9,14 @@ from typing import ClassVar
 import pytest
 
 import perturn.table
+from perturn.config.row_maker_settings import Made, RowTraits
+from perturn.config.stages import stages
 from perturn.data.store import read_pairs
 from perturn.errors import ConfigError
 from perturn.rows import ROWS
-from perturn.run.loop import check, open_run
-from perturn.run.row_stage import make_rows
+from perturn.run.execute import check, open_run
 from perturn.run.session import Session
-from perturn.settings.making import Made, RowTraits
-from perturn.settings.stages import stages
+from perturn.run.stages.row_stage import make_rows
 from perturn.types import PreferencePair
 from support.corrections import explore
 from support.credited import episode

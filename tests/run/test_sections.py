@@ -7,7 +7,7 @@ import pytest
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import ConfigError, DataError
 from perturn.report import write_report
-from perturn.run.loop import open_run, run_stages
+from perturn.run.execute import open_run, run_stages
 
 SAY = [{"role": "user", "content": "Find the box."}]
 

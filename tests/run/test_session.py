@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perturn.config.evaluation_settings import Evaluate
+from perturn.config.recipe import Recipe
+from perturn.config.sections import ModelSettings, ProtocolSettings, Tasks
 from perturn.engines import ENGINES
-from perturn.envs.load import environment_maker, load_object
-from perturn.envs.protocols import PROTOCOLS
+from perturn.envs.load_environment import environment_maker, load_object
+from perturn.envs.named_protocols import PROTOCOLS
 from perturn.episodes.seeds import make_jobs
 from perturn.errors import ConfigError, EnvironmentFailure
-from perturn.run.panels import choose_tasks, panel_digest
 from perturn.run.session import engine_settings, evaluation_sampling, make_protocol
-from perturn.settings.evaluation import Evaluate
-from perturn.settings.recipe import Recipe
-from perturn.settings.sections import ModelSettings, ProtocolSettings, Tasks
+from perturn.run.task_lists import choose_tasks, panel_digest
 from perturn.traits import EngineTraits
 from perturn.types import EpisodeProtocol, Sampling, Task
 

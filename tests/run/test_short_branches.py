@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from perturn.data.groups import read_credits
+from perturn.data.group_account import read_credits
 from perturn.data.store import read_trajectories
 from perturn.episodes.episode import Job
 from perturn.errors import ConfigError
 from perturn.explore.branches import Branches
-from perturn.run.credit import credit_run
-from perturn.run.loop import check
+from perturn.run.execute import check
+from perturn.run.stages.credit_stage import credit_run
 from perturn.types import Status, Task
 from support.branches import jobs_of
 from support.windows import played

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from perturn.data.iterations import ledger_of
+from perturn.config.signal_filter import Signals
+from perturn.config.stages import stages
+from perturn.data.iteration_numbers import ledger_of
 from perturn.data.store import read_pairs
 from perturn.episodes.triage import left_out
-from perturn.run.loop import open_run, run_stages
-from perturn.run.row_stage import make_rows
+from perturn.run.execute import open_run, run_stages
 from perturn.run.session import Session
-from perturn.settings.signals import Signals
-from perturn.settings.stages import stages
+from perturn.run.stages.row_stage import make_rows
 from perturn.types import Status
 from support.corrections import RIGHT, STRAYED, explore, make_recipe, record
 from support.credited import episode

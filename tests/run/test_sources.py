@@ -7,14 +7,14 @@ from pathlib import Path
 import datasets
 import pytest
 
-from perturn.data import hub
-from perturn.data.seals import read_manifest
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
+from perturn.data.file_seals import read_manifest
 from perturn.data.store import read_pairs
 from perturn.errors import ConfigError, DataError, RunError
-from perturn.run.inputs import changes
-from perturn.run.loop import check, open_run, run_stages
-from perturn.settings.parsing import parse
-from perturn.settings.recipe import Recipe
+from perturn.formats import hub_datasets
+from perturn.run.execute import check, open_run, run_stages
+from perturn.run.recorded_inputs import changes
 
 PAIRS = [
     {
@@ -73,7 +73,7 @@ def test_a_data_set_of_the_hub_has_the_digest_of_its_cached_files(beside, monkey
     """They are gone where the cache is cleared, which matters to no stage that has read them."""
     held = datasets.load_from_disk("saved")
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.DatasetDict({"train": held}))
-    hub.hub_rows.cache_clear()
+    hub_datasets.hub_rows.cache_clear()
     folder = paired("owner/name:train")
     noted = read_manifest(folder)["inputs"]
 
@@ -81,7 +81,7 @@ def test_a_data_set_of_the_hub_has_the_digest_of_its_cached_files(beside, monkey
     assert changes(noted) == []
     shutil.rmtree("saved")
     assert [(each.setting, each.gone) for each in changes(noted)] == [("rows.path", True)]
-    hub.hub_rows.cache_clear()
+    hub_datasets.hub_rows.cache_clear()
 
 
 @pytest.mark.parametrize(

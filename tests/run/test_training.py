@@ -16,11 +16,11 @@ from transformers import TrainerControl
 
 from perturn.cli import main
 from perturn.errors import ConfigError
-from perturn.policy.trainer import TurnTrainer
-from perturn.ranks import share_of
-from perturn.run import train
-from perturn.run.loop import open_run, run_stages
-from perturn.run.stopping import Stopping
+from perturn.run.execute import open_run, run_stages
+from perturn.run.interrupts import Stopping
+from perturn.run.stages import train_stage
+from perturn.train_processes import share_of
+from perturn.training.turn_trainer import TurnTrainer
 from support.ports import free_port
 
 STEPS = 16
@@ -154,7 +154,7 @@ def test_one_signal_ends_the_step_and_a_second_one_training(
     name = f"signals-{'-'.join(each.name for each in signals)}"
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     with monkeypatch.context() as patch:
-        patch.setattr(train._Progress, "on_step_begin", raising(*signals, at=5), raising=False)
+        patch.setattr(train_stage._Progress, "on_step_begin", raising(*signals, at=5), raising=False)
         with pytest.raises(KeyboardInterrupt), open_run("recipe.yaml", [f"name={name}"]) as run:
             run_stages(run)
 

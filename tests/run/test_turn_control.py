@@ -5,16 +5,16 @@ from math import ceil
 
 from typer.testing import CliRunner
 
+from perturn.analysis.number_text import protocol_line
+from perturn.analysis.run_comparison import compare_runs
 from perturn.cli import app
+from perturn.config.recipe import read_recipe
+from perturn.config.stages import stages
 from perturn.data.store import read_trajectories
 from perturn.report import summarize, write_report
-from perturn.report.text import protocol_line
-from perturn.report.versus import compare_runs
 from perturn.rules import TurnControl
-from perturn.run.loop import open_run, run_stages
-from perturn.run.strategies import controlled, extension_counts
-from perturn.settings.recipe import read_recipe
-from perturn.settings.stages import stages
+from perturn.run.execute import open_run, run_stages
+from perturn.run.stages.evaluation_strategy import controlled, extension_counts
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, Turn
 
 PLAIN = [

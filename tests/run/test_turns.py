@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from perturn.data.iterations import ledger_of
+from perturn.data.iteration_numbers import ledger_of
 from perturn.data.origins import actions_of
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import RunError
+from perturn.estimate.dry_run import make_plan
 from perturn.explore.wrong_branches import WrongBranches
 from perturn.report import write_report
-from perturn.run.loop import open_run, run_stages
-from perturn.run.measure import measured
-from perturn.run.plan import make_plan
+from perturn.run.execute import open_run, run_stages
+from perturn.run.stages.measure_distance import measured
 from perturn.types import Status
 from support.branches import jobs_of
 from support.corrections import RIGHT, STRAYED, TASK, commands, explore, make_recipe, record

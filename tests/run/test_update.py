@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from perturn.engines import ENGINES
 from perturn.engines.local.engine import LocalEngine
 from perturn.episodes.seeds import make_jobs
-from perturn.run.loop import open_run
+from perturn.run.execute import open_run
 from perturn.run.session import Session
 from perturn.types import Sampling
 from support.models import make_tiny_model

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from perturn.chat.model_names import load_tokenizer
 from perturn.credit import CREDITS
-from perturn.data.groups import groups_of, read_credits
+from perturn.data.group_account import groups_of, read_credits
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.policy.models import load_model
-from perturn.policy.names import load_tokenizer
-from perturn.policy.values import explained_variance
+from perturn.policy.value_heads import explained_variance
 from perturn.quantities.readers import open_reader
 from perturn.quantities.turn_values import values_of
-from perturn.run.credit import credit_run
-from perturn.run.loop import check
+from perturn.run.execute import check
+from perturn.run.stages.credit_stage import credit_run
 from support.credited import EPISODES
 
 from .online import GROUPS, recipe_of

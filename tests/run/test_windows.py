@@ -7,26 +7,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perturn.analysis.iteration_table import iteration_rows, not_over
+from perturn.analysis.run_contents import read_run
+from perturn.analysis.run_summary import signal_rows
 from perturn.audit import audit, inspect_json
+from perturn.config.stages import stages
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
 from perturn.credit.turn_gae import TurnGAE
-from perturn.data.groups import read_credits
+from perturn.data.group_account import read_credits
 from perturn.data.store import read_trajectories
 from perturn.episodes.episode import Job
 from perturn.errors import ConfigError
 from perturn.explore.protocol import ExploreInputs
 from perturn.explore.window import Window
 from perturn.report import summarize
-from perturn.report.folder import read_run
-from perturn.report.groups import shown_group
-from perturn.report.iterations import iteration_rows, not_over
-from perturn.report.page import page
-from perturn.report.summary import signal_rows
-from perturn.run.credit import credit_run
-from perturn.run.loop import check
-from perturn.run.maker import find_maker
-from perturn.settings.stages import stages
+from perturn.report.group_view import shown_group
+from perturn.report.report_page import page
+from perturn.run.execute import check
+from perturn.run.policy_origin import find_maker
+from perturn.run.stages.credit_stage import credit_run
 from perturn.types import Action, Status, Task, Turn
 from support.windows import Count, played
 

@@ -8,18 +8,18 @@ import pytest
 from perturn.run.readings import open_reader
 from typer.testing import CliRunner
 
+from perturn.analysis.number_text import protocol_line
 from perturn.cli import app
+from perturn.config.recipe import read_recipe
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.engines.local.engine import LocalEngine
-from perturn.episodes.play import Job
+from perturn.episodes.play_many import Job
 from perturn.errors import ConfigError, EngineFailure
-from perturn.policy.implicit import ImplicitReward
+from perturn.policy.action_rewards import ImplicitReward
 from perturn.report import summarize, write_report
-from perturn.report.text import protocol_line
-from perturn.run.loop import check, open_run, run_stages
-from perturn.run.selection import Selection
-from perturn.settings.recipe import read_recipe
+from perturn.run.execute import check, open_run, run_stages
+from perturn.run.stages.selection import Selection
 from perturn.types import Action, Prompt, Sampling, Task
 
 SAMPLED = [

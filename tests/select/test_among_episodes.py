@@ -8,16 +8,16 @@ import pytest
 from typer.testing import CliRunner
 
 from perturn.cli import app
+from perturn.config.recipe import read_recipe
+from perturn.config.stages import learned_from, policy_of
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, EngineFailure
 from perturn.quantities.readers import open_reader
 from perturn.quantities.reference_logprobs import reference_of
 from perturn.report import summarize, write_report
-from perturn.run.loop import check, open_run, run_stages
-from perturn.run.selection import Selection
-from perturn.settings.recipe import read_recipe
-from perturn.settings.stages import learned_from, policy_of
+from perturn.run.execute import check, open_run, run_stages
+from perturn.run.stages.selection import Selection
 from perturn.types import Action, Status, Task, Trajectory, Turn
 from support.models import make_tiny_model
 

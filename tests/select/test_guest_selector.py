@@ -8,12 +8,12 @@ from typer.testing import CliRunner
 
 import guest
 from perturn.cli import app
+from perturn.config.recipe import read_recipe
+from perturn.config.stages import stages
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError
-from perturn.run.loop import check, open_run, run_stages
+from perturn.run.execute import check, open_run, run_stages
 from perturn.select import SELECTORS
-from perturn.settings.recipe import read_recipe
-from perturn.settings.stages import stages
 
 CODE = '''
 from collections import Counter

@@ -5,19 +5,19 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from perturn.analysis.number_text import cost_lines
 from perturn.cli import app
+from perturn.config.recipe import read_recipe
+from perturn.config.stages import explored_before, stages
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
-from perturn.episodes.play import Job
+from perturn.episodes.play_many import Job
 from perturn.errors import ConfigError
-from perturn.policy.action_values import ActionValues
+from perturn.policy.action_value_head import ActionValues
 from perturn.quantities.readers import open_reader
 from perturn.report import summarize
-from perturn.report.text import cost_lines
-from perturn.run.loop import check, open_run, run_stages
-from perturn.run.selection import Selection
-from perturn.settings.recipe import read_recipe
-from perturn.settings.stages import explored_before, stages
+from perturn.run.execute import check, open_run, run_stages
+from perturn.run.stages.selection import Selection
 from perturn.types import Action, Prompt, Sampling, Task, Trajectory, Turn
 
 ASKED = ({"role": "user", "content": "?"},)

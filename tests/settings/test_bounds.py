@@ -7,18 +7,18 @@ import typing
 
 import pytest
 
+from perturn.config.parsing import build, parse
+from perturn.config.recipe import Recipe
+from perturn.config.sections import Section
 from perturn.credit import CREDITS
 from perturn.engines import ENGINES
 from perturn.errors import ConfigError, ModelError
 from perturn.explore import EXPLORERS
 from perturn.losses import LOSSES
-from perturn.policy.config import TurnConfig
 from perturn.rows import ROWS
-from perturn.run.loop import open_run
+from perturn.run.execute import open_run
 from perturn.run.session import make_protocol
-from perturn.settings.parsing import build, parse
-from perturn.settings.recipe import Recipe
-from perturn.settings.sections import Section
+from perturn.training.turn_config import TurnConfig
 from perturn.types import Sampling
 from small import refusal, small
 

@@ -10,13 +10,13 @@ import yaml
 
 import perturn.table
 from perturn.bounds import EntryOf, bounded
+from perturn.config.compatibility import IMPOSED, misfit
+from perturn.config.key_suggestions import keys_of
+from perturn.config.outside_files import named_inputs
+from perturn.config.parsing import apply_overrides, build, parse, to_mapping, to_yaml
+from perturn.config.recipe import Recipe
+from perturn.config.sections import COUNT
 from perturn.explore import EXPLORERS, Explorer
-from perturn.settings.compatibility import IMPOSED, misfit
-from perturn.settings.keys import keys_of
-from perturn.settings.outside import named_inputs
-from perturn.settings.parsing import apply_overrides, build, parse, to_mapping, to_yaml
-from perturn.settings.recipe import Recipe
-from perturn.settings.sections import COUNT
 from perturn.table import name_of
 from small import refusal, small
 

@@ -7,10 +7,10 @@ import pickle
 import pytest
 import yaml
 
+from perturn.config.parsing import parse, to_yaml
+from perturn.config.recipe import Recipe, read_recipe
 from perturn.errors import ConfigError
-from perturn.io.reading import parse_yaml
-from perturn.settings.parsing import parse, to_yaml
-from perturn.settings.recipe import Recipe, read_recipe
+from perturn.io.read_input import parse_yaml
 from perturn.study.settings import read_study
 from small import refusal, small
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
 from perturn.errors import ConfigError
-from perturn.settings.parsing import parse
-from perturn.settings.recipe import Recipe
 
 RECIPE = {
     "name": "one",

@@ -387,7 +387,7 @@ def test_large_panels_are_drawn_in_chunks(monkeypatch):
     a, b = _by_task(values), _by_task(values[::-1] ** 1.2)
     whole = paired_comparison(a, b)
 
-    monkeypatch.setattr("perturn.stats.paired._CHUNK", 7_000)
+    monkeypatch.setattr("perturn.stats.paired_tests._CHUNK", 7_000)
 
     assert paired_comparison(a, b) == whole
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import yaml
 
-from perturn.study.episode_rows import EPISODES, write_episodes
+from perturn.study.tables.episode_table import EPISODES, write_episodes
 
 KINDS = ("pick", "clean", "heat")
 GAINS = {"base": -4.0, "sft": 0.0, "dpo": 0.0, "tlm-dre": 0.05, "online": 0.8, "harmful": -1.2}

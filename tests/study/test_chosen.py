@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from perturn.data.paths import RunPaths
+from perturn.data.run_paths import RunPaths
 from perturn.errors import ConfigError
+from perturn.study.cell_processes import do_cell
+from perturn.study.cell_results import is_done
 from perturn.study.cells import Plan
-from perturn.study.processes import do_cell
-from perturn.study.recorded import protocols_of
-from perturn.study.results import is_done
 from perturn.study.settings import read_study
-from perturn.study.sharing import Sharing, identities
+from perturn.study.stage_sharing import Sharing, identities
+from perturn.study.tables.study_records import protocols_of
 
 from .corridor import make_place
 

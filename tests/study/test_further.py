@@ -3,9 +3,9 @@
 import pytest
 
 from perturn.errors import ConfigError, RunError
-from perturn.study.page import write_study_page
 from perturn.study.settings import read_study
-from perturn.study.verdicts import summarize
+from perturn.study.tables.study_page import write_study_page
+from perturn.study.tables.verdicts import summarize
 from study.recorded_studies import panel, small, write
 
 from .corridor import RECIPE, STUDY

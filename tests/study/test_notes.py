@@ -3,9 +3,9 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-from perturn.study import files
-from perturn.study.page import write_study_page
-from perturn.study.verdicts import summarize
+from perturn.study import study_files
+from perturn.study.tables.study_page import write_study_page
+from perturn.study.tables.verdicts import summarize
 from study.recorded_studies import make, write
 from support.pretended import episode
 
@@ -44,10 +44,10 @@ def test_episodes_that_do_not_say_whether_they_failed_are_named(tmp_path):
 
 
 def test_a_row_says_whether_its_episode_failed(monkeypatch):
-    monkeypatch.setattr(files, "outcomes", lambda cell, panel: [replace(episode(False), failed=True)])
+    monkeypatch.setattr(study_files, "outcomes", lambda cell, panel: [replace(episode(False), failed=True)])
     cell = SimpleNamespace(environment="toy", method="dpo", point={}, seed=0)
 
-    assert [row["failed"] for row in files.episode_rows(cell, "test")] == [True]
+    assert [row["failed"] for row in study_files.episode_rows(cell, "test")] == [True]
 
 
 def test_methods_that_are_not_there_yet_are_corrected_for(tmp_path):

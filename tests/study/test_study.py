@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perturn.run.loop import open_run, run_stages
-from perturn.run.verify import verify
-from perturn.study.episode_rows import read_episodes
-from perturn.study.files import Files
-from perturn.study.loop import open_study, run_study
+from perturn.run.execute import open_run, run_stages
+from perturn.run.verify_run import verify
+from perturn.study.run_study import open_study, run_study
+from perturn.study.study_files import Files
+from perturn.study.tables.episode_table import read_episodes
 
 from .corridor import make_place
 

@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
 from perturn.data.store import TrajectoryStore
-from perturn.envs.alfworld.like import ALFWorldLike
+from perturn.envs.alfworld.generated_games import ALFWorldLike
 from perturn.episodes.episode import episode
-from perturn.episodes.play import Job
+from perturn.episodes.play_many import Job
 from perturn.episodes.replay import play_script
 from perturn.errors import EngineFailure
 from perturn.run.session import make_protocol
-from perturn.settings.parsing import parse
-from perturn.settings.recipe import Recipe
 from perturn.types import Action
 
 RECIPE = {

@@ -1,8 +1,8 @@
 """A run that has explored once and credited nothing."""
 
+from perturn.config.recipe import read_recipe
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore
-from perturn.settings.recipe import read_recipe
 from perturn.types import Action, Status, Task, Trajectory, Turn, failed
 
 

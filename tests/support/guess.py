@@ -1,6 +1,6 @@
 """A plain game of a user's."""
 
-from perturn.envs.own import at_border
+from perturn.envs.user_environment import at_border
 
 
 class Guess:

@@ -4,8 +4,8 @@ import json
 import time
 from dataclasses import dataclass, field
 
-from perturn.data.outcomes import Outcome
-from perturn.io.writing import write_whole
+from perturn.data.episode_outcomes import Outcome
+from perturn.io.atomic_write import write_whole
 from perturn.study.cells import Cell
 
 

@@ -20,8 +20,8 @@ from .budget import uncharged
 
 _IMPORTED = [
     "perturn.cli",
-    "perturn.run.loop",
-    "perturn.run.train",
+    "perturn.run.execute",
+    "perturn.run.stages.train_stage",
     "perturn.engines.local.engine",
     "accelerate",
 ]

@@ -11,17 +11,17 @@ import psutil
 import pytest
 
 from perturn.cli import main
+from perturn.config.parsing import parse, to_yaml
+from perturn.config.recipe import Recipe
 from perturn.data.run_folder import Run, run_folder
 from perturn.errors import RunError
-from perturn.settings.parsing import parse, to_yaml
-from perturn.settings.recipe import Recipe
 from perturn.watch import Watcher
 from support.watched import RECIPE, episode, shown
 
 WORK = """
 import sys, time
 from pathlib import Path
-from perturn.settings.recipe import read_recipe
+from perturn.config.recipe import read_recipe
 from perturn.data.run_folder import Run
 
 run = Run(read_recipe(Path(sys.argv[1])))
@@ -186,8 +186,8 @@ def test_a_killed_run_is_reported_as_dead(worker, recipe):
 BETWEEN = """
 import signal, sys
 from perturn.data.run_folder import Run
-from perturn.settings.parsing import parse
-from perturn.settings.recipe import Recipe
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
 
 run = Run(parse(Recipe, {recipe!r}))
 run.planned = ["expert", "sft"]
@@ -350,7 +350,7 @@ def test_live_watching_ends_when_the_run_ends(worker, recipe, monkeypatch, capsy
         worker.kill()
         worker.wait()
 
-    monkeypatch.setattr("perturn.watch.screen.time.sleep", kill)
+    monkeypatch.setattr("perturn.watch.watch_screen.time.sleep", kill)
     monkeypatch.setattr(sys, "argv", ["perturn", "watch", str(folder), "--every", "0.5"])
 
     with pytest.raises(SystemExit, match="1"):

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import sys
 
-from perturn.cli import begin, credits, give, loop, score, see, study
+from perturn.cli import (  # noqa: F401  each registers its commands
+    credit_commands,
+    export_commands,
+    loop_commands,
+    score_commands,
+    setup_commands,
+    study_commands,
+    view_commands,
+)
 from perturn.cli._base import STOPPED, app
+from perturn.display.progress_bars import console as notices
 from perturn.errors import PerturnError
-from perturn.io.writing import is_storage_error, storage_error
-from perturn.run.progress import console as notices
+from perturn.io.atomic_write import is_storage_error, storage_error
 
 ORDER = (
     *("run", "collect", "pair", "credit", "train", "evaluate", "report", "study", "import-expert"),
@@ -19,7 +27,7 @@ ORDER = (
 
 app.registered_commands.sort(key=lambda each: ORDER.index(str(each.name)))
 
-__all__ = ["app", "begin", "credits", "give", "loop", "main", "score", "see", "study"]
+__all__ = ["ORDER", "app", "main"]
 
 
 def main() -> None:

@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 
 from perturn import __version__
+from perturn.display.progress_bars import console as notices
 from perturn.errors import ConfigError
-from perturn.io.paths import user_path
-from perturn.ranks import leads, world_size
-from perturn.run.progress import console as notices
+from perturn.io.user_paths import user_path
+from perturn.train_processes import leads, world_size
 
 EXIT_CODES = "Exit codes: 0 done; 1 a check found a problem; 2 a mistake, explained in one line; 130 stopped by Ctrl-C."
 

@@ -12,8 +12,8 @@ from perturn.cli._base import results
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """The headline table of a run, and its comparison, from `summary.json`."""
-    from perturn.report.headline import headline
-    from perturn.report.text import cost_lines, interval, number, protocol_line
+    from perturn.analysis.headline import headline
+    from perturn.analysis.number_text import cost_lines, interval, number, protocol_line
 
     if not summary["policies"]:
         results.print("nothing was scored")
@@ -45,7 +45,7 @@ def print_summary(summary: Mapping[str, Any]) -> None:
 
 def print_comparison(found: Mapping[str, Any] | None) -> None:
     """A paired comparison in two sentences, if there is one."""
-    from perturn.report.text import comparison_sentences
+    from perturn.analysis.number_text import comparison_sentences
 
     for sentence in comparison_sentences(found) or ():
         results.print(sentence, markup=False, soft_wrap=True)

@@ -4,7 +4,7 @@ What a node holds can be lost with it and made again: a world, of which the driv
 is told a conversation's whole history with each prompt. So a node that dies costs its unfinished episodes a new start.
 """
 
-from perturn.cluster.engines import Replicas
-from perturn.cluster.worlds import ClusterWorlds, cluster_worlds
+from perturn.cluster.node_worlds import ClusterWorlds, cluster_worlds
+from perturn.cluster.replica_engine import Replicas
 
 __all__ = ["ClusterWorlds", "Replicas", "cluster_worlds"]

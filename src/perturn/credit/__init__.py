@@ -39,13 +39,13 @@ from perturn.credit.progress_advantage import ProgressAdvantage
 from perturn.credit.protocol import ClipCredit, Credit, CreditTraits, TurnCredit
 from perturn.credit.reinforce import ReinforcePlusPlus
 from perturn.credit.rloo import RLOO
+from perturn.credit.single_turn import Confidence, Discount, Uniform
 from perturn.credit.siop import SIOP
 from perturn.credit.slate import SLATE
 from perturn.credit.spa import SPA
 from perturn.credit.spo import SPO
 from perturn.credit.trloo import TRLOO
 from perturn.credit.turn_gae import TurnGAE
-from perturn.credit.turns import Confidence, Discount, Uniform
 from perturn.credit.v0 import V0
 from perturn.table import Table
 

@@ -6,7 +6,7 @@ from math import fsum
 from typing import Annotated
 
 from perturn.bounds import Bound
-from perturn.credit.group import GroupCredit, anchors, means_of_others, returns_to_go
+from perturn.credit.group_statistics import GroupCredit, anchors, means_of_others, returns_to_go
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory

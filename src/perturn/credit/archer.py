@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from perturn.bounds import Bound, check_bounds
-from perturn.credit.group import as_tensors
+from perturn.credit.group_statistics import as_tensors
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Return
 from perturn.needs import Critics, Needs

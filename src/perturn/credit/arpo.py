@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perturn.checks import check_choice
-from perturn.credit.forest import forest
-from perturn.credit.group import EPSILON, Deviation, GroupCredit, Normalization, deviation, mean
+from perturn.credit.branch_forest import forest
+from perturn.credit.group_statistics import EPSILON, Deviation, GroupCredit, Normalization, deviation, mean
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory

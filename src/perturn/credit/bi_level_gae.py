@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from perturn.bounds import Bound, check_bounds
-from perturn.credit.group import as_tensors, generalized_advantages, returns_to_go
+from perturn.credit.group_statistics import as_tensors, generalized_advantages, returns_to_go
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers, Return
 from perturn.credit.turn_gae import Lengths, TokenValues, token_values

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perturn.credit.group import GroupCredit, Singleton, Unit
+from perturn.credit.group_statistics import GroupCredit, Singleton, Unit
 from perturn.credit.grpo import GRPO
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers

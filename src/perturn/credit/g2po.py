@@ -6,7 +6,7 @@ from typing import Annotated
 
 from perturn.bounds import Bound
 from perturn.credit.gigpo import combined, penalties
-from perturn.credit.group import (
+from perturn.credit.group_statistics import (
     GroupCredit,
     Normalization,
     Unit,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from perturn.bounds import Bound
-from perturn.credit.group import (
+from perturn.credit.group_statistics import (
     GroupCredit,
     Normalization,
     Unit,

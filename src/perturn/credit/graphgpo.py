@@ -7,7 +7,7 @@ from typing import Annotated
 
 from perturn.bounds import Bound
 from perturn.credit.gigpo import combined
-from perturn.credit.group import GroupCredit, Visit, anchors, episode_advantages, normalized_within
+from perturn.credit.group_statistics import GroupCredit, Visit, anchors, episode_advantages, normalized_within
 from perturn.credit.returns import Numbers, Return, solved
 from perturn.types import Trajectory
 

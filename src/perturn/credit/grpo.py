@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perturn.credit.group import Deviation, GroupCredit, Normalization, Singleton, Unit, episode_advantages
+from perturn.credit.group_statistics import (
+    Deviation,
+    GroupCredit,
+    Normalization,
+    Singleton,
+    Unit,
+    episode_advantages,
+)
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from perturn.bounds import Bound
 from perturn.checks import check_choice
-from perturn.credit.gains import GAINS, Answers, answer_numbers, turn_gains
-from perturn.credit.group import (
+from perturn.credit.answer_gains import GAINS, Answers, answer_numbers, turn_gains
+from perturn.credit.group_statistics import (
     Deviation,
     GroupCredit,
     Normalization,

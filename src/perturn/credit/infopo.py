@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from perturn.bounds import Bound
-from perturn.credit.group import (
+from perturn.credit.group_statistics import (
     Deviation,
     GroupCredit,
     Normalization,

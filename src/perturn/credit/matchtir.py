@@ -9,7 +9,7 @@ from torch import Tensor
 
 from perturn.bounds import Bound
 from perturn.checks import check_choice
-from perturn.credit.group import (
+from perturn.credit.group_statistics import (
     EPSILON,
     GroupCredit,
     Singleton,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perturn.credit.group import EPSILON, GroupCredit, mean
+from perturn.credit.group_statistics import EPSILON, GroupCredit, mean
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
 

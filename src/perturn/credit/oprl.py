@@ -9,7 +9,7 @@ from torch import Tensor
 
 from perturn.bounds import MODEL, Bound
 from perturn.checks import check_choice
-from perturn.credit.group import (
+from perturn.credit.group_statistics import (
     Deviation,
     GroupCredit,
     Normalization,
@@ -18,7 +18,7 @@ from perturn.credit.group import (
     episode_advantages,
     returns_to_go,
 )
-from perturn.credit.progress import REDUCTIONS, Logprobs, normalized_progress, turn_log_ratios
+from perturn.credit.implicit_rewards import REDUCTIONS, Logprobs, normalized_progress, turn_log_ratios
 from perturn.credit.returns import Numbers
 from perturn.needs import Needs, Progress
 from perturn.types import Trajectory

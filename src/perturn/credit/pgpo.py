@@ -7,7 +7,13 @@ from typing import Annotated
 from perturn.bounds import Bound
 from perturn.credit.g2po import state_values
 from perturn.credit.gigpo import combined
-from perturn.credit.group import GroupCredit, Normalization, anchors, normalized_within, returns_to_go
+from perturn.credit.group_statistics import (
+    GroupCredit,
+    Normalization,
+    anchors,
+    normalized_within,
+    returns_to_go,
+)
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers, solved
 from perturn.types import Trajectory

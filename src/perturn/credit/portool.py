@@ -6,8 +6,15 @@ from typing import Annotated
 
 from perturn.bounds import Bound
 from perturn.checks import check_choice
-from perturn.credit.forest import VALUES, Stretch, forest
-from perturn.credit.group import EPSILON, GroupCredit, Normalization, deviation, mean, means_of_others
+from perturn.credit.branch_forest import VALUES, Stretch, forest
+from perturn.credit.group_statistics import (
+    EPSILON,
+    GroupCredit,
+    Normalization,
+    deviation,
+    mean,
+    means_of_others,
+)
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
@@ -28,10 +35,10 @@ class PORTool(GroupCredit):
                + blend (R + V - mean of V over the other trees))
 
     A stretch reaches from the first turn, or a fork, to the next fork, or the end; its turns have one number. V is the
-    value of a stretch, or of the first one of a tree (`perturn.credit.forest`), R what was earned before it. Trees are
-    children of one fork before the first turn, so that both parts are one there. m is the share of a stretch: 1 for
-    the first, and behind a fork that of what led to it, divided by the number of children, for each of them tells of
-    the same states. Nothing that shares a turn with the stretch is in its baselines.
+    value of a stretch, or of the first one of a tree (`perturn.credit.branch_forest`), R what was earned before it.
+    Trees are children of one fork before the first turn, so that both parts are one there. m is the share of a
+    stretch: 1 for the first, and behind a fork that of what led to it, divided by the number of children, for each of
+    them tells of the same states. Nothing that shares a turn with the stretch is in its baselines.
 
     Source: Wu et al. 2025, "PORTool: Tool-Use LLM Training with Rewarded Tree", arXiv:2510.26020, by its abstract: a
     step has one reward in all trajectories that share it, by what it reaches; fork-relative advantages are blended with

@@ -9,8 +9,15 @@ from torch import Tensor
 
 from perturn.bounds import MODEL, Bound
 from perturn.checks import check_choice
-from perturn.credit.group import Deviation, GroupCredit, Normalization, as_tensors, by_task, means_of_others
-from perturn.credit.progress import REDUCTIONS, Logprobs, normalized_progress, turn_log_ratios
+from perturn.credit.group_statistics import (
+    Deviation,
+    GroupCredit,
+    Normalization,
+    as_tensors,
+    by_task,
+    means_of_others,
+)
+from perturn.credit.implicit_rewards import REDUCTIONS, Logprobs, normalized_progress, turn_log_ratios
 from perturn.credit.protocol import CreditTraits
 from perturn.needs import Needs, Progress
 from perturn.types import Trajectory

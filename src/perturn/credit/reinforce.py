@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 
 from perturn.bounds import Bound, check_bounds
-from perturn.credit.group import (
+from perturn.credit.group_statistics import (
     Deviation,
     Singleton,
     Unit,

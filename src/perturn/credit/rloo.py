@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from perturn.credit.group import GroupCredit, Singleton, Unit
+from perturn.credit.group_statistics import GroupCredit, Singleton, Unit
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from perturn.bounds import CODE, Bound, check_bounds
 from perturn.checks import check_choice
-from perturn.credit.gains import turn_gains
-from perturn.credit.group import (
+from perturn.credit.answer_gains import turn_gains
+from perturn.credit.group_statistics import (
     Deviation,
     Normalization,
     Visit,

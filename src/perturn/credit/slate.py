@@ -5,8 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perturn.checks import check_choice
-from perturn.credit.forest import forks_of
-from perturn.credit.group import EPSILON, GroupCredit, Normalization, Visit, deviation, mean, means_of_others
+from perturn.credit.branch_forest import forks_of
+from perturn.credit.group_statistics import (
+    EPSILON,
+    GroupCredit,
+    Normalization,
+    Visit,
+    deviation,
+    mean,
+    means_of_others,
+)
 from perturn.credit.process_score import SCORES
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers

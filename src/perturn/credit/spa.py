@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from perturn.bounds import Bound
-from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others, returns_to_go
+from perturn.credit.group_statistics import GroupCredit, as_tensors, by_task, means_of_others, returns_to_go
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.needs import Contributions, Needs

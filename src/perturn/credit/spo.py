@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from perturn.credit.group import GroupCredit, as_tensors, by_task, means_of_others, turn_numbers
+from perturn.credit.group_statistics import GroupCredit, as_tensors, by_task, means_of_others, turn_numbers
 from perturn.credit.protocol import CreditTraits
 from perturn.needs import BranchReturns, Needs
 from perturn.types import Trajectory

@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from perturn.bounds import Bound
-from perturn.credit.group import GroupCredit, generalized_advantages, means_of_others, returns_to_go
+from perturn.credit.group_statistics import (
+    GroupCredit,
+    generalized_advantages,
+    means_of_others,
+    returns_to_go,
+)
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory

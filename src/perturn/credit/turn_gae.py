@@ -10,7 +10,7 @@ from torch import Tensor
 
 from perturn.bounds import Bound, check_bounds
 from perturn.checks import check_choice
-from perturn.credit.group import as_tensors, generalized_advantages, returns_to_go
+from perturn.credit.group_statistics import as_tensors, generalized_advantages, returns_to_go
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers, Return
 from perturn.needs import Needs, Values

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor
 
 from perturn.bounds import Bound
-from perturn.credit.group import GroupCredit, as_tensors, by_task, returns_to_go
+from perturn.credit.group_statistics import GroupCredit, as_tensors, by_task, returns_to_go
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.turn_gae import Lengths, TokenValues, token_values
 from perturn.needs import Needs, Values
@@ -27,9 +27,9 @@ class V0(GroupCredit):
     Source: "V_0: A Generalist Value Model for Any Policy at State Zero", and for `prior` "V_0.5: Generalist Value Model
     as a Prior for Sparse RL Rollouts", both by their abstracts; that a probe of the policy's own hidden state stands
     for a value model is POISE's.
-    Differs: V_0 is a ridge head on the hidden state of the policy that acted (`perturn.policy.values`), where the paper
-    has a model that is shown how the policy did on other prompts. V_0.5 weighs its prior by a test of whether it holds,
-    and draws more samples where it does not; here it counts for so many episodes.
+    Differs: V_0 is a ridge head on the hidden state of the policy that acted (`perturn.policy.value_heads`), where the
+    paper has a model that is shown how the policy did on other prompts. V_0.5 weighs its prior by a test of whether it
+    holds, and draws more samples where it does not; here it counts for so many episodes.
     """
 
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True, weighs_alone=True, unbiased=True)

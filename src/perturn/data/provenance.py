@@ -11,10 +11,10 @@ from typing import Any
 
 import psutil
 
-from perturn.settings.parsing import build
-from perturn.settings.recipe import Recipe
+from perturn.config.parsing import build
+from perturn.config.recipe import Recipe
 from perturn.table import package_of
-from perturn.tables import table
+from perturn.table_index import table
 from perturn.traits import traits_of
 
 _ALWAYS = ("perturn", "torch", "transformers", "accelerate")

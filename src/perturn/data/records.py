@@ -13,10 +13,10 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
 from perturn.checks import are_factors
-from perturn.data.content import flatten, tool_text
+from perturn.data.message_content import flatten, tool_text
 from perturn.errors import DataError, did_you_mean
-from perturn.io.plain import DEEPEST, fault, mismatch
-from perturn.io.reading import explain, parse_json, path_of
+from perturn.io.plain_data import DEEPEST, fault, mismatch
+from perturn.io.read_input import explain, parse_json, path_of
 from perturn.types import (
     Action,
     Message,

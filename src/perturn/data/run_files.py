@@ -14,9 +14,9 @@ from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from perturn.errors import RunError
-from perturn.io.plain import is_unicode
-from perturn.io.reading import check_shape, complete_lines, parse_json, parse_yaml, read_text
-from perturn.io.writing import write_whole
+from perturn.io.atomic_write import write_whole
+from perturn.io.plain_data import is_unicode
+from perturn.io.read_input import check_shape, complete_lines, parse_json, parse_yaml, read_text
 
 REMEDY = "Restore it, or run the stage that writes it again."
 

@@ -17,23 +17,23 @@ from typing import Any
 import psutil
 
 from perturn.bounds import efforts
-from perturn.data.inputs import Inputs, same_inputs
-from perturn.data.lock import RunLock
-from perturn.data.paths import RunPaths, begun, is_data
+from perturn.config.parsing import dotted, to_mapping, to_yaml
+from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.shipped_recipes import shipped_recipe
+from perturn.config.stages import stages
+from perturn.data.file_seals import own_digest, read_manifest, refuse_damage, seal, without_removed
+from perturn.data.input_digests import Inputs, same_inputs
 from perturn.data.provenance import commit, hardware, versions
 from perturn.data.run_files import read_note
-from perturn.data.seals import own_digest, read_manifest, refuse_damage, seal, without_removed
+from perturn.data.run_lock import RunLock
+from perturn.data.run_paths import RunPaths, begun, is_data
 from perturn.errors import RunError, StorageError
-from perturn.io.plain import told
-from perturn.io.reading import user_path
-from perturn.io.writing import is_stray, link_whole, remove_strays, write_whole, writing
-from perturn.memory import memory_in_use
-from perturn.ranks import leads
-from perturn.settings.parsing import dotted, to_mapping, to_yaml
-from perturn.settings.recipe import Recipe, read_recipe
-from perturn.settings.shipped import shipped_recipe
-from perturn.settings.stages import stages
-from perturn.tables import table
+from perturn.free_memory import memory_in_use
+from perturn.io.atomic_write import is_stray, link_whole, remove_strays, write_whole, writing
+from perturn.io.plain_data import told
+from perturn.io.read_input import user_path
+from perturn.table_index import table
+from perturn.train_processes import leads
 
 _log = logging.getLogger(__name__)
 

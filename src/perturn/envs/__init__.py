@@ -13,7 +13,7 @@ ENVIRONMENTS: Table[type[Environment]] = Table(
     "perturn.environments",
     {
         "alfworld": "perturn.envs.alfworld.environment:ALFWorld",
-        "alfworld-like": "perturn.envs.alfworld.like:ALFWorldLike",
+        "alfworld-like": "perturn.envs.alfworld.generated_games:ALFWorldLike",
         "alfworld-official": "perturn.envs.alfworld.official:ALFWorldOfficial",
         "bfcl": "perturn.envs.bfcl.environment:Bfcl",
         "gymnasium": "perturn.envs.gymnasium:Gymnasium",
@@ -21,7 +21,7 @@ ENVIRONMENTS: Table[type[Environment]] = Table(
         "mt-bench": "perturn.envs.mt_bench.environment:MTBench",
         "openenv": "perturn.envs.openenv:OpenEnv",
         "scienceworld": "perturn.envs.scienceworld.environment:ScienceWorld",
-        "trl": "perturn.envs.trl:TrlFactory",
+        "trl": "perturn.envs.trl_factory:TrlFactory",
         "webshop": "perturn.envs.webshop.environment:WebShop",
     },
 )

@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from perturn.bounds import CODE, MAYBE_PATH
-from perturn.envs.awaiting import WorldLoop
-from perturn.envs.load import load_object
-from perturn.envs.outside import (
+from perturn.envs.adapter_values import (
     admissible_of,
     as_number,
     as_text,
@@ -21,6 +19,8 @@ from perturn.envs.outside import (
     seed_tasks,
     task_seed,
 )
+from perturn.envs.async_worlds import WorldLoop
+from perturn.envs.load_environment import load_object
 from perturn.errors import EnvironmentFailure
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task

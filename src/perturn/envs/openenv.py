@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from perturn.envs.outside import as_number, as_text, check_seeds, seed_tasks, task_seed
+from perturn.envs.adapter_values import as_number, as_text, check_seeds, seed_tasks, task_seed
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
-from perturn.io.reading import parse_json
+from perturn.io.read_input import parse_json
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 

@@ -8,14 +8,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from perturn.episodes.allowance import Allowance
 from perturn.episodes.calls.call import Tools
 from perturn.episodes.formats import FORMATS, Format
 from perturn.episodes.prompts import recalled, shown, system_prompt, window, with_suffix
 from perturn.episodes.tool_calls import ToolCall, as_text, understand, write_action
+from perturn.episodes.turn_budget import Allowance
 from perturn.errors import ContextFull, EngineFailure, EnvironmentFailure, NotComeBack, RunError
 from perturn.faults import sound
-from perturn.io.plain import fault, mended, told
+from perturn.io.plain_data import fault, mended, told
 from perturn.types import (
     Action,
     Environment,

@@ -14,10 +14,10 @@ from typing import Any
 
 from perturn.episodes.calls.call import ToolCall as ToolCall
 from perturn.episodes.calls.call import Tools
+from perturn.episodes.calls.find_calls import read_answer, write_calls
 from perturn.episodes.calls.objects import call_of, together
-from perturn.episodes.calls.reading import read_answer, write_calls
-from perturn.io.arguments import ARGUMENTS
-from perturn.io.plain import mended
+from perturn.io.call_arguments import ARGUMENTS
+from perturn.io.plain_data import mended
 from perturn.types import Action, Message
 
 NO_CALL = ToolCall("")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from perturn.episodes.allowance import without_reminder
+from perturn.config.signal_filter import Signals
+from perturn.episodes.turn_budget import without_reminder
 from perturn.errors import did_you_mean
-from perturn.settings.signals import Signals
 from perturn.types import Trajectory, failed
 
 REPEATS = 3

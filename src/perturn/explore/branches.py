@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from perturn.config.explorer_settings import ExplorerTraits
+from perturn.config.sections import COUNT
 from perturn.explore.branching import ExploredBrancher, Prover
 from perturn.explore.protocol import Forecast
-from perturn.settings.exploring import ExplorerTraits
-from perturn.settings.sections import COUNT
 from perturn.types import Trajectory
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from perturn.config.sections import COUNT
 from perturn.data.forks import Forks
 from perturn.episodes.episode import Job
 from perturn.episodes.seeds import seed_of
 from perturn.errors import ConfigError
 from perturn.explore.protocol import ExploreInputs, Explorer, Forecast
-from perturn.settings.sections import COUNT
 from perturn.types import Trajectory, failed, succeeded
 
 Of = Literal["all", "failures"]

@@ -8,6 +8,8 @@ from math import fsum
 from statistics import pvariance
 from typing import Annotated, Literal, Protocol
 
+from perturn.config.explorer_settings import ExplorerTraits
+from perturn.config.sections import COUNT
 from perturn.data.forks import Forks, fork_counts
 from perturn.episodes.episode import Job
 from perturn.episodes.seeds import seed_of
@@ -15,8 +17,6 @@ from perturn.errors import ConfigError
 from perturn.explore.branching import ExploredBrancher
 from perturn.explore.protocol import ExploreInputs, Forecast
 from perturn.needs import Need, SuccessChance
-from perturn.settings.exploring import ExplorerTraits
-from perturn.settings.sections import COUNT
 from perturn.types import Trajectory, failed, succeeded, unfinished
 
 LEAST = 3

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from perturn.config.explorer_settings import ExploreSettings
 from perturn.data.forks import Forks
 from perturn.episodes.episode import Job
 from perturn.episodes.seeds import make_jobs
-from perturn.settings.exploring import ExploreSettings
 from perturn.types import Task, Trajectory
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from perturn.config.explorer_settings import ExplorerTraits
+from perturn.config.sections import COUNT
 from perturn.episodes.episode import Job
 from perturn.episodes.seeds import seed_of
 from perturn.errors import ConfigError
 from perturn.explore.protocol import ExploreInputs, Explorer
-from perturn.settings.exploring import ExplorerTraits
-from perturn.settings.sections import COUNT
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from perturn.losses.dil import DIL
 from perturn.losses.dmpo import DMPO
 from perturn.losses.dpo import DPO
 from perturn.losses.kto import KTO
-from perturn.losses.logprobs import TurnLogprobs
 from perturn.losses.ppo_clip import PPOClip
 from perturn.losses.protocol import Loss, LossTraits
 from perturn.losses.sft import SFT
 from perturn.losses.tlm_dpo import TLMDPO
 from perturn.losses.tlm_dre import TLMDRE
 from perturn.losses.token_inputs import TOKEN_INPUTS
+from perturn.losses.turn_logprobs import TurnLogprobs
 from perturn.losses.w_dpo import WDPO
 from perturn.table import Table
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from perturn.checks import check_choice
 from perturn.credit import TurnCredit
-from perturn.credit.turns import Uniform
+from perturn.credit.single_turn import Uniform
 from perturn.losses.density_ratio import Kernel, density_ratio_diagnostics, density_ratio_loss
-from perturn.losses.logprobs import REDUCTIONS, TurnLogprobs, reduced_log_ratio, reduced_log_ratios
 from perturn.losses.protocol import LossTraits
+from perturn.losses.turn_logprobs import REDUCTIONS, TurnLogprobs, reduced_log_ratio, reduced_log_ratios
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from perturn.checks import check_choice, check_not_negative, check_positive
 from perturn.credit import TurnCredit
-from perturn.credit.turns import Uniform
-from perturn.losses.logprobs import (
+from perturn.credit.single_turn import Uniform
+from perturn.losses.protocol import LossTraits
+from perturn.losses.turn_logprobs import (
     REDUCTIONS,
     TurnLogprobs,
     reduced_log_ratio,
     reduced_log_ratios,
     turn_weights,
 )
-from perturn.losses.protocol import LossTraits
 
 
 def dpo_loss(log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, *, beta: float) -> Tensor:

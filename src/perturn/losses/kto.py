@@ -8,9 +8,9 @@ from torch import Tensor
 
 from perturn.checks import check_positive
 from perturn.credit import TurnCredit
-from perturn.credit.turns import Uniform
-from perturn.losses.logprobs import TurnLogprobs, weighted_sum
+from perturn.credit.single_turn import Uniform
 from perturn.losses.protocol import LossTraits
+from perturn.losses.turn_logprobs import TurnLogprobs, weighted_sum
 
 
 def kto_loss(log_ratio: Tensor, desirable: Tensor, reference_point: Tensor, *, beta: float) -> Tensor:

@@ -11,8 +11,8 @@ from perturn.bounds import Bound, check_bounds
 from perturn.checks import check_choice
 from perturn.credit import Credit
 from perturn.credit.grpo import GRPO
-from perturn.losses.logprobs import TurnLogprobs, turn_weights
 from perturn.losses.protocol import LossTraits
+from perturn.losses.turn_logprobs import TurnLogprobs, turn_weights
 
 _MOST = 20.0
 """Where a log-ratio is clamped before it is exponentiated, in nats; as peers have it."""

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from perturn.credit import Credit
 from perturn.errors import ConfigError
-from perturn.losses.logprobs import TurnLogprobs
 from perturn.losses.token_inputs import TokenInput, token_inputs
+from perturn.losses.turn_logprobs import TurnLogprobs
 from perturn.table import check_names
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from perturn.credit import TurnCredit
-from perturn.credit.turns import Uniform
-from perturn.losses.logprobs import TurnLogprobs, turn_weights
+from perturn.credit.single_turn import Uniform
 from perturn.losses.protocol import LossTraits
+from perturn.losses.turn_logprobs import TurnLogprobs, turn_weights
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from perturn.checks import check_positive
 from perturn.credit import TurnCredit
-from perturn.credit.turns import Confidence
+from perturn.credit.single_turn import Confidence
 from perturn.losses.dpo import dpo_loss
-from perturn.losses.logprobs import TurnLogprobs, reduced_log_ratio, reduced_log_ratios
 from perturn.losses.protocol import LossTraits
+from perturn.losses.turn_logprobs import TurnLogprobs, reduced_log_ratio, reduced_log_ratios
 
 
 @dataclass(frozen=True)

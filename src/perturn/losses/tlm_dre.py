@@ -10,16 +10,16 @@ from torch import Tensor
 
 from perturn.checks import check_choice
 from perturn.credit import TurnCredit
-from perturn.credit.turns import Confidence
+from perturn.credit.single_turn import Confidence
 from perturn.losses.density_ratio import Kernel, density_ratio_diagnostics, density_ratio_loss
-from perturn.losses.logprobs import (
+from perturn.losses.protocol import LossTraits
+from perturn.losses.turn_logprobs import (
     REDUCTIONS,
     TurnLogprobs,
     reduced_log_ratio,
     reduced_log_ratios,
     turn_weights,
 )
-from perturn.losses.protocol import LossTraits
 
 
 def self_normalized_coefficient(log_coefficient: Tensor, step: Tensor) -> Tensor:

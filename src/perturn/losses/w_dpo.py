@@ -10,10 +10,10 @@ from perturn.bounds import Bound, check_bounds
 from perturn.checks import check_positive
 from perturn.credit import Credit
 from perturn.credit.process_score import ProcessScore
-from perturn.credit.turns import Uniform
+from perturn.credit.single_turn import Uniform
 from perturn.losses.dpo import dpo_loss
-from perturn.losses.logprobs import TurnLogprobs, reduced_log_ratio, reduced_log_ratios, turn_weights
 from perturn.losses.protocol import LossTraits
+from perturn.losses.turn_logprobs import TurnLogprobs, reduced_log_ratio, reduced_log_ratios, turn_weights
 
 
 def gap_weights(score_chosen: Tensor, score_rejected: Tensor, *, base: float) -> Tensor:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
+from perturn.chat.model_names import adapters_in, from_pretrained, load_tokenizer
 from perturn.errors import ModelError
 from perturn.policy.models import disable_dropout, load_model
-from perturn.policy.names import adapters_in, from_pretrained, load_tokenizer
 
 _logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from perturn.errors import ModelError
-from perturn.policy.beginning import behind_beginning
+from perturn.policy.shared_prefix import behind_beginning
 
 NAME = "perturn"
 """Name of our attention among transformers' implementations."""

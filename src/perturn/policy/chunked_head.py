@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perturn.errors import ConfigError
+from perturn.free_memory import return_waste
 from perturn.losses.token_entropy import TokenEntropy
 from perturn.losses.token_inputs import Chunk, PolicyInput
-from perturn.memory import return_waste
 from perturn.policy.head import KEPT_BYTES, TILE_BYTES, Head, as_autocast, logits_of, to_products
 
 _ENTROPY = TokenEntropy()

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from perturn.chat.rendering import NO_TURN, first_difference
+from perturn.chat.tokens import Encoded, Renderer, silent_turns
 from perturn.errors import DataError
-from perturn.policy.rendering import NO_TURN, first_difference
-from perturn.policy.tokens import Encoded, Renderer, silent_turns
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perturn.memory import return_waste
+from perturn.free_memory import return_waste
 
 CACHED_BYTES = 2**22
 """Size of a tile of float32 logits on a CPU: what its caches hold."""

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.errors import ModelError
 from perturn.losses.token_inputs import PolicyInput
 from perturn.policy.attention import NAME, forest_mask, keep_attention, kernel
-from perturn.policy.beginning import Beginning, tokens_ahead
 from perturn.policy.chunked_head import token_inputs
 from perturn.policy.head import Head, spare_last_layer, token_logprobs, want
 from perturn.policy.packing import Batch, by_budget, lay_out
-from perturn.policy.tokens import NO_TURN, Encoded
-from perturn.rope import steady_length, too_long, usable_length
+from perturn.policy.shared_prefix import Beginning, tokens_ahead
+from perturn.rotary import steady_length, too_long, usable_length
 
 _logger = logging.getLogger(__name__)
 

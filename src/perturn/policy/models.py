@@ -15,14 +15,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from perturn.chat.end_tokens import declared_ends
+from perturn.chat.model_names import adapters_in, from_pretrained, load_config, load_tokenizer, model_help
+from perturn.chat.tokens import Renderer
+from perturn.config.sections import Shape
 from perturn.engines import Loaded
-from perturn.engines.local.stored import stored_weights
+from perturn.engines.local.weight_files import stored_weights
 from perturn.errors import ConfigError, ModelError, PerturnError
-from perturn.policy.ends import declared_ends
-from perturn.policy.names import adapters_in, from_pretrained, load_config, load_tokenizer, model_help
-from perturn.policy.tokens import Renderer
-from perturn.rope import too_long, usable_length
-from perturn.settings.sections import Shape
+from perturn.rotary import too_long, usable_length
 
 _logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
+from perturn.chat.rendering import first_difference
+from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.errors import DataError
 from perturn.losses import TurnLogprobs
 from perturn.policy.examples import Example
-from perturn.policy.rendering import first_difference
-from perturn.policy.tokens import NO_TURN, Encoded
 
 Batch = dict[str, Tensor]
 """A packed batch: see `lay_out`."""

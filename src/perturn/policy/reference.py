@@ -24,19 +24,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from perturn.chat.tokens import NO_TURN, Encoded
+from perturn.config.sections import TOKEN_BUDGET
 from perturn.credit import ClipCredit, Credit
-from perturn.data.cache import evict, reference_bytes, remove_abandoned
+from perturn.data.cache_folders import evict, reference_bytes, remove_abandoned
 from perturn.errors import ConfigError, DataError
-from perturn.io.writing import replacing
+from perturn.io.atomic_write import replacing
 from perturn.losses import Loss, TurnLogprobs
 from perturn.losses.protocol import CoupledLoss
 from perturn.needs import Distance, Reference, keywords, reads
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import Track, action_logprobs, exact_length, pack_by_pack
 from perturn.policy.models import config_digest, load_model, tensors_digest, weights_digest
-from perturn.policy.tokens import NO_TURN, Encoded
 from perturn.remaining import remaining_of
-from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory
 
 _logger = logging.getLogger(__name__)
@@ -98,7 +98,8 @@ def reference_logprobs(
         model: The reference, on the device to compute on.
         sequences: Trajectories as tokens.
         folder: Where results are kept; a second call with the same content reads them back. Files that are damaged are
-            made again, and those used longest ago go where all take more than `perturn.data.cache.reference_bytes`.
+            made again, and those used longest ago go where all take more than
+            `perturn.data.cache_folders.reference_bytes`.
         identity: From `reference_identity`.
         token_budget: Tokens of one pass.
         precision: That it is to run in, as the identity was made.

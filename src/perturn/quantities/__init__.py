@@ -8,7 +8,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from perturn.envs.load import load_object
+from perturn.envs.load_environment import load_object
 from perturn.errors import ConfigError, did_you_mean
 from perturn.needs import Need, keyword, name_of
 from perturn.quantities.protocol import Computed, Ground, Planned, Quantity, QuantityTraits, Source

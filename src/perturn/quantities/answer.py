@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from perturn.chat.tokens import Renderer
+from perturn.config.sections import TOKEN_BUDGET
 from perturn.errors import DataError, ModelError
 from perturn.needs import Answer, Need
 from perturn.policy.logprobs import exact_length
 from perturn.policy.reference import compute_logprobs, frozen
-from perturn.policy.tokens import Renderer
 from perturn.quantities.answer_turns import Branch, as_sequences, branches_of, gold_answer
 from perturn.quantities.protocol import ACTED, Computed, Ground, Planned, Quantity, QuantityTraits, Source
 from perturn.quantities.readers import Reader
-from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory, failed
 
 _logger = logging.getLogger(__name__)

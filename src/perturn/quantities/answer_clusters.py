@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 from unicodedata import normalize
 
 from perturn.credit.siop import OwnAnswer
-from perturn.envs.hotpotqa.answer import PUNCTUATION, normalize_answer
-from perturn.envs.load import load_object
+from perturn.envs.hotpotqa.answer_scores import PUNCTUATION, normalize_answer
+from perturn.envs.load_environment import load_object
 from perturn.errors import ConfigError
-from perturn.io.plain import told
+from perturn.io.plain_data import told
 from perturn.needs import AnswerClusters, Need
 from perturn.quantities.answer import check_gold, own_answer_logprobs
 from perturn.quantities.answer_turns import MARK, gold_answer

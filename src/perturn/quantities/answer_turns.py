@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from unicodedata import normalize
 
+from perturn.chat.tokens import NO_TURN, Encoded, Renderer
 from perturn.episodes.prompts import as_seen
 from perturn.errors import DataError, ModelError
-from perturn.policy.tokens import NO_TURN, Encoded, Renderer
 from perturn.types import Action, Task, Trajectory, Turn
 
 MARK = "{answer}"

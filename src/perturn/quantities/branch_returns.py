@@ -24,7 +24,7 @@ def branch_values(
         explored: Episodes, in any order.
         branches: Those played on from them, in any order; one that FAILED before it had come back to where it began
             counts for nothing, for it says nothing of that, and another that FAILED with rewards of 0. Leave these out
-            before, where they should not count (`perturn.data.groups.counted`).
+            before, where they should not count (`perturn.data.group_account.counted`).
         returns: Rewards that count.
 
     Returns:

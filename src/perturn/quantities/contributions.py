@@ -1,8 +1,8 @@
 """Quantity `contributions`: a linear head on a policy's last hidden states that adds up to the score of an episode.
 
 The state is that at the last token of the turn's action, so it has seen the action, and not yet the reply. Heads are
-cross-fitted as those of `perturn.policy.values`: that of an episode learns from other episodes alone. So what the turns
-before a turn contributed depends on the past alone, and may stand in a baseline.
+cross-fitted as those of `perturn.policy.value_heads`: that of an episode learns from other episodes alone. So what the
+turns before a turn contributed depends on the past alone, and may stand in a baseline.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from perturn.chat.tokens import Encoded
+from perturn.config.sections import TOKEN_BUDGET
 from perturn.credit.returns import Return
 from perturn.credit.spa import Shares
 from perturn.needs import Contributions, Need, Returns
 from perturn.policy.reference import frozen
-from perturn.policy.tokens import Encoded
-from perturn.policy.values import action_features, cross_fit_sums, explained_variance
+from perturn.policy.value_heads import action_features, cross_fit_sums, explained_variance
 from perturn.quantities.protocol import ACTED, Computed, Ground, Quantity, QuantityTraits, Source
 from perturn.quantities.readers import Reader, encoded, in_order
-from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from perturn.credit.archer import Critique
-from perturn.credit.group import returns_to_go
+from perturn.credit.group_statistics import returns_to_go
 from perturn.credit.returns import Return
 from perturn.errors import RunError
 from perturn.needs import Critics as Request
 from perturn.needs import Need
 from perturn.policy.reference import frozen
-from perturn.policy.values import action_features, explained_variance, turn_features
+from perturn.policy.value_heads import action_features, explained_variance, turn_features
 from perturn.quantities.protocol import START, Computed, Ground, Quantity, QuantityTraits, Source, State
 from perturn.quantities.readers import Reader, encoded, in_order
 from perturn.types import Trajectory
@@ -78,8 +78,8 @@ class Learned:
     critics: Critics | None
     """As they are now; None if there was nothing to learn from."""
     explained_variance: float | None
-    """See `perturn.policy.values.explained_variance`: of returns by V, over the turns of episodes that a critic has not
-    learned from."""
+    """See `perturn.policy.value_heads.explained_variance`: of returns by V, over the turns of episodes that a critic
+    has not learned from."""
     td_error: float | None
     """Root of the mean square of r + gamma V' - Q over the same turns, in units of reward."""
 

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from perturn.chat.tokens import Encoded
+from perturn.config.sections import TOKEN_BUDGET
 from perturn.needs import Need
 from perturn.policy.logprobs import logprobs_and_entropy, pack_by_pack
 from perturn.policy.packing import Batch
 from perturn.policy.reference import frozen
-from perturn.policy.tokens import Encoded
-from perturn.policy.values import first_tokens
+from perturn.policy.value_heads import first_tokens
 from perturn.quantities.protocol import ACTED, Computed, Ground, Quantity, QuantityTraits, Source
 from perturn.quantities.readers import Reader, encoded
-from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory
 
 

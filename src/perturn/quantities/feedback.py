@@ -10,15 +10,15 @@ from itertools import accumulate, chain
 from math import log, nan
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from perturn.chat.tokens import NO_TURN, Encoded, Renderer
+from perturn.config.sections import TOKEN_BUDGET
 from perturn.episodes.prompts import as_seen
 from perturn.errors import ConfigError, DataError, ModelError
 from perturn.needs import Feedback, Need
 from perturn.policy.logprobs import exact_length
 from perturn.policy.reference import compute_logprobs, frozen
-from perturn.policy.tokens import NO_TURN, Encoded, Renderer
 from perturn.quantities.protocol import ACTED, Computed, Ground, Quantity, QuantityTraits, Source
 from perturn.quantities.readers import Reader
-from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory, Turn, failed
 
 if TYPE_CHECKING:

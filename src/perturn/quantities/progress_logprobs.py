@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from perturn.config.recipe import Recipe
+from perturn.config.stages import policy_of, reward_model_of, stages
 from perturn.errors import ConfigError
 from perturn.needs import Need, Progress
 from perturn.policy.models import empty_model
@@ -24,8 +26,6 @@ from perturn.quantities.protocol import (
     Source,
 )
 from perturn.quantities.reference_logprobs import reference_of
-from perturn.settings.recipe import Recipe
-from perturn.settings.stages import policy_of, reward_model_of, stages
 from perturn.types import Trajectory
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from perturn.config.recipe import Recipe
 from perturn.errors import ConfigError
 from perturn.needs import Need
-from perturn.settings.recipe import Recipe
 from perturn.types import Environment, Task, Trajectory
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perturn.chat.model_names import load_tokenizer
+from perturn.chat.tokens import Renderer
+from perturn.config.sections import TOKEN_BUDGET
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import prepare
 from perturn.policy.models import device, load_model
-from perturn.policy.names import load_tokenizer
-from perturn.policy.tokens import Renderer
 from perturn.quantities.protocol import ACTED, Source
-from perturn.settings.sections import TOKEN_BUDGET
 from perturn.types import Trajectory
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from perturn.needs import Need, SuccessChance
 from perturn.policy.reference import frozen
-from perturn.policy.values import cross_fit, explained_variance, folds_by, turn_features
+from perturn.policy.value_heads import cross_fit, explained_variance, folds_by, turn_features
 from perturn.quantities.protocol import ACTED, Computed, Ground, Quantity, QuantityTraits, Source
 from perturn.quantities.readers import Reader, encoded
 from perturn.types import Trajectory, succeeded

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from perturn.envs.abilities import lacks
 from perturn.episodes.tool_calls import NO_CALL, ToolCall, call_similarity, expert_action, understand
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, PerturnError
-from perturn.io.plain import told
+from perturn.io.plain_data import told
 from perturn.needs import Need, ToolMatches
 from perturn.quantities.protocol import Computed, Ground, Planned, Quantity, QuantityTraits, Source
 from perturn.stats.matching import greedy_matches, hard_matches, soft_matches

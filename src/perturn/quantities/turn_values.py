@@ -9,7 +9,7 @@ from torch import Tensor
 
 from perturn.needs import Need, Targets, Values
 from perturn.policy.reference import frozen
-from perturn.policy.values import explained_variance, turn_values
+from perturn.policy.value_heads import explained_variance, turn_values
 from perturn.quantities.protocol import ACTED, Computed, Ground, Quantity, QuantityTraits, Source
 from perturn.quantities.readers import Reader, encoded, in_order
 from perturn.types import Trajectory

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from perturn.data.paths import RunPaths
-from perturn.io.writing import write_whole
-from perturn.report.folder import read_run
-from perturn.report.summary import summary_of
+from perturn.analysis.run_contents import read_run
+from perturn.analysis.run_summary import summary_of
+from perturn.data.run_paths import RunPaths
+from perturn.io.atomic_write import write_whole
 from perturn.table import locate
 
 
@@ -55,7 +55,7 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
     paths = list(named.values())
     runs = [read_run(path) for path in paths]
     summaries = [summary_of(each) for each in runs]
-    html = locate("perturn.report.page:page")(
+    html = locate("perturn.report.report_page:page")(
         runs, summaries
     )  # a score is summarized without the page's figures
     for path, summary in zip(paths, summaries, strict=True):

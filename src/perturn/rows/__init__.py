@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perturn.settings.making import RowMaker
+from perturn.config.row_maker_settings import RowMaker
 from perturn.table import Table
 
 ROWS: Table[type[RowMaker]] = Table(

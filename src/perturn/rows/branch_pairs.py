@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from perturn.bounds import Bound, bounded
+from perturn.config.row_maker_settings import ANY_BRANCHES, BRANCHES, Made, RowInputs, RowTraits
+from perturn.config.sections import COUNT
 from perturn.data.origins import actions_of, branches_of, ending_at
 from perturn.needs import Need
 from perturn.rows.pairing import Paired, best_over_worst, made, paired_within_branches
-from perturn.settings.making import ANY_BRANCHES, BRANCHES, Made, RowInputs, RowTraits
-from perturn.settings.sections import COUNT
 from perturn.types import Trajectory, failed
 
 

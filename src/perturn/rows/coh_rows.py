@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
 from perturn.episodes.prompts import told
 from perturn.needs import Need
 from perturn.rows.endings import FAILURE, SUCCESS, check_told, divide, told_successes, weighted
-from perturn.settings.making import Made, RowInputs, RowTraits
 from perturn.types import Trajectory
 
 

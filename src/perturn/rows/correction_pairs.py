@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from perturn.bounds import Bound, check_bounds
+from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
+from perturn.config.sections import Sense, require
+from perturn.config.signal_filter import Signals
 from perturn.data.origins import actions_of, ending_at
 from perturn.episodes.triage import check_signals, left_out
 from perturn.needs import Distance
 from perturn.remaining import wrong_turns
 from perturn.rows.pairing import Paired, check_comparable, cut, exceeds, made, parting
-from perturn.settings.making import Made, RowInputs, RowTraits
-from perturn.settings.sections import Sense, require
-from perturn.settings.signals import Signals
 from perturn.types import PreferencePair, Trajectory, failed, succeeded
 
 CORRECTED = ("failed", "succeeded", "no_turns", "no_wrong_turn", "not_corrected", "identical", "gap", "kept")

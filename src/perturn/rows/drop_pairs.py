@@ -10,10 +10,10 @@ from statistics import fmean
 from typing import Annotated, ClassVar, Literal
 
 from perturn.bounds import Bound, bounded
+from perturn.config.row_maker_settings import ANY_BRANCHES, Made, RowInputs, RowTraits
 from perturn.data.origins import actions_of, branches_of
 from perturn.needs import Need
 from perturn.rows.pairing import Paired, exceeds, made, pair_ending, paired_within_branches
-from perturn.settings.making import ANY_BRANCHES, Made, RowInputs, RowTraits
 from perturn.types import PreferencePair, Trajectory, failed, score
 
 DROPS = ("failed", "no_drop", "identical", "gap", "kept")

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perturn.data.iterations import FATES
+from perturn.config.row_maker_settings import RowInputs
+from perturn.data.iteration_numbers import FATES
 from perturn.data.origins import actions_of
 from perturn.episodes.prompts import told
-from perturn.settings.making import RowInputs
 from perturn.types import Trajectory, WeightedTrajectory, failed, succeeded
 
 SUCCESS, FAILURE = "What follows solves the task.", "What follows does not solve the task."

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from perturn.bounds import ROWS
+from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
 from perturn.needs import Need
 from perturn.rows.endings import weighted
-from perturn.settings.making import Made, RowInputs, RowTraits
 from perturn.types import Trajectory
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from perturn.config.row_maker_settings import ANY_BRANCHES, Made, RowInputs, RowTraits
+from perturn.config.signal_filter import Signals
 from perturn.episodes.triage import check_signals, left_out
 from perturn.needs import Need
-from perturn.settings.making import ANY_BRANCHES, Made, RowInputs, RowTraits
-from perturn.settings.signals import Signals
 from perturn.types import came_back
 
 
@@ -17,7 +17,7 @@ class GroupRows:
     """The episodes of each task: a credit compares them, and a loss on single trajectories reads its weights.
 
     Source: the groups of GRPO: Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300.
-    Differs: rows are trajectories; each episode is accounted for by one of `perturn.data.groups.BINS`.
+    Differs: rows are trajectories; each episode is accounted for by one of `perturn.data.group_account.BINS`.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
 from perturn.needs import Need
 from perturn.rows.endings import Divided, divide, weighted
-from perturn.settings.making import Made, RowInputs, RowTraits
 
 
 @dataclass(frozen=True)

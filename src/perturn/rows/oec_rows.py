@@ -8,11 +8,11 @@ from statistics import fmean
 from typing import Annotated, ClassVar, Literal
 
 from perturn.bounds import bounded
+from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
+from perturn.config.sections import COUNT
 from perturn.errors import DataError
 from perturn.needs import Need
 from perturn.rows.endings import divide, weighted
-from perturn.settings.making import Made, RowInputs, RowTraits
-from perturn.settings.sections import COUNT
 from perturn.types import Trajectory, WeightedTrajectory, succeeded
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from perturn.config.row_maker_settings import Made, RowInputs
 from perturn.data.origins import actions_of, best_by_task, ending_at
 from perturn.errors import DataError
-from perturn.settings.making import Made, RowInputs
 from perturn.types import PreferencePair, Trajectory, failed
 
 OUTCOMES = ("failed", "no_expert", "no_turns", "identical", "tie", "better_than_expert", "gap", "kept")

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from perturn.bounds import bounded
+from perturn.config.row_maker_settings import ANY_BRANCHES, BRANCHES, Made, RowInputs, RowTraits
+from perturn.config.sections import COUNT, Sense
 from perturn.data.origins import actions_of, branches_of
 from perturn.errors import DataError
 from perturn.needs import Distance
 from perturn.rows.pairing import IN_GROUP, Paired, made, pair_ending, paired_within_branches
-from perturn.settings.making import ANY_BRANCHES, BRANCHES, Made, RowInputs, RowTraits
-from perturn.settings.sections import COUNT, Sense
 from perturn.types import PreferencePair, Trajectory, failed, score
 
 

@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import Annotated, ClassVar
 
 from perturn.bounds import Bound, bounded
+from perturn.config.row_maker_settings import ANY_BRANCHES, Made, RowInputs, RowTraits
 from perturn.data.origins import actions_of, best_by_task, branches_of
 from perturn.needs import Need
 from perturn.rows.pairing import Paired, exceeds, made, pair_with_expert
-from perturn.settings.making import ANY_BRANCHES, Made, RowInputs, RowTraits
 from perturn.types import Trajectory, failed, score
 
 STEPS = ("steps_failed", "steps_alike", "steps_gap", "steps_kept")

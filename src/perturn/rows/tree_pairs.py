@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from perturn.bounds import Bound, bounded
+from perturn.config.row_maker_settings import ANY_BRANCHES, Made, RowInputs, RowTraits
 from perturn.data.origins import branches_of
 from perturn.data.tree import Node, grow
 from perturn.needs import Need
 from perturn.rows.pairing import Paired, exceeds, is_tie, made, parting, starting
-from perturn.settings.making import ANY_BRANCHES, Made, RowInputs, RowTraits
 from perturn.types import PreferencePair, Trajectory, came_back, failed
 
 IN_TREE = ("tie", "gap", "kept")

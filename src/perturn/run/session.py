@@ -8,35 +8,35 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from perturn.chat.model_names import load_tokenizer, resolve_model
+from perturn.chat.templates import chat_template
+from perturn.chat.tokens import Renderer
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
-from perturn.data.outcomes import outcomes
+from perturn.config.parsing import build
+from perturn.config.recipe import Recipe
+from perturn.config.sections import ProtocolSettings
+from perturn.config.stages import suffix_of
+from perturn.data.episode_outcomes import outcomes
 from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
+from perturn.display.episode_progress import episode_bar
+from perturn.display.progress_bars import console
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving, Updatable
-from perturn.envs.load import environment_maker
-from perturn.envs.process import ProcessWorlds, runs_here, world_count
-from perturn.envs.protocols import PROTOCOLS
+from perturn.envs.load_environment import environment_maker
+from perturn.envs.named_protocols import PROTOCOLS
+from perturn.envs.world_process import ProcessWorlds, runs_here, world_count
 from perturn.episodes.formats import FORMATS
-from perturn.episodes.lockstep import blocks_of, play_blocks
-from perturn.episodes.play import Job, play
-from perturn.episodes.workers import Hear
+from perturn.episodes.lockstep_blocks import blocks_of, play_blocks
+from perturn.episodes.play_many import Job, play
+from perturn.episodes.world_threads import Hear
 from perturn.errors import ConfigError, RunError, did_you_mean
 from perturn.faults import closing_world
-from perturn.memory import release_memory
-from perturn.policy.names import load_tokenizer, resolve_model
-from perturn.policy.templates import chat_template
-from perturn.policy.tokens import Renderer
-from perturn.run.failures import Failures
-from perturn.run.maker import Maker
-from perturn.run.panels import Panels, look_up, read_panels
-from perturn.run.played import episode_bar
-from perturn.run.progress import console
-from perturn.run.strategies import PLAIN, Strategy, controlled
-from perturn.settings.parsing import build
-from perturn.settings.recipe import Recipe
-from perturn.settings.sections import ProtocolSettings
-from perturn.settings.stages import suffix_of
+from perturn.free_memory import release_memory
+from perturn.run.failure_limits import Failures
+from perturn.run.policy_origin import Maker
+from perturn.run.stages.evaluation_strategy import PLAIN, Strategy, controlled
+from perturn.run.task_lists import Panels, look_up, read_panels
 from perturn.table import check_names, locate
 from perturn.traits import EngineTraits
 from perturn.types import (

@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any, ClassVar
 
-from perturn.envs.load import load_object
+from perturn.config.evaluation_settings import SELECT, Candidates
+from perturn.config.parsing import build
+from perturn.envs.load_environment import load_object
 from perturn.errors import ConfigError
 from perturn.select import SELECTORS
 from perturn.select.protocol import (
@@ -17,8 +19,6 @@ from perturn.select.protocol import (
     SelectorInputs,
     SelectorTraits,
 )
-from perturn.settings.evaluation import SELECT, Candidates
-from perturn.settings.parsing import build
 from perturn.types import Action, Prompt, Task
 
 _SHARED = ("name", *asdict(Candidates()))

@@ -40,7 +40,7 @@ class OpenPolicy(Protocol):
     model: Any
     """A transformers model on the device to compute on, prepared for packed sequences."""
     renderer: Any
-    """Conversation -> tokens, for the model: a `perturn.policy.tokens.Renderer`."""
+    """Conversation -> tokens, for the model: a `perturn.chat.tokens.Renderer`."""
     token_budget: int
     """Tokens of one pass."""
 

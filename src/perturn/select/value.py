@@ -16,7 +16,7 @@ class Value:
     """Take the candidate with the highest expected total reward, by a ridge head on the policy's hidden states.
 
     The head learns from the outcomes of explored tasks and of no other. On held-out tasks it looks at no result. See
-    `perturn.policy.action_values`.
+    `perturn.policy.action_value_head`.
 
     Source: ours. Values as a guide at test time: Q-guided search, QLASS (Lin et al. 2025), arXiv:2502.02584.
     Differs: a linear head on a policy that does not move, in place of a trained model.
@@ -42,7 +42,7 @@ class Value:
     def _head(self, inputs: SelectorInputs) -> Any:
         """The head, as it has learned; its counts are written down."""
         policy = inputs.open_policy()
-        make = locate("perturn.policy.action_values:ActionValues")
+        make = locate("perturn.policy.action_value_head:ActionValues")
         head = make(policy.model, policy.renderer, inputs.explored(), policy.token_budget)
         inputs.counts.update(value_episodes=head.episodes, value_tokens=head.tokens)
         if head.explained is not None:

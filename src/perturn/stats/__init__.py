@@ -4,7 +4,11 @@ Pure functions on plain numbers. How often the intervals hold, `benchmarks/inter
 measure.
 """
 
-from perturn.stats.crossed import (
+from perturn.stats.intervals import Bounds, Estimate, cluster_interval, mean_interval, rate_interval
+from perturn.stats.multiple_comparisons import holm, smallest_difference
+from perturn.stats.paired_tests import PairedComparison, paired_comparison
+from perturn.stats.rank_correlation import rank_correlation, spearman
+from perturn.stats.seeds_and_tasks import (
     CrossedComparison,
     Spread,
     crossed_bootstrap,
@@ -12,10 +16,6 @@ from perturn.stats.crossed import (
     crossed_interval,
     crossed_spread,
 )
-from perturn.stats.intervals import Bounds, Estimate, cluster_interval, mean_interval, rate_interval
-from perturn.stats.paired import PairedComparison, paired_comparison
-from perturn.stats.ranks import rank_correlation, spearman
-from perturn.stats.several import holm, smallest_difference
 
 __all__ = [
     "Bounds",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perturn.stats.lazy import stats
+from perturn.stats.scipy_distributions import stats
 
 Floats = NDArray[np.float64]
 Bounds = tuple[float, float] | None

@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from perturn.bounds import efforts
+from perturn.config.cluster_settings import Cluster
+from perturn.config.parsing import parse, set_key
+from perturn.config.recipe import Recipe
+from perturn.config.stages import policy_of, stages, suffix_of
 from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError
-from perturn.io.scalars import as_yaml_1_1
-from perturn.settings.cluster import Cluster
-from perturn.settings.parsing import parse, set_key
-from perturn.settings.recipe import Recipe
-from perturn.settings.stages import policy_of, stages, suffix_of
-from perturn.study.keys import (
+from perturn.io.yaml_scalars import as_yaml_1_1
+from perturn.study.settings import SWEEP, Study, Test
+from perturn.study.unused_keys import (
     OF_THE_ALIGNMENT,
     refuse_unknown,
     refuse_without_alignment,
     without_alignment,
 )
-from perturn.study.settings import SWEEP, Study, Test
 
 _OF_TRAINING = ("sft", "align", "expert", "base")
 """Sections that a score alone does not have."""

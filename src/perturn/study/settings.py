@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from perturn.bounds import SEED, check_bounds
+from perturn.config.parsing import apply_overrides, parse, refuse_secrets
+from perturn.config.sections import COUNT, HeldOutTasks, require
+from perturn.config.shipped_recipes import shipped, shipped_recipe
 from perturn.errors import ConfigError, did_you_mean
-from perturn.io.reading import parse_yaml, read_text, user_path
-from perturn.io.scalars import as_yaml_1_1
-from perturn.settings.parsing import apply_overrides, parse, refuse_secrets
-from perturn.settings.sections import COUNT, HeldOutTasks, require
-from perturn.settings.shipped import shipped, shipped_recipe
+from perturn.io.read_input import parse_yaml, read_text, user_path
+from perturn.io.yaml_scalars import as_yaml_1_1
 from perturn.types import Sampling
 
 Overlay = dict[str, Any]

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from engines.api.chat import KEY, SAMPLING, completion, prompt
+from perturn.config.parsing import build
+from perturn.config.recipe import read_recipe
 from perturn.engines import ENGINES
 from perturn.engines.api.engine import ApiEngine
 from perturn.engines.api.settings import ApiSettings
 from perturn.errors import ConfigError
-from perturn.settings.parsing import build
-from perturn.settings.recipe import read_recipe
 
 ROOT = Path(__file__).parents[3]
 

@@ -5,8 +5,8 @@ import torch
 
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy.logprobs import action_logprobs, logprobs_and_entropy
-from perturn.policy.metrics import Means, by_position
 from perturn.policy.packing import lay_out
+from perturn.training.training_metrics import Means, by_position
 
 from ..training import PAIRS, scaled
 from .episodes import weighted
@@ -109,7 +109,9 @@ def test_a_mean_is_over_the_values_of_all_passes_and_processes(monkeypatch):
     means = Means()
     means.add("ratio", torch.ones(2))
     means.add("ratio", torch.ones(1))
-    monkeypatch.setattr("perturn.policy.metrics.gather_object", lambda own: [*own, {"ratio": [5.0, 1.0]}])
+    monkeypatch.setattr(
+        "perturn.training.training_metrics.gather_object", lambda own: [*own, {"ratio": [5.0, 1.0]}]
+    )
 
     assert means.take() == {"ratio": 2.0}
 

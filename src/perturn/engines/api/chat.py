@@ -1,4 +1,4 @@
-"""Conversations in the form of the chat-completions protocol; its answers are read by `perturn.data.messages`.
+"""Conversations in the form of the chat-completions protocol; its answers are read by `perturn.formats.chat_messages`.
 
 The protocol wants an id on every tool call and on the message that answers it, and arguments as JSON text; the
 library keeps calls in the form of chat templates, where both may be missing and arguments are an object. Thoughts are

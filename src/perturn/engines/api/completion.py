@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from perturn.errors import DataError
-from perturn.io.reading import check_shape, parse_object
+from perturn.io.read_input import check_shape, parse_object
 
 Tokens = Annotated[int, Field(ge=0, le=10**9)]
 

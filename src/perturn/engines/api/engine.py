@@ -15,13 +15,12 @@ from typing import Any
 
 import openai
 
-from perturn.data.messages import read_answer
 from perturn.engines.api.chat import to_chat
 from perturn.engines.api.client import LimitedClient, OversizedAnswer
 from perturn.engines.api.completion import read_completion, read_usage
 from perturn.engines.api.ledger import Ledger
 from perturn.engines.api.settings import ApiSettings
-from perturn.engines.context import says_context_full
+from perturn.engines.context_limit import says_context_full
 from perturn.engines.event_loop import EventLoop
 from perturn.errors import (
     BudgetError,
@@ -32,6 +31,7 @@ from perturn.errors import (
     PerturnError,
     RunError,
 )
+from perturn.formats.chat_messages import read_answer
 from perturn.types import Action, Prompt, Sampling
 
 _UNSUPPORTED = {"unsupported_parameter", "unsupported_value", "unknown_parameter"}

@@ -14,8 +14,8 @@ from typing_extensions import TypedDict
 
 from perturn.engines.api.completion import Tokens
 from perturn.errors import RunError
-from perturn.io.growing import GrowingFile
-from perturn.io.reading import check_shape, complete_lines, parse_object
+from perturn.io.append_file import GrowingFile
+from perturn.io.read_input import check_shape, complete_lines, parse_object
 
 _REMEDY = "Remove the line, whose cost is then forgotten."
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 from perturn.bounds import EFFORT, SECONDS, Bound, check_bounds
-from perturn.data.paths import RunPaths
+from perturn.data.run_paths import RunPaths
 from perturn.engines.protocol import Serving
 from perturn.errors import ConfigError
 from perturn.table import locate, require

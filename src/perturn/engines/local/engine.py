@@ -18,21 +18,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perturn.engines.context import context_full
-from perturn.engines.local.beginnings import Beginning, Beginnings
-from perturn.engines.local.blocks import Blocks, capacity_for
-from perturn.engines.local.drafts import CONTEXT, Drafts, Pace
-from perturn.engines.local.history import CALL_BYTES, NAME, History, attending
-from perturn.engines.local.models import CHECK, check_layers, words_alone
-from perturn.engines.local.packed import pack_linears
-from perturn.engines.local.rows import Row
+from perturn.engines.context_limit import context_full
+from perturn.engines.local.cache_blocks import Blocks, capacity_for
+from perturn.engines.local.draft_tokens import CONTEXT, Drafts, Pace
+from perturn.engines.local.kv_cache import CALL_BYTES, NAME, History, attending
+from perturn.engines.local.packed_linear import pack_linears
+from perturn.engines.local.prefix_tree import Beginning, Beginnings
+from perturn.engines.local.prompt_rows import Row
 from perturn.engines.local.sampling import choose
-from perturn.engines.local.stored import stored_weights
+from perturn.engines.local.served_models import CHECK, check_layers, words_alone
+from perturn.engines.local.weight_files import stored_weights
 from perturn.engines.protocol import Tokens
 from perturn.engines.streaming import answer_all, refuse_update
 from perturn.errors import EngineFailure, ModelError
-from perturn.memory import return_waste
-from perturn.rope import steady_length
+from perturn.free_memory import return_waste
+from perturn.rotary import steady_length
 from perturn.types import Action, Prompt, Sampling
 
 _PASS = 2048

@@ -14,14 +14,14 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from perturn.engines.context import context_full
+from perturn.engines.context_limit import context_full
 from perturn.engines.event_loop import EventLoop
 from perturn.engines.protocol import Tokens
 from perturn.engines.streaming import answer_all, home_of, refuse_update
 from perturn.engines.vllm.backend import Backend, Sampled
-from perturn.engines.vllm.process import InProcess, require_vllm
-from perturn.engines.vllm.servers import Servers
 from perturn.engines.vllm.settings import VllmSettings
+from perturn.engines.vllm.vllm_process import InProcess, require_vllm
+from perturn.engines.vllm.vllm_servers import Servers
 from perturn.errors import EngineFailure, RunError
 from perturn.types import Action, Prompt, Sampling
 
@@ -54,7 +54,7 @@ class VllmEngine:
             name: Identity of the policy, stamped on the trajectories. Another name must mean other weights.
             dtype: Type to compute in, float32 or bfloat16; servers have their own.
             context: Longest sequence in tokens that the model was made for; None: what its folder says.
-            steady: From `perturn.rope.steady_length`.
+            steady: From `perturn.rotary.steady_length`.
 
         Raises:
             PerturnError: If vLLM is missing, cannot start, or cannot be reached, or has a longer context than `steady`.

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from perturn.bounds import EFFORT, SECONDS, Bound, check_bounds
 from perturn.engines.protocol import Serving
-from perturn.memory import release_memory
-from perturn.rope import steady_length
+from perturn.free_memory import release_memory
+from perturn.rotary import steady_length
 from perturn.table import locate
 from perturn.traits import EngineTraits
 from perturn.types import Engine

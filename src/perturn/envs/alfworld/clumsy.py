@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from perturn.envs.alfworld.expert import Player, demonstrate
+from perturn.envs.alfworld.game_settings import TextGame
 from perturn.envs.alfworld.places import promise
-from perturn.envs.alfworld.play import TextGame
 from perturn.types import Observation
 
 _JITTER = 0.5

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from perturn.envs.alfworld.game_settings import TextGame, check_grammar
 from perturn.envs.alfworld.games import KINDS, Games, GameText, game_files
-from perturn.envs.alfworld.play import TextGame, check_grammar
 from perturn.envs.alfworld.teaching import GamesTaught
 from perturn.envs.benchmark import choose_kinds
 from perturn.traits import EnvironmentTraits

@@ -27,7 +27,7 @@ from typing import NotRequired
 from typing_extensions import TypedDict
 
 from perturn.errors import EnvironmentFailure, did_you_mean
-from perturn.io.reading import check_shape, lines_of, parse_object, read_text, user_path
+from perturn.io.read_input import check_shape, lines_of, parse_object, read_text, user_path
 from perturn.types import Task
 
 _logger = logging.getLogger(__name__)

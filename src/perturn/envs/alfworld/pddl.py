@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perturn.errors import DataError
-from perturn.io.reading import DEEPEST
+from perturn.io.read_input import DEEPEST
 
 Literal = tuple[str, ...]
 """A predicate and its arguments; those with a `?` are variables, which are all existential."""

@@ -6,12 +6,12 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from perturn.envs.alfworld import way
+from perturn.envs.alfworld import remaining_turns
 from perturn.envs.alfworld.clumsy import aimless_script, clumsy_script
 from perturn.envs.alfworld.expert import Player, demonstrate
+from perturn.envs.alfworld.game_settings import TextGame
+from perturn.envs.alfworld.game_text import Grammar
 from perturn.envs.alfworld.games import GameText
-from perturn.envs.alfworld.play import TextGame
-from perturn.envs.alfworld.text import Grammar
 from perturn.types import Task
 
 
@@ -35,11 +35,11 @@ class GamesTaught(ABC):
 
     def remaining(self, task: Task, actions: Sequence[str], sense: str) -> Sequence[int | None]:
         """Commands that are left at the start and after each action, as a `Pathfinder` has it; see `way.py`."""
-        return way.remaining(self.game(task), self.grammar, actions, sense)
+        return remaining_turns.remaining(self.game(task), self.grammar, actions, sense)
 
     def correct(self, task: Task, actions: Sequence[str]) -> Sequence[tuple[str, str]] | None:
         """Thought and action of the expert, a pair a turn, after the actions of another; see `way.py`."""
-        return way.take_over(self.game(task), self.grammar, actions)
+        return remaining_turns.take_over(self.game(task), self.grammar, actions)
 
     def clumsy(self, task: Task, seed: int) -> Sequence[str]:
         """Actions of the expert who errs and recovers, other ones for each seed."""

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
+from perturn.envs.alfworld.game_text import Grammar, describe, help_text, listed, name_entities
 from perturn.envs.alfworld.pddl import Problem, is_satisfied
 from perturn.envs.alfworld.shortest import TREATMENTS, House
-from perturn.envs.alfworld.text import Grammar, describe, help_text, listed, name_entities
 
 _ROOM = "You are in the middle of a room. Looking quickly around you, you see "
 _KNIVES = ("knifetype", "butterknifetype")

@@ -12,10 +12,10 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from perturn.envs.rows import whole
+from perturn.envs.json_rows import whole
 from perturn.episodes.tool_calls import ToolCall
 from perturn.errors import DataError, EnvironmentFailure
-from perturn.io.reading import check_shape, parse_object, read_lines
+from perturn.io.read_input import check_shape, parse_object, read_lines
 
 INSTALL = 'run: pip install "perturn[bfcl]" && pip install --no-deps bfcl-eval==2026.3.23'
 CATEGORIES = ("base", "miss_param", "long_context")

@@ -32,7 +32,7 @@ from perturn.envs.bfcl.data import (
 from perturn.envs.bfcl.matched import Matched
 from perturn.episodes.tool_calls import NO_CALL, ToolAction, ToolCall, read_action, write_action
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
-from perturn.io.reading import user_path
+from perturn.io.read_input import user_path
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 

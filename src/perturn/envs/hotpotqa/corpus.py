@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from perturn.envs.hotpotqa.data import context_paragraphs
-from perturn.envs.rows import read_rows, text_of, whole
+from perturn.envs.json_rows import read_rows, text_of, whole
 from perturn.errors import DataError, PerturnError
-from perturn.io.reading import lines_of, parse_object
-from perturn.io.writing import replacing
+from perturn.io.atomic_write import replacing
+from perturn.io.read_input import lines_of, parse_object
 
 Paragraph = tuple[str, list[str]]
 """Title and sentences."""

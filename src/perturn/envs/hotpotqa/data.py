@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from perturn.envs.benchmark import short_hash
-from perturn.envs.index import Document
-from perturn.envs.rows import read_rows, refuse, text_of
+from perturn.envs.bm25_index import Document
+from perturn.envs.json_rows import read_rows, refuse, text_of
 from perturn.errors import DataError
 from perturn.types import Task
 

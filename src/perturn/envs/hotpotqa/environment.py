@@ -14,12 +14,12 @@ from typing import Annotated, ClassVar
 
 from perturn.bounds import PATH
 from perturn.envs.benchmark import NO_EPISODE, check_installed, check_known, short_hash
-from perturn.envs.hotpotqa.answer import exact_match, f1_score
+from perturn.envs.bm25_index import MODULES, content_key, open_index
+from perturn.envs.hotpotqa.answer_scores import exact_match, f1_score
 from perturn.envs.hotpotqa.data import question_id, read_documents, read_tasks
 from perturn.envs.hotpotqa.fireact import Recorded, read_recorded
-from perturn.envs.index import MODULES, content_key, open_index
 from perturn.errors import EnvironmentFailure
-from perturn.io.reading import user_path
+from perturn.io.read_input import user_path
 from perturn.traits import EnvironmentTraits
 from perturn.types import Action, Observation, Task, Trajectory, Turn
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perturn.envs.rows import refuse, text_of, whole
+from perturn.envs.json_rows import refuse, text_of, whole
 from perturn.errors import DataError
-from perturn.io.reading import parse_json, read_text
+from perturn.io.read_input import parse_json, read_text
 
 _THOUGHT = re.compile(r"\s*Thought:[ \t]*")
 _ACTION = re.compile(r"\nAction:([^\n]+)")

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from perturn.envs.rows import read_rows
+from perturn.envs.json_rows import read_rows
 from perturn.errors import DataError, EnvironmentFailure
-from perturn.io.reading import check_shape, user_path
+from perturn.io.read_input import check_shape, user_path
 from perturn.types import Task
 
 REFERRED = ("math", "reasoning", "coding")

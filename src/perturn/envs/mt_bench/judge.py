@@ -12,9 +12,9 @@ from typing import Annotated
 
 from perturn.bounds import PATH, Bound, bounded
 from perturn.engines.api.settings import ApiSettings
-from perturn.envs.mt_bench.forms import OWN, read_forms
+from perturn.envs.mt_bench.judge_prompts import OWN, read_forms
 from perturn.errors import ConfigError, EngineFailure, EnvironmentFailure, RunError
-from perturn.io.reading import user_path
+from perturn.io.read_input import user_path
 from perturn.table import require
 from perturn.types import Engine, Message, Prompt, Sampling
 

@@ -14,8 +14,8 @@ from importlib import metadata
 from typing import ClassVar
 
 from perturn.envs.benchmark import NO_EPISODE, check_installed, check_known, choose_kinds, short_hash
-from perturn.envs.scienceworld.eto import ETO_SPLITS, eto_variations
 from perturn.envs.scienceworld.jvm import Simulator
+from perturn.envs.scienceworld.task_lists_eto import ETO_SPLITS, eto_variations
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from perturn.envs.index import DocumentIndex
+from perturn.envs.bm25_index import DocumentIndex
 from perturn.envs.webshop.data import Goal, Product
 from perturn.envs.webshop.pages import WINDOW
 from perturn.envs.webshop.reward import color_of, has_option, wanted_options

@@ -18,10 +18,10 @@ from typing import Annotated, Any, NotRequired
 from typing_extensions import TypedDict
 
 from perturn.bounds import PATH
-from perturn.envs.index import Document
-from perturn.envs.rows import read_rows, refuse, text_of, whole
+from perturn.envs.bm25_index import Document
+from perturn.envs.json_rows import read_rows, refuse, text_of, whole
 from perturn.errors import DataError
-from perturn.io.reading import check_shape, parse_object, read_text, user_path
+from perturn.io.read_input import check_shape, parse_object, read_text, user_path
 
 _PRICE_STEPS = [10.0 * step for step in range(1, 100)]
 _NEAREST_STEPS = 4

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
 from perturn.episodes.calls.objects import closed, dump, make_call, together
-from perturn.io.arguments import read_json, skip_space
+from perturn.io.call_arguments import read_json, skip_space
 
 _OPEN, _CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _BEGIN, _SEPARATOR, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"

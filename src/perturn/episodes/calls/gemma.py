@@ -12,8 +12,8 @@ from typing import Any
 
 from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
 from perturn.episodes.calls.objects import closed, dump, make_call
-from perturn.io.arguments import read_json, skip_space, unique
-from perturn.io.plain import DEEPEST
+from perturn.io.call_arguments import read_json, skip_space, unique
+from perturn.io.plain_data import DEEPEST
 
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _CALL = re.compile(r"<\|tool_call>\s*call:\s*([^\s{<]+)\s*(?=\{)")

@@ -15,7 +15,7 @@ from typing import Any
 from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
 from perturn.episodes.calls.objects import dump, make_call
 from perturn.episodes.calls.typed import typed
-from perturn.io.arguments import skip_space, unique
+from perturn.io.call_arguments import skip_space, unique
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _NAME = r"[^\s<>{}\[\]\"']+"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
 from perturn.episodes.calls.objects import dump, make_call
-from perturn.io.arguments import read_json, skip_space
+from perturn.io.call_arguments import read_json, skip_space
 
 _MESSAGE = "<|message|>"
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w*)")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
 from perturn.episodes.calls.objects import calls_of, closed, dump
-from perturn.io.arguments import read_json
+from perturn.io.call_arguments import read_json
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
 from perturn.episodes.calls.objects import calls_of, dump
-from perturn.io.arguments import ARGUMENTS, read_json
+from perturn.io.call_arguments import ARGUMENTS, read_json
 
 _TAG = "<|python_tag|>"
 _BETWEEN = re.compile(r"\s*;?\s*")

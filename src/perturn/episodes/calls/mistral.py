@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
 from perturn.episodes.calls.objects import calls_of, dump, make_call, together
-from perturn.io.arguments import read_json, skip_space
+from perturn.io.call_arguments import read_json, skip_space
 
 _OPEN = "[TOOL_CALLS]"
 _NAMED = re.compile(r"([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*[^\s\[{]+\s*)?(?:\[ARGS\]\s*)?(?=\{)")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perturn.episodes.calls.call import ToolCall
-from perturn.io.arguments import ARGUMENTS, read_arguments, skip_space
-from perturn.io.plain import fault
+from perturn.io.call_arguments import ARGUMENTS, read_arguments, skip_space
+from perturn.io.plain_data import fault
 
 _OF_A_CALL = {"name", "id", "type", *ARGUMENTS}
 _AROUND_A_CALL = {"function", "id", "type", "index"}

@@ -17,7 +17,7 @@ from typing import Any
 
 from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools
 from perturn.episodes.calls.objects import calls_of, closed, make_call, together
-from perturn.io.arguments import read_json, unique
+from perturn.io.call_arguments import read_json, unique
 
 _OPEN, _CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 _JSON = re.compile(r"\s*\[?\s*\{")

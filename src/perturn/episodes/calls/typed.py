@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perturn.episodes.calls.call import Tools
-from perturn.io.arguments import read_json, skip_space
+from perturn.io.call_arguments import read_json, skip_space
 
 _TEXTS = ("string", "str", "text", "varchar", "char", "enum")
 _PYTHON = {"True": True, "False": False, "None": None}

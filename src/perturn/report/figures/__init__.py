@@ -2,9 +2,9 @@
 
 from perturn.report.figures.base import theme
 from perturn.report.figures.curves import Chart, metric_lines
-from perturn.report.figures.iterations import Curve, Line, iteration_curve, learning_curve, ledger_bars
+from perturn.report.figures.iteration_figures import Curve, Line, iteration_curve, learning_curve, ledger_bars
 from perturn.report.figures.scores import score_by_kind, success_by_length, task_differences
-from perturn.report.figures.turns import confidence_bars, confidence_spread, group_map, values_by_turn
+from perturn.report.figures.turn_figures import confidence_bars, confidence_spread, group_map, values_by_turn
 
 __all__ = [
     "Chart",

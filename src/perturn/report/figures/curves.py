@@ -10,7 +10,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from perturn.data.iterations import is_number
+from perturn.data.iteration_numbers import is_number
 from perturn.report.figures.base import LINES, OTHERS, SIDES, lay_out, plain
 
 MOST_POINTS = 2000

@@ -1,0 +1,1 @@
+"""Numbers computed from a run folder, which report, watch and audit display."""

@@ -1,0 +1,178 @@
+"""The iterations of a run in numbers: what was explored, where each episode ended, how training went, the score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from perturn.data.episode_outcomes import Outcome, read_outcomes
+from perturn.data.iteration_numbers import STAGES, account_of, is_number, ledger_of, training_of
+from perturn.data.run_files import Metrics, read_note, read_notes
+from perturn.data.run_paths import RunPaths, iteration_of
+from perturn.stats import Estimate, cluster_interval
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One iteration as its files have it."""
+
+    number: int
+    explored: list[Outcome]
+    """Of these, those that are over."""
+    unfinished: int
+    """Explored episodes that go on in the next iteration."""
+    counts: Mapping[str, Any]
+    """Counts of its credit, of its pairs, or of its outcomes."""
+    metrics: list[dict[str, Any]]
+    """Entries of its training, a row an optimizer step."""
+    agreement: float | None
+    """Mean absolute difference of the log-probabilities of sampling and of training, in nats a token."""
+    seconds: float
+
+
+def read_iterations(paths: RunPaths, stages: Mapping[str, Mapping[str, Any]]) -> list[Iteration]:
+    """All iterations of a run that have episodes, pairs or a credit, in order.
+
+    Args:
+        paths: Of the run.
+        stages: As the manifest has them.
+
+    Raises:
+        RunError: If an episode or an entry is malformed.
+    """
+    found = (_read(paths, mark, stages) for mark in paths.marks)
+    return [each for each in found if each.explored or each.counts]
+
+
+def _read(paths: RunPaths, mark: str, stages: Mapping[str, Mapping[str, Any]]) -> Iteration:
+    notes = {name: stages.get(f"{name}{mark}") or {} for name in STAGES}
+    is_whole = (
+        not mark or not stages or notes["explore"].get("done")
+    )  # the first episodes to end are the short ones
+    played = read_outcomes(paths.trajectories(f"explore{mark}")) if is_whole else []
+    explored = [one for one in played if not one.unfinished]
+    agreement: Any = (read_note(paths.agreement(mark), dict[str, Any]) or {}).get("mean")
+    return Iteration(
+        number=int(mark[1:] or 1),
+        explored=explored,
+        unfinished=len(played) - len(explored),
+        counts=account_of(notes),
+        metrics=read_notes(paths.metrics(f"align{mark}"), Metrics),
+        agreement=float(agreement) if is_number(agreement) else None,
+        seconds=sum(float(note.get("seconds") or 0) for note in notes.values()),
+    )
+
+
+def joined_metrics(iterations: Iterable[Iteration]) -> list[dict[str, Any]]:
+    """Entries of all iterations' training, with steps counted on from one to the next."""
+    found: list[dict[str, Any]] = []
+    before = 0.0
+    for each in iterations:
+        rows = [row | {"step": before + row.get("step", at)} for at, row in enumerate(each.metrics, start=1)]
+        found += rows
+        before = max((row["step"] for row in rows), default=before)
+    return found
+
+
+def iteration_rows(
+    iterations: Sequence[Iteration], policies: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The section `iterations` of `summary.json`.
+
+    Args:
+        iterations: In order.
+        policies: Rows of the evaluated policies; the one that an iteration made is named by its number.
+    """
+    made = {iteration_of(row["name"]) or 1: row for row in policies if row["name"] not in ("base", "sft")}
+    return [
+        {
+            "iteration": each.number,
+            "explored": _explored(each.explored) if each.explored else None,
+            "unfinished": each.unfinished,
+            "ledger": ledger_of(each.counts, len(each.explored)),
+            "training": (training_of(each.metrics) | {"agreement": each.agreement}) if each.metrics else None,
+            "evaluation": _evaluation(made.get(each.number)),
+            "seconds": each.seconds,
+        }
+        for each in iterations
+    ]
+
+
+def unbalanced(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A note on each iteration whose bins do not hold all that was asked for, once each."""
+    sums = (
+        (row["iteration"], sum(row["ledger"]["bins"].values()), row["ledger"]["asked"], row["ledger"]["unit"])
+        for row in rows
+        if row["ledger"]
+    )
+    return [
+        f"The bins of iteration {number} hold {held} of the {asked} {unit} asked for. Give its credit again."
+        for number, held, asked, unit in sums
+        if held != asked
+    ]
+
+
+def not_over(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A note on what explored episodes are, where some of them go on in the next iteration."""
+    count = sum(row["unfinished"] for row in rows)
+    if not count:
+        return []
+    return [
+        f"Episodes were explored in windows: {count} times one went on in the next iteration. Scores, success and "
+        "turns of explored episodes are of those that were over in their iteration, and the first to be over are short."
+    ]
+
+
+def unit_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The unit of a run's ledgers, such as `episodes`; see `ledger_of`."""
+    return next((row["ledger"]["unit"] for row in rows if row["ledger"]), "episodes")
+
+
+def _explored(episodes: Sequence[Outcome]) -> dict[str, Any]:
+    """Means over explored episodes, with intervals that allow for the samples of one task being alike."""
+    tasks = [one.task for one in episodes]
+    scores = [one.score for one in episodes]
+    success = cluster_interval([float(one.success) for one in episodes], tasks)
+    within = (0.0, 1.0) if all(0 <= each <= 1 for each in scores) else None
+    reward = cluster_interval(scores, tasks, bounds=within)
+    turns = cluster_interval([float(one.turns) for one in episodes], tasks, bounds=None)
+    invalid = _invalid(episodes)
+    surprise = [one.surprise for one in episodes if one.surprise is not None]
+    policies = dict.fromkeys(one.policy.partition("@")[0] for one in episodes)
+    return {
+        "policy": ", ".join(filter(None, policies)) or None,
+        "n": len(episodes),
+        "tasks": len(set(tasks)),
+        "mean_score": reward.mean,
+        "interval": ends(reward),
+        "success_rate": success.mean,
+        "success_interval": ends(success),
+        "mean_turns": turns.mean,
+        "turns_interval": ends(turns),
+        "invalid_rate": invalid.mean if invalid else None,
+        "invalid_interval": ends(invalid) if invalid else None,
+        "surprise": fmean(surprise) if surprise else None,
+        "failed": sum(one.failed for one in episodes),
+    }
+
+
+def _invalid(episodes: Sequence[Outcome]) -> Estimate | None:
+    """Share of invalid turns, clustered by task; None where no turn was played."""
+    turns = [(i < one.invalid, one.task) for one in episodes for i in range(one.turns)]
+    return cluster_interval([float(bad) for bad, _ in turns], [task for _, task in turns]) if turns else None
+
+
+def _evaluation(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The score of the policy that the iteration made."""
+    if row is None:
+        return None
+    keys = ("n", "mean_score", "interval", "success_rate", "success_interval")
+    return {"policy": row["name"], **{key: row[key] for key in keys}}
+
+
+def ends(found: Estimate) -> list[float | None]:
+    """Both ends of an interval; None for one that the data cannot give."""
+    return [end if math.isfinite(end) else None for end in (found.low, found.high)]

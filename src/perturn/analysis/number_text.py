@@ -1,0 +1,201 @@
+"""How the report writes numbers, times, intervals, comparisons and protocols."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from perturn.data.iteration_numbers import is_number
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number, or a dash for none."""
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    """A share in percent."""
+    return "–" if value is None else f"{100 * value:.1f}\u00a0%"
+
+
+def interval(ends: Sequence[float | None], as_percent: bool = False) -> str:
+    """Both ends of an interval; one that the data cannot give is a question mark."""
+    return " to ".join(
+        "?" if end is None else f"{100 * end:.1f}" if as_percent else f"{end:.3f}" for end in ends
+    )
+
+
+def time(seconds: float | None) -> str:
+    """A duration."""
+    if seconds is None:
+        return "–"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def short(value: str) -> str:
+    """A hash by its first digits; the whole of it stands elsewhere."""
+    return f"{value[:12]}…" if len(value) >= 40 and set(value) <= set(string.hexdigits) else value
+
+
+def count(value: Any) -> str:
+    """A count with its thousands apart."""
+    return f"{value:,}" if is_number(value) else str(value)
+
+
+def comparison_sentences(comparison: Mapping[str, Any] | None) -> tuple[str, str] | None:
+    """A paired comparison in words: the verdict and its evidence; None if there is none."""
+    if comparison is None:
+        return None
+    a, b, n, difference = (comparison[key] for key in ("a", "b", "n", "mean_difference"))
+    if comparison["ties"] == n:
+        tasks = "the only task" if n == 1 else f"all {n} tasks"
+        return (
+            f"{a} is not distinguishable from {b}: their scores are identical on {tasks}.",
+            "There is no difference to test; more tasks may tell them apart.",
+        )
+    low, high = comparison["interval"]
+    record = f"{comparison['wins']} won, {comparison['losses']} lost, {comparison['ties']} tied"
+    exact = comparison["mcnemar_p_value"]
+    mcnemar = "" if exact is None else f"; McNemar's exact p {_p_value(exact)}"
+    facts = (
+        f"Task by task, {a} differs from {b} by {difference:+.3f} on average "
+        f"(95\u00a0% interval {_signed(low)} to {_signed(high)}; p {_p_value(comparison['p_value'])}{mcnemar}; "
+        f"{n} {'task' if n == 1 else 'tasks'}: {record})."
+    )
+    return _verdict(a, b, low, high, comparison["p_value"]), facts
+
+
+def _verdict(a: str, b: str, low: float | None, high: float | None, p_value: float) -> str:
+    if low is not None and low > 0 and p_value < 0.05:
+        return f"{a} is better than {b}."
+    if high is not None and high < 0 and p_value < 0.05:
+        return f"{a} is worse than {b}."
+    if low is None or high is None or low <= 0 <= high:
+        return f"{a} is not distinguishable from {b}: the interval of the difference contains zero."
+    return (
+        f"Whether {a} differs from {b} is unclear: the interval leaves zero out, the sign-flip test does not."
+    )
+
+
+def _signed(value: float | None) -> str:
+    return "?" if value is None else f"{value:+.3f}"
+
+
+def _p_value(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
+
+
+def protocol_line(stamp: Mapping[str, Any]) -> str:
+    """Conditions of a score, in words: what must be equal before two are compared. An older stamp lacks some.
+
+    Args:
+        stamp: `evaluation/protocol.json` of a run.
+    """
+    where = f" on {stamp['environment']}" if stamp.get("environment") else ""
+    panel = (
+        f"split {stamp['split']}" if stamp.get("split") else "",
+        f"n = {stamp['n']}" if "n" in stamp else "",
+        f"panel {stamp['panel_sha256'][:12]}" if stamp.get("panel_sha256") else "",
+    )
+    history = stamp.get("history")
+    parts = [
+        f"{stamp.get('name') or 'unnamed protocol'}{where}",
+        ", ".join(filter(None, panel)),
+        _limits(stamp.get("max_turns")),
+        *_turn_control(stamp.get("turns")),
+        "" if history is None else "full history" if history == "full" else f"history of {history} turns",
+        "admissible commands listed" if stamp.get("list_admissible") else "",
+        _decoding(stamp.get("decoding")),
+        _selection(stamp.get("select")),
+        f"seed {stamp['seed']}" if "seed" in stamp else "",
+        *(
+            f"departs from the protocol in {name}: {values['here']} instead of {values['protocol']}"
+            for name, values in (stamp.get("departures") or {}).items()
+        ),
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def _limits(limits: Mapping[str, int] | None) -> str:
+    if not limits:
+        return ""
+    low, high = min(limits.values()), max(limits.values())
+    return f"at most {high} turns" if low == high else f"at most {low} to {high} turns by kind"
+
+
+def _turn_control(settings: Any) -> Iterator[str]:
+    if not isinstance(settings, Mapping):
+        return
+    if settings.get("reminder"):
+        yield "told how many turns are left"
+    if settings.get("extend"):
+        often, still = settings.get("times"), settings.get("progress")
+        who = f"after progress within {still} turns" if still else "for all that have not ended"
+        yield f"at most {often} extension{'' if often == 1 else 's'} of {settings['extend']} turns {who}"
+
+
+def _selection(settings: Any) -> str:
+    if not isinstance(settings, Mapping):
+        return ""
+    where = "episodes of each task" if settings.get("among") == "episodes" else "actions at each turn"
+    seen = ", which looks at the result" if settings.get("sees_outcome") else ""
+    return f"the best of {settings.get('samples')} {where} by {settings.get('name')}{seen}"
+
+
+def cost_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of each policy with several episodes of a task, several actions at a turn or controlled turns, what these cost.
+
+    Args:
+        policies: Rows of `summary.json`.
+    """
+    of_turns = [
+        f"{row['name']} wrote {found['actions']} actions for this, with {found['action_tokens']} tokens; the "
+        f"{found['turns']} that were taken have {found['taken_tokens']}."
+        for row in policies
+        if (found := row.get("candidates"))
+    ]
+    return [*of_turns, *_taught(policies), *_controlled(policies)] + [
+        f"{row['name']} played {row['drawn']['episodes']} episodes for this, with {row['drawn']['turns']} turns and "
+        f"{row['drawn']['action_tokens']} tokens of its own; {row['drawn']['success_rate']:.3f} of them succeed."
+        for row in policies
+        if row.get("drawn")
+    ]
+
+
+def _taught(policies: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for row in policies:
+        if found := row.get("value_head"):
+            share = found["explained"]
+            said = (
+                "their scores are all alike"
+                if share is None
+                else f"it explains {share:.2f} of how others' scores vary"
+            )
+            yield (
+                f"{row['name']} read {found['episodes']} explored episodes for this, with {found['tokens']} tokens, "
+                f"which taught its value head; {said}."
+            )
+
+
+def _controlled(policies: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for row in policies:
+        if found := row.get("turn_control"):
+            n = found["episodes"]
+            tokens = f" and wrote {found['action_tokens'] / n:.1f} tokens" if found["action_tokens"] else ""
+            yield (
+                f"{row['name']} played {found['turns'] / n:.1f} turns{tokens} an episode; {found['extended']} of {n} "
+                f"episodes were extended, {found['extensions']} times in all."
+            )
+
+
+def _decoding(decoding: Any) -> str:
+    if not isinstance(decoding, Mapping):
+        return ""
+    temperature = decoding.get("temperature")
+    how = "greedy" if temperature == 0 else f"temperature {temperature}, top-p {decoding.get('top_p')}"
+    return f"{how}, at most {decoding.get('max_new_tokens')} tokens a turn"

@@ -1,0 +1,285 @@
+"""Contents of a run folder, read once for the report. Absent files are listed, not an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perturn.analysis.iteration_table import Iteration, joined_metrics, read_iterations
+from perturn.config.parsing import build_entry
+from perturn.config.row_maker_settings import ROWS, RowTraits
+from perturn.data.file_seals import read_manifest, refuse_damage
+from perturn.data.group_account import CreditRow, read_credits
+from perturn.data.run_files import (
+    Confidences,
+    Loss,
+    Metrics,
+    Reference,
+    Stamp,
+    parse_settings,
+    read_note,
+    read_notes,
+    read_sides,
+)
+from perturn.data.run_paths import RunPaths, checkpoint_of
+from perturn.data.store import read_pairs, read_trajectories
+from perturn.errors import RunError
+from perturn.io.read_input import read_text
+from perturn.types import PreferencePair, Trajectory, unfinished
+
+Row = dict[str, Any]
+"""One line of a metrics file."""
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One run folder in memory."""
+
+    paths: RunPaths
+    recipe: str | None
+    settings: Mapping[str, Any]
+    """The recipe's settings."""
+    pivot: float | None
+    """The confidence above which a turn gets the low weight, as the recipe has it."""
+    manifest: Mapping[str, Any]
+    protocol: Mapping[str, Any] | None
+    expert: list[Trajectory]
+    explored: list[Trajectory]
+    pairs: list[PreferencePair]
+    confidence: list[Row]
+    """One row a pair; empty if the file is absent or does not match the pairs."""
+    base: list[Row]
+    sft: list[Row]
+    align: list[Row]
+    evaluation: dict[str, list[Trajectory]]
+    """Trajectories of each policy: base, sft, then the aligned ones as the run evaluated them."""
+    notes: list[str]
+    """Missing files and contradictions, a sentence each."""
+    reference: list[Row] = field(default_factory=list)
+    """Reference log-probabilities of the tokens of each pair; empty if the file is absent or does not match."""
+    loss: Mapping[str, Any] = field(default_factory=dict)
+    """The loss of the alignment with its defaults."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Text of each token id that occurs."""
+    credits: Mapping[str, list[CreditRow]] = field(default_factory=dict)
+    """Rows that each credit gave to the explored episodes, by its name, the run's own first."""
+    mark: str = ""
+    """Mark of the iteration whose episodes, pairs and credits are shown."""
+    iterations: Sequence[Iteration] = ()
+    """All iterations in numbers."""
+
+    @property
+    def stages(self) -> Mapping[str, Mapping[str, Any]]:
+        """Seconds, peak memory and counts of each stage."""
+        stages: Mapping[str, Mapping[str, Any]] = self.manifest.get("stages") or {}
+        return stages
+
+    @property
+    def over(self) -> list[Trajectory]:
+        """Explored episodes that are over: of one that goes on, success and half of its signals are not known yet."""
+        return [one for one in self.explored if not unfinished(one)]
+
+    @property
+    def explored_file(self) -> Path:
+        """The file of the explored episodes that are shown."""
+        return self.paths.trajectories(f"explore{self.mark}")
+
+    @property
+    def compared(self) -> tuple[str, str] | None:
+        """The last policy beyond base and SFT, and `sft`, or `base` in a recipe without SFT; None if not evaluated."""
+        last = aligned_policy(self.evaluation)
+        start = "base" if self.settings.get("sft", "") is None else "sft"
+        return (last, start) if last is not None and start in self.evaluation else None
+
+    def evaluated(self, policy: str) -> str:
+        """The set of a policy's evaluated episodes, as the page's links name it."""
+        return self.paths.label(self.paths.evaluation(policy))
+
+
+def read_run(path: Path) -> RecordedRun:
+    """Read a run folder.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        All it holds, with a note on each part that is missing.
+
+    Raises:
+        RunError: The folder does not exist, holds nothing of a run, or a file in it is malformed.
+    """
+    if not path.is_dir():
+        fault = "is no folder" if path.exists() else "does not exist"
+        raise RunError(f"run folder {str(path)!r} {fault}. Give the folder that `perturn run` made.")
+    manifest = read_manifest(path) or {}
+    files: Mapping[str, Mapping[str, Any]] = manifest.get("files") or {}
+    finished = {file: one for file, one in files.items() if one["stage"] and not checkpoint_of(file)}
+    refuse_damage(path, finished)  # of shared files, and of what a running stage writes, nothing is said
+    paths = RunPaths(path)
+    evaluated = paths.evaluated(manifest.get("stages") or {})
+    evaluation = {policy: rows for policy, file in evaluated.items() if (rows := _trajectories(file))}
+    mark = _shown(paths)
+    pairs = read_pairs(paths.pairs(mark)) if paths.pairs(mark).exists() else []
+    recipe = read_text(paths.recipe, RunError) if paths.recipe.exists() else None
+    settings = parse_settings(recipe or "", str(paths.recipe))
+    notes = _missing(paths, mark, evaluation, settings)
+    iterations = read_iterations(paths, manifest.get("stages") or {})
+    loss = read_note(paths.loss(mark), Loss) or {}
+    confidence, misfits = _confidence(paths, mark, len(pairs))
+    reference = read_sides(paths.reference(mark), Reference)
+    explored = _trajectories(paths.trajectories(f"explore{mark}"))
+    credits, strangers = _credits(paths, mark, explored, files)
+    return RecordedRun(
+        paths=paths,
+        recipe=recipe,
+        settings=settings,
+        pivot=_pivot(settings, loss),
+        loss=loss,
+        manifest=manifest,
+        protocol=read_note(paths.stamp, Stamp),
+        expert=_trajectories(paths.trajectories("expert")),
+        explored=explored,
+        pairs=pairs,
+        confidence=confidence,
+        base=read_notes(paths.metrics("base"), Metrics),
+        sft=read_notes(paths.metrics("sft"), Metrics),
+        align=joined_metrics(iterations) or read_notes(paths.metrics(f"align{mark}"), Metrics),
+        evaluation=evaluation,
+        notes=[*_mark_notes(mark), *notes, *misfits, *strangers, *_panel_notes(evaluation)],
+        reference=reference if len(reference) == len(pairs) else [],
+        texts=read_note(paths.tokens, dict[str, str]) or {},
+        credits=credits,
+        mark=mark,
+        iterations=iterations,
+    )
+
+
+def _confidence(paths: RunPaths, mark: str, pairs: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Confidence and weight of the turns of each pair; a note instead where there are not as many as pairs."""
+    file = paths.confidence(mark)
+    found = read_sides(file, Confidences)
+    if not found or len(found) == pairs:
+        return found, []
+    return [], [
+        f"{paths.name(file)} has {len(found)} rows and {paths.pairs(mark).name} {pairs}; confidences are left out. Run "
+        "the alignment again to write them anew."
+    ]
+
+
+def _shown(paths: RunPaths) -> str:
+    """Mark of the iteration whose episodes are shown: the newest that has pairs or a credit, or else the newest."""
+    marks = paths.marks
+    return next(
+        (mark for mark in reversed(marks) if paths.pairs(mark).exists() or paths.credits(mark)), marks[-1]
+    )
+
+
+def _credits(
+    paths: RunPaths, mark: str, explored: Sequence[Trajectory], sealed: Mapping[str, Any]
+) -> tuple[dict[str, list[CreditRow]], list[str]]:
+    """The credits of the explored episodes, the run's own first, and a note on each that is of others.
+
+    One that is of branches of these as well is shown without them.
+    """
+    turns = {one.key: len(one.turns) for one in explored}
+    found = {name: (file, read_credits(file)) for name, file in paths.credits(mark).items()}
+    branches = _trajectories(paths.trajectories(f"branch{mark}")) if found else []
+    most = turns | {one.key: len(one.turns) for one in branches}
+    weighed = {name: {row.key: len(row.weight) for row in rows} for name, (_, rows) in found.items()}
+    fitting = {name: turns.items() <= its.items() <= most.items() for name, its in weighed.items()}
+    notes = [
+        f"{paths.name(file)} is not of the explored episodes and is left out. Give the credit again: perturn credit."
+        for name, (file, _) in found.items()
+        if not fitting[name]
+    ]
+    own_first = sorted(found, key=lambda name: paths.name(found[name][0]) not in sealed)
+    return {
+        name: [row for row in found[name][1] if row.key in turns] for name in own_first if fitting[name]
+    }, notes
+
+
+def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None:
+    """The last policy that was evaluated, if it is one beyond base and SFT."""
+    aligned = [name for name in evaluation if name not in ("base", "sft")]
+    return aligned[-1] if aligned else None
+
+
+def _missing(
+    paths: RunPaths, mark: str, evaluation: Mapping[str, list[Trajectory]], settings: Mapping[str, Any]
+) -> list[str]:
+    """The parts that a whole run has and this one lacks, but for those whose sections the recipe leaves out.
+
+    Raises:
+        RunError: If it has none.
+    """
+    expected = {
+        paths.recipe: ("the recipe",),
+        paths.manifest: ("versions, counts and cost",),
+        paths.trajectories("expert"): ("expert trajectories", "expert", "sft", "rows"),
+        paths.trajectories(f"explore{mark}"): ("explored trajectories", "explore"),
+        paths.pairs(mark): ("preference pairs", "rows"),
+        paths.metrics("sft"): ("training curves of SFT", "sft"),
+        paths.metrics(f"align{mark}"): ("training curves of the alignment", "align"),
+        paths.confidence(mark): ("confidence of each turn", "align"),
+        paths.evaluation("base"): ("evaluation of the base model", "evaluate"),
+        paths.evaluation("sft"): ("evaluation of the SFT policy", "sft"),
+        paths.stamp: ("the protocol of the evaluation", "evaluate"),
+    }
+    rows = settings.get("rows")
+    traits = (
+        build_entry(ROWS, rows, "rows").traits
+        if isinstance(rows, Mapping)
+        else RowTraits("pairs", expert=True)
+    )
+    if traits.makes != "pairs":
+        del expected[paths.confidence(mark)], expected[paths.pairs(mark)]
+    if not traits.expert and settings.get("sft") is None:
+        del expected[paths.trajectories("expert")]
+    if aligned_policy(evaluation) is None:
+        expected[paths.evaluation("<loss>")] = ("evaluation of an aligned policy", "align")
+    missing = [file for file in expected if not file.exists() or file.stat().st_size == 0]
+    if not evaluation and len(missing) == len(expected):
+        raise RunError(f"{str(paths.folder)!r} holds nothing of a run, such as {paths.manifest.name}.")
+    return [
+        f"This run has no {what} ({paths.name(file)})."
+        for file, (what, *sections) in expected.items()
+        if file in missing and not (sections and all(settings.get(each, "") is None for each in sections))
+    ]
+
+
+def _mark_notes(mark: str) -> list[str]:
+    if not mark:
+        return []
+    return [
+        f"Explored episodes and pairs are those of iteration {int(mark[1:])}; curves and scores are of all."
+    ]
+
+
+def _panel_notes(evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
+    panels = {frozenset(item.task.id for item in trajectories) for trajectories in evaluation.values()}
+    if len(panels) < 2:
+        return []
+    return ["The policies were not evaluated on the same tasks; only the paired comparison allows for that."]
+
+
+def _trajectories(path: Path) -> list[Trajectory]:
+    """In one order, whatever the order in which they ended, so that resampling draws the same."""
+    return sorted(read_trajectories(path), key=lambda one: one.key) if path.exists() else []
+
+
+def _pivot(settings: Mapping[str, Any], loss: Mapping[str, Any]) -> float | None:
+    pivot = loss.get("pivot", _find(settings, "pivot"))
+    return float(pivot) if isinstance(pivot, int | float) else None
+
+
+def _find(settings: Any, key: str) -> Any:
+    """First value of a key at any depth of the recipe, or None."""
+    if not isinstance(settings, Mapping):
+        return None
+    if key in settings:
+        return settings[key]
+    return next(
+        (value for value in (_find(part, key) for part in settings.values()) if value is not None), None
+    )

@@ -1,0 +1,227 @@
+"""The numbers of a run: scores of its policies, their comparison, and what its sets of episodes hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perturn.analysis.iteration_table import iteration_rows
+from perturn.analysis.run_contents import RecordedRun
+from perturn.episodes.triage import SIGNALS, signals_of
+from perturn.stats import Estimate, PairedComparison, mean_interval, paired_comparison, rate_interval
+from perturn.types import Trajectory, failed, score, succeeded
+
+
+def summary_of(run: RecordedRun) -> dict[str, Any]:
+    """The numbers of a run, as `summary.json` holds them; `report.summarize` says which."""
+    compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared))
+    policies = [
+        {
+            "name": name,
+            **policy_row(trajectories),
+            **_drawn(run, name),
+            **_candidates(run, name),
+            **_taught(run, name),
+            **_extended(run, name),
+        }
+        for name, trajectories in run.evaluation.items()
+    ]
+    return {
+        "policies": policies,
+        "comparison": comparison_row(compared, *run.compared) if run.compared and compared else None,
+        "by_kind": _by_kind(run.evaluation),
+        "protocol": run.protocol,
+        "seconds": sum(float(stage.get("seconds") or 0) for stage in run.stages.values()),
+        "iterations": iteration_rows(run.iterations, policies),
+    }
+
+
+def _drawn(run: RecordedRun, policy: str) -> dict[str, Any]:
+    """Cost of a score that is of the best of several episodes of each task."""
+    counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
+    if not counts.get("drawn_episodes"):
+        return {}
+    return {
+        "drawn": {
+            "episodes": counts["drawn_episodes"],
+            "success_rate": counts["drawn_success"] / counts["drawn_episodes"],
+            "turns": counts["drawn_turns"],
+            "action_tokens": counts.get("drawn_action_tokens", 0),
+        }
+    }
+
+
+def _candidates(run: RecordedRun, policy: str) -> dict[str, Any]:
+    """Cost of a score that was made with several actions at each turn."""
+    counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
+    if not counts.get("candidates"):
+        return {}
+    return {
+        "candidates": {
+            "actions": counts["candidates"],
+            "action_tokens": counts["candidate_tokens"],
+            "turns": counts["turns"],
+            "taken_tokens": counts.get("action_tokens", 0),
+        }
+    }
+
+
+def _taught(run: RecordedRun, policy: str) -> dict[str, Any]:
+    """Lessons of the value head by which a score was chosen."""
+    counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
+    if not counts.get("value_episodes"):
+        return {}
+    said = {"episodes": counts["value_episodes"], "tokens": counts["value_tokens"]}
+    return {"value_head": said | {"explained": counts.get("value_explained")}}
+
+
+def _extended(run: RecordedRun, policy: str) -> dict[str, Any]:
+    """Cost of a score whose turns are controlled: of all episodes that were played for it."""
+    counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
+    if "extensions" not in counts:
+        return {}
+    mark = "drawn_" if counts.get("drawn_episodes") else ""
+    return {
+        "turn_control": {
+            "episodes": counts[f"{mark}episodes"],
+            "turns": counts[f"{mark}turns"],
+            "action_tokens": counts.get(f"{mark}action_tokens", 0),
+            "extended": counts["extended"],
+            "extensions": counts["extensions"],
+        }
+    }
+
+
+def compare(a: Sequence[Trajectory], b: Sequence[Trajectory]) -> PairedComparison | None:
+    """Two sets of episodes task by task, samples of a task averaged; None if they share no task."""
+    first, second = scores_by_task(a), scores_by_task(b)
+    if not first.keys() & second.keys():
+        return None
+    return paired_comparison(first, second, bounds=_bounds([*first.values(), *second.values()]))
+
+
+def comparison_row(result: PairedComparison, a: str, b: str) -> dict[str, Any]:
+    """A comparison as JSON data; an end that the data cannot give is None."""
+    return {
+        "a": a,
+        "b": b,
+        "n": result.n,
+        "mean_difference": result.mean_difference,
+        "interval": _ends(result),
+        "p_value": result.p_value,
+        "mcnemar_p_value": result.mcnemar_p_value,
+        "wins": result.wins,
+        "losses": result.losses,
+        "ties": result.ties,
+    }
+
+
+def scores_by_task(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Score of each task, averaged over its samples."""
+    scores: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        scores.setdefault(trajectory.task.id, []).append(score(trajectory))
+    return {task: sum(values) / len(values) for task, values in scores.items()}
+
+
+def set_rows(run: RecordedRun) -> list[dict[str, Any]]:
+    """A row of figures for each set of episodes of a run."""
+    sets = {
+        "expert trajectories": run.expert,
+        "explored trajectories": run.over,
+        "chosen side of the pairs": [pair.chosen for pair in run.pairs],
+        "rejected side of the pairs": [pair.rejected for pair in run.pairs],
+    } | {f"evaluation of {name}": items for name, items in run.evaluation.items()}
+    return [_set_row(name, items) for name, items in sets.items() if items]
+
+
+def signal_rows(sets: Mapping[str, Sequence[Trajectory]]) -> list[dict[str, Any]]:
+    """For each signal, the share of each set's episodes that show it, and success with and without it."""
+    found = {name: [(succeeded(one), signals_of(one)) for one in items] for name, items in sets.items()}
+    all_found = [each for episodes in found.values() for each in episodes]
+    return [
+        {
+            "name": signal,
+            "counts": {
+                name: sum(signal in signals for _, signals in episodes) / len(episodes)
+                for name, episodes in found.items()
+                if episodes
+            },
+            "with": _success_rate([ok for ok, signals in all_found if signal in signals]),
+            "without": _success_rate([ok for ok, signals in all_found if signal not in signals]),
+        }
+        for signal in SIGNALS
+    ]
+
+
+def _success_rate(successes: Sequence[bool]) -> Estimate | None:
+    return rate_interval(sum(successes), len(successes)) if successes else None
+
+
+def _set_row(name: str, items: Sequence[Trajectory]) -> dict[str, Any]:
+    turns = [turn for item in items for turn in item.turns]
+    return {
+        "name": name,
+        "n": len(items),
+        "tasks": len({item.task.id for item in items}),
+        "score": sum(score(item) for item in items) / len(items),
+        "success": sum(map(succeeded, items)) / len(items),
+        "turns": len(turns) / len(items),
+        "truncated": sum(item.truncated for item in items),
+        "invalid": sum(not turn.valid for turn in turns),
+        "all_turns": len(turns),
+        "failed": sum(map(failed, items)),
+    }
+
+
+def policy_row(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """The scores of a policy's episodes; see `report.summarize`."""
+    mean = _mean([score(trajectory) for trajectory in trajectories])
+    success = rate_interval(sum(map(succeeded, trajectories)), len(trajectories))
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    written = [turn.action.token_ids for turn in turns]
+    return {
+        "n": len(trajectories),
+        "mean_score": mean.mean,
+        "interval": _ends(mean),
+        "success_rate": success.mean,
+        "success_interval": _ends(success),
+        "mean_turns": len(turns) / len(trajectories),
+        "turns_p75": _percentile([len(trajectory.turns) for trajectory in trajectories], 75),
+        "mean_tokens": None
+        if None in written
+        else sum(len(ids or ()) for ids in written) / len(trajectories),
+        "invalid_rate": sum(not turn.valid for turn in turns) / len(turns) if turns else None,
+        "failed": sum(map(failed, trajectories)),
+    }
+
+
+def _by_kind(evaluation: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, Any]]:
+    kinds = sorted({item.task.kind for trajectories in evaluation.values() for item in trajectories})
+    table: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+    for name, trajectories in evaluation.items():
+        for kind in kinds:
+            scores = [score(trajectory) for trajectory in trajectories if trajectory.task.kind == kind]
+            if scores:
+                mean = _mean(scores)
+                table[kind][name] = {"n": mean.n, "mean_score": mean.mean, "interval": _ends(mean)}
+    return table
+
+
+def _percentile(counts: Sequence[int], percent: int) -> int:
+    """The smallest count that so many percent of all do not exceed."""
+    return sorted(counts)[math.ceil(percent * len(counts) / 100) - 1]
+
+
+def _mean(scores: Sequence[float]) -> Estimate:
+    return mean_interval(scores, bounds=_bounds(scores))
+
+
+def _bounds(scores: Sequence[float]) -> tuple[float, float] | None:
+    """Scores are meant to lie between 0 and 1; an environment that pays otherwise is taken as unbounded."""
+    return (0.0, 1.0) if all(0 <= score <= 1 for score in scores) else None
+
+
+def _ends(found: Estimate | PairedComparison) -> list[float | None]:
+    return [end if math.isfinite(end) else None for end in (found.low, found.high)]

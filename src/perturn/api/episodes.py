@@ -1,0 +1,264 @@
+"""Episodes and scores without a run: of an environment, and of a policy that may be an object."""
+
+from __future__ import annotations
+
+import logging
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from perturn.analysis.run_summary import compare, policy_row
+from perturn.chat.end_tokens import declared_ends
+from perturn.chat.model_names import load_tokenizer, resolve_model
+from perturn.chat.tokens import Renderer
+from perturn.config.explorer_settings import ExploreSettings
+from perturn.config.parsing import build, parse
+from perturn.config.sections import ProtocolSettings, Section, Tasks, Worlds
+from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
+from perturn.envs.abilities import abilities_of
+from perturn.envs.load_environment import environment_maker
+from perturn.envs.user_environment import at_border
+from perturn.envs.world_process import ProcessWorlds, runs_here
+from perturn.episodes.formats import FORMATS
+from perturn.episodes.play_many import Job, play, play_alone
+from perturn.episodes.seeds import make_jobs
+from perturn.errors import ConfigError
+from perturn.faults import closing_world
+from perturn.policy.models import context_length, load_policy, weights_digest
+from perturn.run.protocol_rules import rules_for
+from perturn.run.score_recipe import scored_panel, turn_tokens
+from perturn.run.session import make_protocol
+from perturn.run.stages.collect_stage import shown
+from perturn.run.stages.evaluate_stage import stamp
+from perturn.run.task_lists import choose_tasks
+from perturn.stats import PairedComparison
+from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Task, Trajectory
+
+_logger = logging.getLogger(__name__)
+
+Policy = Any
+"""A Hub id, a folder, a transformers model, or an `Engine`; to `collect`, also "expert"."""
+World = str | Mapping[str, Any] | Callable[[], Environment]
+"""A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, or what makes a world."""
+
+
+def collect(
+    policy: Policy,
+    environment: World,
+    *,
+    split: str = "train",
+    n: int | None = None,
+    skip: int = 0,
+    samples: int = 1,
+    protocol: str | EpisodeProtocol | None = None,
+    sampling: Sampling | None = None,
+    tokenizer: Any = None,
+    engine: Section | None = None,
+    concurrency: int = 16,
+    seed: int = 0,
+) -> list[Trajectory]:
+    """Play tasks; failed episodes are among the results.
+
+    Args:
+        policy: A Hub id, a folder, a transformers model, an `Engine`, or "expert": the environment's own.
+        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, or what makes a world.
+        split: Of the tasks.
+        n: Tasks, chosen the same way each time; None: all.
+        skip: Tasks to leave out first.
+        samples: Episodes of each task.
+        protocol: Rules, or the name of rules; None: what the environment declares, else defaults.
+        sampling: How actions are decoded; None: at temperature 1.
+        tokenizer: Of a transformers model; None: of its `name_or_path`.
+        engine: Section `engine` that serves a Hub id or a folder; None: the local engine.
+        concurrency: Episodes played at the same time.
+        seed: Of the episodes.
+
+    Returns:
+        Trajectories, in the order of the tasks.
+
+    Raises:
+        PerturnError: If a setting is wrong, or the environment or the model cannot be loaded.
+    """
+    parse(ExploreSettings, {"samples": samples, "concurrency": concurrency})
+    make = _maker(environment)
+    with closing_world(make()) as env:
+        if policy == "expert" and "expert" not in abilities_of(env):
+            raise ConfigError(f"{env.name} has no expert; give a model as policy.")
+        tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
+        rules = _rules(protocol, env, tasks[0])
+    jobs = make_jobs(tasks, seed, samples)
+    if policy == "expert":
+        return _in_order(
+            jobs, play_alone(jobs, partial(shown, protocol=rules), make, concurrency=concurrency)
+        )
+    how = sampling or Sampling(temperature=1.0, max_new_tokens=turn_tokens(rules.format))
+    with _serving(policy, rules, tokenizer, engine) as served:
+        return _in_order(
+            jobs, play(jobs, served, make, protocol=rules, sampling=how, concurrency=concurrency)
+        )
+
+
+@dataclass(frozen=True)
+class Score:
+    """A policy's score on a panel of tasks, with its protocol and its episodes."""
+
+    n: int
+    """Episodes; one that failed counts as score 0 and no success."""
+    mean_score: float
+    interval: list[float | None]
+    """Ends of the 95 % interval; None where the data cannot give one."""
+    success_rate: float
+    success_interval: list[float | None]
+    mean_turns: float
+    turns_p75: int
+    """The smallest number of turns that three quarters of the episodes do not exceed."""
+    mean_tokens: float | None
+    """Tokens that the policy wrote in an episode; None where actions came as text."""
+    invalid_rate: float | None
+    failed: int
+    protocol: dict[str, Any]
+    """Conditions that must be equal before two scores are compared."""
+    trajectories: list[Trajectory] = field(repr=False)
+
+    def against(self, other: Score) -> PairedComparison | None:
+        """This score minus another, paired by task; None if they share no task."""
+        return compare(self.trajectories, other.trajectories)
+
+
+def evaluate(
+    policy: Policy,
+    environment: World,
+    *,
+    split: str | None = None,
+    n: int | None = None,
+    protocol: str | EpisodeProtocol | None = None,
+    sampling: Sampling | None = None,
+    tokenizer: Any = None,
+    engine: Section | None = None,
+    concurrency: int = 16,
+    seed: int = 0,
+) -> Score:
+    """Score a policy on held-out tasks.
+
+    Args:
+        policy: A Hub id, a folder, a transformers model, or an `Engine`.
+        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, or what makes a world.
+        split: Of the tasks; None: test, or what else the environment keeps for it.
+        n: Tasks, each kind about as often as in the split; None: 50, or all if there are fewer.
+        protocol: Rules, or the name of rules; None: what the environment declares, else defaults.
+        sampling: How actions are decoded; None: as the protocol says, else greedily.
+        tokenizer: Of a transformers model; None: of its `name_or_path`.
+        engine: Section `engine` that serves a Hub id or a folder; None: the local engine.
+        concurrency: Episodes played at the same time.
+        seed: Of the episodes.
+    """
+    parse(ExploreSettings, {"concurrency": concurrency})
+    make = _maker(environment)
+    with closing_world(make()) as env:
+        chosen = scored_panel(env, split, n)
+        tasks = choose_tasks(env, chosen)
+        rules = _rules(protocol, env, tasks[0])
+        name = env.name
+    how = sampling or rules.sampling or Sampling(max_new_tokens=turn_tokens(rules.format))
+    jobs = make_jobs(tasks, seed)
+    with _serving(policy, rules, tokenizer, engine) as served:
+        played = _in_order(
+            jobs, play(jobs, served, make, protocol=rules, sampling=how, concurrency=concurrency)
+        )
+    conditions = stamp(name, _section(environment), chosen.split, tasks, rules, how, seed)
+    return Score(**policy_row(played), protocol=conditions, trajectories=played)
+
+
+def _maker(environment: World) -> Callable[[], Environment]:
+    """The maker of the worlds: named ones run in processes of their own, as in a run."""
+    section = _section(environment)
+    if section is None and callable(environment):
+        return lambda: at_border(environment(), getattr(environment, "__name__", "environment"))
+    if section is None or "name" not in section:
+        raise ConfigError(
+            "environment must be a name, a section with a name, or what makes a world, got "
+            f"{reprlib.repr(environment)}; `perturn list environments` shows the names."
+        )
+    limits = Worlds()
+    return environment_maker(section) if runs_here(section, limits) else ProcessWorlds(section, limits)
+
+
+def _section(environment: World) -> Section | None:
+    """The section `environment`; None of what makes worlds itself."""
+    if isinstance(environment, str):
+        return {"name": environment}
+    return dict(environment) if isinstance(environment, Mapping) else None
+
+
+def _rules(protocol: str | EpisodeProtocol | None, env: Environment, task: Task) -> EpisodeProtocol:
+    if isinstance(protocol, EpisodeProtocol):
+        return protocol
+    return make_protocol(ProtocolSettings(**rules_for(protocol, env, lambda: task).settings))
+
+
+def _in_order(jobs: Sequence[Job], played: Iterable[Trajectory]) -> list[Trajectory]:
+    """Trajectories, which come as they end, in the order of their jobs."""
+    index_of = {(job.task.id, job.sample): index for index, job in enumerate(jobs)}
+    found = sorted(played, key=lambda one: index_of[one.key])
+    if filled := sum(one.filled_context is True for one in found):
+        _logger.warning(
+            "%d of %d episodes filled the model's context; they were truncated there, as at the turn limit, and keep "
+            "their rewards.",
+            filled,
+            len(found),
+        )
+    return found
+
+
+@contextmanager
+def _serving(
+    policy: Policy, rules: EpisodeProtocol, tokenizer: Any, engine: Section | None
+) -> Iterator[Engine]:
+    """The engine that answers for a policy; one that is given stays open."""
+    if isinstance(policy, Engine):
+        yield policy
+        return
+    settings: EngineSettings = build(ENGINES, engine or {"name": "local"}, "engine")
+    path = str(policy) if isinstance(policy, str | Path) else ""
+    if path and settings.traits.serves_checkpoints:
+        path = resolve_model(path, _logger.info)
+    load = partial(load_policy, path, policy=Path(path).name, dtype="auto", template=None, say=_logger.info)
+    serving = Serving(
+        Path(path).name or "policy",
+        path,
+        FORMATS[rules.format].stop,
+        load if path else partial(_loaded, policy, tokenizer),
+    )
+    opened = settings.open(serving)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def _loaded(model: Any, tokenizer: Any) -> Loaded:
+    """A model of the caller's, as it is."""
+    return Loaded(
+        model=model,
+        tokens=Renderer(tokenizer or tokenizer_of(model), ends=declared_ends(model)),
+        name=f"policy@{weights_digest(model)[:12]}",
+        device=model.device.type,
+        dtype=str(model.dtype).removeprefix("torch."),
+        context=context_length(model),
+    )
+
+
+def tokenizer_of(model: Any) -> Any:
+    """The tokenizer of a model of the caller's, by the name that it was loaded from."""
+    config = getattr(model, "config", None)
+    if config is None:
+        raise ConfigError(
+            f"a policy must be a Hub id, a folder, a transformers model or an Engine, got {reprlib.repr(model)}."
+        )
+    if not config.name_or_path:
+        raise ConfigError("the model does not say what it was loaded from; give its tokenizer as tokenizer=.")
+    return load_tokenizer(config.name_or_path)

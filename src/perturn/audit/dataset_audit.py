@@ -1,0 +1,281 @@
+"""The audit of a dataset or a run: lengths, duplicates, template problems, and what is dropped, cut or refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perturn.audit.audit_text import refused
+from perturn.audit.training_view import View, recipe_of, totals, view_of
+from perturn.chat.model_names import load_config
+from perturn.chat.tokens import NO_TURN, Encoded, silent_turns
+from perturn.config.recipe import Recipe
+from perturn.config.row_maker_settings import RowInputs, RowMaker, RowTraits
+from perturn.config.stages import makes
+from perturn.data.run_files import Confidences, read_sides
+from perturn.data.run_paths import RunPaths
+from perturn.data.store import read_trajectories
+from perturn.episodes.calls.call import Tools
+from perturn.episodes.tool_calls import understand
+from perturn.errors import DataError, ModelError
+from perturn.formats.json_stream import Record
+from perturn.formats.read_rows import Row, Tally, open_rows, read_branches, read_each, told
+from perturn.formats.row_sources import Source
+from perturn.formats.trl_rows import told_unread
+from perturn.policy.examples import Example, encode_example
+from perturn.types import Action, PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
+
+_EXAMPLES = 5
+"""Examples listed of each kind of finding."""
+
+
+def audit(
+    data: Path, model: str, max_length: int | None = None, chat_template: str | None = None
+) -> dict[str, Any]:
+    """Examine data as training would see it, without training.
+
+    Args:
+        data: Rows from any source, or a run folder: its expert trajectories and its pairs, recorded or as they would be
+            made.
+        model: Whose tokenizer, chat template and context length count.
+        max_length: Length limit in tokens; None: the model's own.
+        chat_template: Name, file or Jinja; None: the run's, else the tokenizer's own.
+
+    Raises:
+        PerturnError: If nothing can be read, or there is no such model.
+    """
+    context = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
+    run, recipe = RunPaths(data), recipe_of(data)
+    parts = _files_of(run, recipe) if recipe else {"rows": data}
+    max_length = max_length or (recipe.model.max_length if recipe else None)
+    template: dict[str, Any] = {
+        "problems": [],
+        "control_tokens": [],
+        "texts_with_control_tokens": 0,
+        "not_as_sampled": 0,
+    }
+    found: dict[str, Any] = {
+        "data": str(data),
+        "model": model,
+        "max_length": max_length,
+        "context": context or None,
+        "parts": {},
+        "usable": 0,
+        "refused": [],
+        "template": template,
+    }
+    try:
+        view = view_of(data, model, max_length=max_length, chat_template=chat_template)
+    except ModelError as error:
+        template["problems"].append(str(error))
+        return found
+    if view.branches:
+        parts["branches"] = view.branches
+    for name, file in parts.items():
+        source = open_rows(file)
+        part = _Part(name, view, view.max_length or context or None, source)
+        for record, row in (read_branches if name == "branches" else read_each)(source, part.tally):
+            part.add(record, row)
+        found["parts"][name] = part.summary()
+        found["refused"] += part.refused
+        template["control_tokens"] += part.control_tokens[:_EXAMPLES]
+        template["texts_with_control_tokens"] += len(part.control_tokens)
+        template["not_as_sampled"] += part.not_as_sampled
+    found["usable"] = sum(part["usable"] for part in found["parts"].values())
+    return found | (_run_facts(run, recipe.rows) if recipe else {})
+
+
+def _files_of(run: RunPaths, recipe: Recipe) -> dict[str, Path]:
+    """The files of rows that a run has, by the names of their parts.
+
+    Raises:
+        DataError: If it has none.
+    """
+    parts = {"expert": run.trajectories("expert"), "pairs": run.pairs(run.mark)}
+    if makes(recipe, "groups"):
+        parts["explored"] = run.trajectories(f"explore{run.mark}")
+    if makes(recipe, "single", "labelled"):
+        parts["outcomes"] = run.outcomes(run.mark)
+    there = {name: file for name, file in parts.items() if file.is_file()}
+    if not there:
+        raise DataError(f"{run.folder} has no data yet; run: perturn collect {run.folder}")
+    return there
+
+
+@dataclass
+class _Part:
+    """One file's rows, as training would see them."""
+
+    name: str
+    view: View
+    limit: int | None
+    source: Source
+    examples: list[Example] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    refused: list[dict[str, Any]] = field(default_factory=list)
+    control_tokens: list[dict[str, Any]] = field(default_factory=list)
+    not_as_sampled: int = 0
+    failed: int = 0
+    """Rows that training leaves out, since an episode in them FAILED."""
+    silent_turns: int = 0
+    tally: Tally = field(default_factory=Tally)
+
+    def add(self, record: Record, row: Row | DataError) -> None:
+        """Take in one row, or note why training would refuse it."""
+        number = record.number
+        try:
+            if isinstance(row, DataError):
+                raise row
+            played = row.trajectory if isinstance(row, WeightedTrajectory) else row
+            if any(map(failed, _sides(played))):
+                self.failed += 1
+                return
+            self._check_text(number, played)
+            view = self.view
+            how = (view.renderer, self.limit, view.shared_prefix)
+            self.examples.append(encode_example(row, *how, own_turns=view.own_turns))
+            self.numbers.append(number)
+            self.silent_turns += sum(len(silent_turns(side)) for side in _sides(played))
+        except (DataError, ModelError) as error:
+            self.refused.append({"part": self.name, **refused(record, str(error))})
+
+    def _check_text(self, number: int, row: Trajectory | PreferencePair) -> None:
+        """Look for control tokens in texts, and for actions that are not what was sampled."""
+        for side in _sides(row):
+            for turn, where, tokens in self._control_tokens(side):
+                self.control_tokens.append(
+                    {"part": self.name, "row": number, "turn": turn, "where": where, "tokens": tokens}
+                )
+            self.not_as_sampled += sum(
+                not self._is_as_sampled(turn.action, side.tools) for turn in side.turns
+            )
+
+    def _control_tokens(self, side: Trajectory) -> Iterator[tuple[int | None, str, list[str]]]:
+        """Each text of a trajectory that holds control tokens: its turn, if any, which text it is, and the tokens."""
+        renderer = self.view.renderer
+        control = renderer.control
+        texts: list[tuple[int | None, str, list[str]]] = [
+            (None, "prompt", control.find(side.prompt)),
+            (None, "tools", control.find_in_values(side.tools)),
+            (None, "chat_template_kwargs", control.find_in_values([side.template_kwargs])),
+        ]
+        for index, turn in enumerate(side.turns):
+            heard = control.find((*turn.observation, *(turn.recalled or ())))
+            texts += [(index, "observation", heard), (index, "action", renderer.control_in(turn.action))]
+        return (text for text in texts if text[2])
+
+    def _is_as_sampled(self, action: Action, tools: Tools) -> bool:
+        """Whether an action's text is what its token ids say."""
+        if action.token_ids is None or action.tool_calls:
+            return True
+        read = self.view.renderer.action(action.token_ids, (), tools)
+        said = understand(read, tools)[0] if tools else read
+        return said.text.strip() == action.text.strip()
+
+    def summary(self) -> dict[str, Any]:
+        """Counts, lengths, duplicates, cuts."""
+        sides = [side for example in self.examples for side in example.sides]
+        cut = [
+            number
+            for number, example in zip(self.numbers, self.examples, strict=True)
+            if any(side.dropped_turns for side in example.sides)
+        ]
+        return {
+            "rows": len(self.examples) + len(self.refused) + self.failed,
+            "failed": self.failed,
+            "usable": len(self.examples),
+            **totals(self.examples),
+            "lengths": {
+                "tokens": _spread([at.stop - at.start for side in sides for at in side.sequences]),
+                "turns": _spread([side.turns for side in sides]),
+                "tokens_of_a_turn": _spread([n for side in sides for n in _turn_lengths(side)]),
+            },
+            "duplicates": self._duplicates(),
+            "silent_turns": self.silent_turns,
+            "read_as": self.source.shape,
+            "unit": self.source.unit,
+            "shapes": dict(self.tally.shapes),
+            "unread": told_unread(self.tally.unread),
+            "notes": told(self.tally),
+            "cut": {
+                "trajectories": sum(side.dropped_turns > 0 for side in sides),
+                "turns": sum(side.dropped_turns for side in sides),
+                "limit": self.limit,
+                "rows": cut[:_EXAMPLES],
+            },
+        }
+
+    def _duplicates(self) -> dict[str, Any]:
+        """Rows that are the same tokens, and chosen sides that several rows share."""
+        first: dict[tuple[tuple[int, ...], ...], int] = {}
+        rows = []
+        for number, example in zip(self.numbers, self.examples, strict=True):
+            key = tuple(tuple(side.ids) for side in example.sides)
+            if first.setdefault(key, number) != number:
+                rows.append([first[key], number])
+        chosen = Counter(tuple(each.chosen.ids) for each in self.examples if each.rejected is not None)
+        return {
+            "rows": len(rows),
+            "examples": rows[:_EXAMPLES],
+            "chosen_used_again": sum(count - 1 for count in chosen.values()),
+        }
+
+
+def _sides(row: Trajectory | PreferencePair) -> tuple[Trajectory, ...]:
+    return (row,) if isinstance(row, Trajectory) else (row.chosen, row.rejected)
+
+
+def _turn_lengths(side: Encoded) -> Iterable[int]:
+    """Loss tokens of every turn."""
+    return Counter(turn for turn in side.turn if turn != NO_TURN).values()
+
+
+def _spread(values: Sequence[int]) -> dict[str, float]:
+    """Least, median, upper quantiles, most; empty if there is no value."""
+    if not values:
+        return {}
+    points = {"min": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    return {name: float(np.quantile(values, at)) for name, at in points.items()}
+
+
+def _run_facts(run: RunPaths, rows: RowMaker | None) -> dict[str, Any]:
+    """Facts of a run on its data beyond the rows.
+
+    Returns:
+        `pairing`: explored trajectories by outcome, under the recipe's settings, if it pairs them all and has both
+            files.
+        `tasks`: expert episodes that nobody is taught, and evaluated tasks that were trained on.
+        `weights`: turn weights and confidences that the alignment has recorded, by side.
+    """
+    facts: dict[str, Any] = {}
+    files = [run.trajectories(stage) for stage in ("expert", f"explore{run.mark}")]
+    experts, explored = (list(read_trajectories(file)) if file.is_file() else [] for file in files)
+    taught = [one for one in experts if succeeded(one)]
+    with_expert = rows is not None and rows.traits == RowTraits("pairs", expert=True)
+    if rows is not None and with_expert and all(file.is_file() for file in files):
+        inputs = RowInputs(sorted(explored, key=lambda one: one.key), taught)
+        facts["pairing"] = dict(rows(inputs).counts)
+    trained = {one.task.id for one in (*experts, *explored)}
+    evaluated = {one.task.id for file in run.evaluated(()).values() for one in read_trajectories(file)}
+    facts["tasks"] = {
+        "unsuccessful_expert": len(experts) - len(taught),
+        "evaluated_and_trained": len(trained & evaluated),
+    }
+    if sides := read_sides(run.confidence(run.mark), Confidences):
+        facts["weights"] = {side: _weights([row[side] for row in sides]) for side in ("chosen", "rejected")}
+    return facts
+
+
+def _weights(sides: Sequence[Any]) -> dict[str, float]:
+    weights = [weight for side in sides for weight in side["weight"]]
+    return {
+        "turns": len(weights),
+        "mean_confidence": float(np.mean([value for side in sides for value in side["confidence"]])),
+        "mean_weight": float(np.mean(weights)),
+        "highest_weight_share": float(np.mean(np.isclose(weights, max(weights)))),
+    }

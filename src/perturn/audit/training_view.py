@@ -1,0 +1,171 @@
+"""How data is looked at: as the training it is for would see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perturn.chat.model_names import load_tokenizer
+from perturn.chat.templates import chat_template as template_of
+from perturn.chat.tokens import NO_TURN, Renderer
+from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.stages import makes, stages
+from perturn.data.run_paths import RunPaths
+from perturn.errors import ConfigError
+from perturn.formats.row_sources import open_source
+from perturn.policy.examples import Example
+from perturn.table import locate
+
+
+@dataclass(frozen=True)
+class View:
+    """Rules by which rows become tokens with weights."""
+
+    renderer: Renderer
+    max_length: int | None
+    shared_prefix: str
+    loss: dict[str, Any]
+    """Name and settings of the loss whose weights are shown."""
+    credit: dict[str, Any] | None
+    """Name and settings of what weighs; None: the loss's own."""
+    branches: Path | None = None
+    """Branches of a run that are rows too."""
+    own_turns: bool = False
+    """Whether an episode that was played on from another carries loss on the turns alone that it added."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """That of the model."""
+        return self.renderer.tokenizer
+
+
+def view_of(
+    data: Path,
+    model: str,
+    loss_name: str | None = None,
+    max_length: int | None = None,
+    chat_template: str | None = None,
+) -> View:
+    """A run's own settings, or those of a stranger's file.
+
+    Args:
+        data: JSONL file or run folder.
+        model: Whose tokenizer counts.
+        loss_name: Loss whose weights are shown; None: that of the run's alignment, else tlm-dre.
+        max_length: Length limit in tokens; None: the run's, else none.
+        chat_template: Name, file or Jinja; None: the run's, else the tokenizer's own.
+
+    Raises:
+        PerturnError: If there is no such model, or its chat template cannot be used.
+    """
+    recipe = recipe_of(data)
+    align = recipe.align if recipe else None
+    named = align is not None and loss_name in (None, align.loss["name"])
+    section: dict[str, Any] = dict(align.loss) if align and named else {"name": loss_name or "tlm-dre"}
+    template = chat_template or (template_of(recipe.model) if recipe else None)
+    credit = recipe.credit if recipe and named else None
+    of_groups = recipe is not None and makes(recipe, "groups")
+    return View(
+        renderer=Renderer(load_tokenizer(model), template),
+        max_length=max_length or (recipe.model.max_length if recipe else None),
+        shared_prefix=align.shared_prefix if align else "keep",
+        loss=section,
+        credit=credit,
+        branches=_branches(RunPaths(data), section, credit) if of_groups else None,
+        own_turns=of_groups and _trains_own_turns(section, credit),
+    )
+
+
+def _branches(run: RunPaths, loss: dict[str, Any], section: dict[str, Any] | None) -> Path | None:
+    """The newest branches of a run with groups, if its credit trains on them."""
+    file = run.trajectories(f"branch{run.mark}")
+    return file if file.is_file() and _credit(loss, section).traits.trains_branches else None
+
+
+def _credit(loss: dict[str, Any], section: dict[str, Any] | None) -> Any:
+    """The credit of a loss."""
+    return locate("perturn.training.credit_choice:named_credit")(loss, section)[1]
+
+
+def _trains_own_turns(loss: dict[str, Any], section: dict[str, Any] | None) -> bool:
+    """Whether the credit of a loss trains own turns alone."""
+    found: bool = locate("perturn.training.credit_choice:trains_own_turns")(_credit(loss, section))
+    return found
+
+
+def recipe_of(data: Path) -> Recipe | None:
+    """The recipe of a run folder, if it is one."""
+    paths = RunPaths(data)
+    return read_recipe(paths.recipe) if paths.is_run else None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Episodes that a policy of a run played for Best-of-N, and how the run would see them."""
+
+    file: Path
+    max_length: int | None
+    chat_template: str | None
+
+
+def drawn_by(run: Path, policy: str) -> Drawn:
+    """All that a policy played on the evaluation panel, not only the episodes that are scored.
+
+    Raises:
+        ConfigError: If there are none, naming the policies that have some.
+    """
+    paths, recipe = RunPaths(run), recipe_of(run)
+    if recipe is None:
+        raise ConfigError(f"--drawn names a policy of a run, and {str(run)!r} is no run; give a run folder.")
+    file = paths.drawn(policy)
+    there = sorted(each.stem for each in file.parent.glob("*.jsonl"))
+    if policy not in there:
+        known = (
+            f"Those that did: {', '.join(there)}." if there else "evaluate.select in the recipe has it do so."
+        )
+        raise ConfigError(f"policy {policy!r:.80} played no episodes for Best-of-N in {run}. {known}")
+    return Drawn(file, recipe.model.max_length, template_of(recipe.model))
+
+
+def model_of(data: Path, model: str | None) -> str:
+    """The model to inspect with: the one given, or else the reference of the run's newest iteration.
+
+    Where that was let go, as of an earlier iteration, it is the policy which that iteration made.
+
+    Raises:
+        ConfigError: If no model is given and the data is no run.
+        DataError: If there is no such data, so that no model is looked up for it.
+    """
+    recipe = recipe_of(data)
+    if recipe is not None:
+        paths = RunPaths(data)
+        newest = [stage for stage in stages(recipe) if stage.name == f"align{paths.mark}"]
+        policies = [policy for stage in newest for policy in (stage.reference, stage.policy)] or ["sft"]
+        if makes(recipe, "single", "labelled"):  # which may have learned words that no earlier one knows
+            policies.reverse()
+        folders = [folder for policy in policies if _is_there(folder := paths.checkpoint(policy))]
+        begun = str(paths.checkpoint("base")) if recipe.base else recipe.model.name
+        trained = str(folders[0]) if folders and "base" not in policies[:1] else begun
+        return model or trained
+    if not data.exists():
+        open_source(data)
+    if model is None:
+        raise ConfigError(f"--model is missing: {str(data)!r} is no run, so name the model it is for.")
+    return model
+
+
+def _is_there(policy: Path) -> bool:
+    return (policy / "config.json").is_file()
+
+
+def totals(examples: Sequence[Example]) -> dict[str, int]:
+    """Counts over all sides of all rows."""
+    sides = [side for example in examples for side in example.sides]
+    return {
+        "trajectories": len(sides),
+        "turns": sum(side.turns for side in sides),
+        "tokens": sum(len(side.ids) for side in sides),
+        "loss_tokens": sum(turn != NO_TURN for side in sides for turn in side.turn),
+    }

@@ -1,0 +1,277 @@
+"""Show which token carries which weight: the audit of masks before a GPU hour is spent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from perturn.audit.audit_text import named, say_shapes
+from perturn.audit.audit_text import refused as told_refused
+from perturn.audit.training_view import View, recipe_of, totals, view_of
+from perturn.chat.tokens import NO_TURN, Encoded
+from perturn.config.stages import makes
+from perturn.data.group_account import CreditRow, read_credits
+from perturn.data.run_paths import RunPaths
+from perturn.errors import ConfigError, DataError, ModelError, PerturnError
+from perturn.formats.json_stream import Record
+from perturn.formats.read_rows import Row, Tally, open_rows, read_branches, read_each
+from perturn.formats.row_sources import Source
+from perturn.policy.examples import Example, encode_example
+from perturn.table import locate
+from perturn.types import Trajectory, WeightedTrajectory
+
+_NEXT = "\n--- the next turn, as the policy saw it ---\n"
+
+_STYLES = {
+    "high": "bold white on dark_red",
+    "low": "black on light_goldenrod2",
+    "one": "black on pale_green3",
+}
+
+
+def inspect_json(
+    data: Path,
+    model: str,
+    max_length: int | None = None,
+    limit: int | None = None,
+    chat_template: str | None = None,
+) -> Iterator[str]:
+    """One JSON object a row: the tokens of each side with role, turn and whether they carry loss.
+
+    Where the policy saw a shortened history, each turn is a `sequence` of its own, and the tokens have its number.
+
+    Of a row that training would refuse the object has its line as `row`, and the `reason`.
+
+    Raises:
+        DataError: After the last row, naming those that were refused.
+    """
+    _check_limit(limit)
+    view = view_of(data, model, max_length=max_length, chat_template=chat_template)
+    source = open_rows(_file(data))
+    refused: list[dict[str, Any]] = []
+    is_empty = limit != 0
+    for record, found in islice(_encoded(source, data, view), limit):
+        is_empty = False
+        if isinstance(found, PerturnError):
+            refused.append(told_refused(record, str(found)))
+            yield json.dumps(refused[-1])
+            continue
+        sides = {"chosen": found.chosen, "rejected": found.rejected}
+        yield json.dumps(
+            {name: _tokens(side, view.tokenizer) if side else [] for name, side in sides.items()}
+        )
+    _refuse(source, refused, empty=is_empty)
+
+
+def _encoded(
+    source: Source, data: Path, view: View, tally: Tally | None = None
+) -> Iterator[tuple[Record, Example | PerturnError]]:
+    """Each row's place, and the row as tokens with the weights it has, or why training would refuse it."""
+    given = _given(data, view)
+    for record, row in _numbered(source, view, tally):
+        try:
+            if isinstance(row, DataError):
+                raise row
+            own: CreditRow | WeightedTrajectory | None = None
+            if isinstance(row, WeightedTrajectory):
+                own = row
+            elif isinstance(row, Trajectory):
+                own = given.get(row.key)
+            example = encode_example(
+                row, view.renderer, view.max_length, view.shared_prefix, own_turns=view.own_turns
+            )
+            yield (
+                record,
+                locate("perturn.training.sampled_rows:with_weight")(example, own.weight, own.clip)
+                if own
+                else example,
+            )
+        except (DataError, ModelError) as error:
+            yield record, error
+
+
+def _numbered(source: Source, view: View, tally: Tally | None) -> Iterator[tuple[Record, Row | DataError]]:
+    """Yield each row with its record. Rows of branches follow, if they are trained on, with the next numbers."""
+    number = 0
+    for record, row in read_each(source, tally):
+        number = record.number
+        yield record, row
+    if file := view.branches:
+        for record, row in read_branches(open_rows(file)):
+            at = number + record.number
+            named_row = DataError(f"{file.name}:{record.label}: {row}") if isinstance(row, DataError) else row
+            yield replace(record, number=at, label=str(at)), named_row
+
+
+def _file(data: Path) -> Path:
+    """The rows that are shown: of a run those that its newest alignment learns from."""
+    paths, recipe = RunPaths(data), recipe_of(data)
+    if recipe is None:
+        return data
+    if makes(recipe, "groups"):
+        return paths.trajectories(f"explore{paths.mark}")
+    if makes(recipe, "single", "labelled"):
+        return paths.outcomes(paths.mark)
+    return paths.pairs(paths.mark)
+
+
+def _given(data: Path, view: View) -> dict[tuple[str, int], CreditRow]:
+    """Weights that a run has written down for its groups, by task and sample; none of pairs and files."""
+    recipe, paths = recipe_of(data), RunPaths(data)
+    if recipe is None or not makes(recipe, "groups"):
+        return {}
+    name, _ = locate("perturn.training.credit_choice:named_credit")(view.loss, view.credit)
+    file = paths.credit(name, paths.mark)
+    if not file.is_file():
+        raise ConfigError(f"{file} is not there yet, so no turn has a weight; run: perturn credit {data}")
+    return {row.key: row for row in read_credits(file)}
+
+
+def _refuse(source: Source, refused: list[dict[str, Any]], empty: bool) -> None:
+    """Refuse a source with bad rows, or without any.
+
+    Raises:
+        DataError: Naming them.
+    """
+    if refused:
+        raise DataError(named(source, refused))
+    if empty:
+        raise DataError(f"{source.name} holds no row ({source.shape}); give rows to train on.")
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 0:
+        raise ConfigError(f"limit must be >= 0, got {limit}.")
+
+
+def _tokens(side: Encoded, tokenizer: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": token,
+            "text": tokenizer.decode([token]),
+            "role": role,
+            "turn": None if turn == NO_TURN else turn,
+            "loss": turn != NO_TURN,
+            **({"sequence": number} if len(side.starts) > 1 else {}),
+        }
+        for number, span in enumerate(side.sequences)
+        for token, role, turn in zip(side.ids[span], side.role[span], side.turn[span], strict=True)
+    ]
+
+
+def inspect(
+    data: Path,
+    model_name: str,
+    loss_name: str | None,
+    console: Console,
+    max_length: int | None = None,
+    limit: int = 3,
+    chat_template: str | None = None,
+) -> None:
+    """Print rows in colour, each turn with its confidence and weight, and totals.
+
+    Args:
+        data: Rows from any source, or a run folder.
+        model_name: Reference policy and tokenizer.
+        loss_name: Loss whose turn weights are shown; None: the run's own, else tlm-dre.
+        console: Where to print.
+        max_length: As in training.
+        limit: Rows to print; totals count all rows.
+        chat_template: Name, file or Jinja; None: the run's, else the tokenizer's own.
+
+    Raises:
+        ConfigError: If there is no such loss.
+        DataError: After all is printed, naming the rows that training would refuse.
+    """
+    _check_limit(limit)
+    view = view_of(data, model_name, loss_name, max_length, chat_template)
+    given = _given(data, view)
+    credit = None if given else locate("perturn.training.credit_choice:credit_of")(view.loss, view.credit)
+    source, tally = open_rows(_file(data)), Tally()
+    rows = list(_encoded(source, data, view, tally))
+    examples = {record.label: row for record, row in rows if isinstance(row, Example)}
+    refused = [told_refused(record, str(row)) for record, row in rows if isinstance(row, PerturnError)]
+    if examples:
+        say_shapes(source, tally, console)
+        weighed = locate("perturn.policy.reference:turn_weights")(
+            model_name, list(examples.values())[:limit], credit
+        )
+        for (label, example), weights in zip(examples.items(), weighed, strict=False):
+            clips = [side.tolist() for side in example.clip] or [[]] * len(example.sides)
+            sides = zip(("chosen", "rejected"), example.sides, weights, clips, strict=False)
+            for name, side, of_turns, clip in sides:
+                console.rule(f"{source.unit} {label} {name}")
+                factors = dict(zip(of_turns, clip, strict=False))  # empty: there are none
+                console.print(_coloured(side, of_turns, factors, view.tokenizer))
+        _legend(console)
+        _totals(console, list(examples.values()))
+    _refuse(source, refused, empty=not rows)
+
+
+def _coloured(
+    side: Encoded, weights: dict[int, tuple[float, float]], clips: dict[int, float], tokenizer: Any
+) -> Text:
+    text = Text()
+    values = [weight for _, weight in weights.values()]
+    highest, lowest = max(values), min(values)
+    last, starts = NO_TURN, set(side.starts[1:])
+    for index, (token, turn) in enumerate(zip(side.ids, side.turn, strict=True)):
+        if index in starts:
+            text.append(_NEXT, style="cyan")
+        piece = tokenizer.decode([token])
+        if turn == NO_TURN:
+            text.append(piece, style="dim")
+        else:
+            confidence, weight = weights[turn]
+            if turn != last:
+                clip = f" clip={clips[turn]:.2g}" if turn in clips else ""
+                text.append(f"[{turn}: p={confidence:.2f} w={weight:.2g}{clip}]", style="cyan")
+            kind = _kind(weight, lowest, highest)
+            text.append(piece.replace("\n", "⏎\n"), style=_STYLES[kind])
+        last = turn
+    return text
+
+
+def _kind(weight: float, lowest: float, highest: float) -> str:
+    """How a weight is shown: advantages by their sign, others by whether they are the highest."""
+    if lowest < 0:
+        return "high" if weight > 0 else "low" if weight < 0 else "one"
+    return "one" if highest == lowest else "high" if weight == highest else "low"
+
+
+def _legend(console: Console) -> None:
+    console.print(
+        Text.assemble(
+            ("no loss", "dim"),
+            "  ",
+            ("highest weight, or a positive advantage", _STYLES["high"]),
+            "  ",
+            ("lower weight, or a negative advantage", _STYLES["low"]),
+            "  ",
+            ("one weight for all, or none", _STYLES["one"]),
+            "  [turn: p=confidence w=weight clip=factor on the clip range, where there is one]",
+        )
+    )
+
+
+def _totals(console: Console, examples: list[Example]) -> None:
+    found = totals(examples)
+    sides = [side for example in examples for side in example.sides]
+    console.print(
+        f"{len(examples)} rows, {found['trajectories']} trajectories, {found['turns']} turns; "
+        f"{found['tokens']} tokens, {found['loss_tokens']} carry loss "
+        f"({found['loss_tokens'] / max(found['tokens'], 1):.1%}); "
+        f"longest {max((side.longest for side in sides), default=0)} tokens; "
+        f"{sum(side.dropped_turns for side in sides)} turns dropped by the length limit"
+    )
+    if quoted := sum(side.quoted_turns for side in sides):
+        console.print(
+            f"{quoted} actions hold control tokens as text, which are read as plain text (see --check)"
+        )

@@ -1,0 +1,1 @@
+"""Chat templates: messages -> text -> tokens, with a turn index for each token."""

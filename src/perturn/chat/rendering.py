@@ -1,0 +1,229 @@
+"""Messages -> text -> tokens: a chat template with its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import cached_property
+from typing import Any
+
+from perturn.chat.control_tokens import ANCHORS, MARK, ControlTokens, PlainTokens, find_control_tokens
+from perturn.chat.thoughts import Thoughts, find_thoughts
+from perturn.errors import DataError, ModelError
+from perturn.types import Action, Message
+
+NO_TURN = -1
+"""Turn index of a token that carries no loss."""
+
+_KEPT = 128
+"""Texts whose tokens are kept."""
+
+_PROBE = "\u2063probe\u2063"
+
+
+class ChatTemplate:
+    """Messages as a tokenizer and its chat template write them."""
+
+    def __init__(self, tokenizer: Any, text: str | None) -> None:
+        """Find what ends a turn; `text` is a template's, to use instead of the tokenizer's own.
+
+        Raises:
+            ModelError: If there is no template, or nothing that a policy could end its turn with.
+        """
+        self.tokenizer = tokenizer
+        self.text = text or tokenizer.chat_template
+        if not self.text:
+            raise ModelError(
+                f"tokenizer {tokenizer.name_or_path!r} has no chat template; give one with `chat_template`."
+            )
+        self._known: dict[str, tuple[int, ...]] = {}
+        self.special_ids = {*map(int, tokenizer.all_special_ids), *map(int, tokenizer.added_tokens_decoder)}
+        self._variables: Mapping[str, Any] = {}
+        self._varied: dict[str, ChatTemplate] = {}  # by their variables
+        self.control = ControlTokens()
+        self.end_id = self._find_end_of_turn()
+        self.end_text = self.decode([self.end_id])
+        self.call_end_id = self._find_end_of_call()
+        """Token that closes a message with calls; in most templates it is the end of any turn."""
+        self.call_end_text = self.decode([self.call_end_id])
+        self.control = find_control_tokens(tokenizer, self.end_text, self.call_end_text, self.try_render)
+        self._plain = PlainTokens(tokenizer, self.special_ids, self.end_id)
+
+    def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
+        """The template with further variables, such as `enable_thinking`."""
+        if not variables:
+            return self
+        key = json.dumps(variables, sort_keys=True)
+        if key not in self._varied:
+            other = copy(self)
+            other._variables = variables
+            other.__dict__.pop("thoughts", None)  # may be others
+            self._varied[key] = other
+        return self._varied[key]
+
+    @cached_property
+    def thoughts(self) -> Thoughts:
+        """The key of thoughts, and whether the template adds empty ones."""
+        return find_thoughts(self._try)
+
+    def _try(self, messages: list[Message]) -> str | None:
+        try:
+            return self._write(messages, (), generate=False)
+        except ModelError:
+            return None
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False) -> str:
+        """The text of a conversation; with `generate`, up to where the policy starts to write.
+
+        Control tokens in the text of messages, tools and variables are broken up (`perturn.chat.control_tokens`).
+
+        Raises:
+            ModelError: If the template refuses it, or leaves a system text out of a prompt.
+            DataError: If a message has a thought as a field, and the template reads none.
+        """
+        return self._write(self.thoughts.shown(messages), tools, generate)
+
+    def _write(self, messages: Sequence[Message], tools: Sequence[Any], generate: bool) -> str:
+        try:
+            text = str(
+                self.tokenizer.apply_chat_template(
+                    self.control.quote(messages),
+                    tools=self.control.quote_values(tools) or None,
+                    chat_template=self.text,
+                    add_generation_prompt=generate,
+                    tokenize=False,
+                    **self.control.quote_values([self._variables])[0],
+                )
+            )
+        except Exception as error:  # a template is code of others
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ModelError(f"the chat template cannot render this conversation: {reason}") from error
+        system = messages[0].get("content") if messages and messages[0]["role"] == "system" else None
+        if generate and isinstance(system, str) and self.control.quote_text(system).strip() not in text:
+            raise ModelError(
+                f"the chat template of {self.tokenizer.name_or_path!r} leaves out the system text; give one that "
+                "writes it with `chat_template` (perturn list templates has ours)."
+            )
+        return text
+
+    def try_render(
+        self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False
+    ) -> str | None:
+        """Render a conversation that some templates refuse, such as one that stops after the system message."""
+        try:
+            return self.render(messages, tools, generate)
+        except ModelError:
+            return None
+
+    def added(self, before: str, after: str, what: str) -> str:
+        """Text that the template appended.
+
+        Raises:
+            ModelError: If it changed the text that was already there.
+        """
+        if after.startswith(before):
+            return after[len(before) :]
+        same = first_difference(before, after)
+        raise ModelError(
+            f"the chat template of {self.tokenizer.name_or_path!r} is not append-only: adding {what} changed earlier "
+            f"text from {before[same : same + 30]!r} to {after[same : same + 30]!r}. A policy trained on it would see "
+            "other tokens than it sampled. Give a template that keeps earlier turns as they are with `chat_template` "
+            "(perturn list templates has ours; for models that drop earlier thoughts: the same template without that "
+            "rule)."
+        )
+
+    def end_of(self, text: str, action: Action) -> str:
+        """The end of a turn that decides how the next text is tokenized: the token that closed the turn, if one did."""
+        end = next((end for end in (self.end_text, self.call_end_text) if text.endswith(end)), "")
+        if not end or not action.token_ids or action.token_ids[-1] not in self.special_ids:
+            return end
+        return self.decode(action.token_ids[-1:])
+
+    def before_end(self, text: str, message: Message) -> tuple[str, str]:
+        """A text up to the token that closes an assistant message, and that token; two empty texts without one."""
+        before, end, _ = text.rpartition(self.call_end_text if message.get("tool_calls") else self.end_text)
+        return before, end
+
+    def tokenize_after(self, before: str, text: str) -> tuple[int, ...]:
+        """Tokens of a text as they are where it follows another one, whose own tokens stay as they are.
+
+        Some tokenizers put a space before whatever they are given, so a text alone may begin with another token. Where
+        one would reach over the seam, the text begins with a token of its own, as it does for a policy that continues
+        the tokens of the prompt.
+        """
+        for context in (before, *ANCHORS):
+            known, both = self.tokenize(context), self.tokenize(context + text)
+            if both[: len(known)] == known:
+                return both[len(known) :]
+        raise ModelError(
+            f"the tokenizer {self.tokenizer.name_or_path!r} changes the tokens of what comes before a text that begins "
+            f"with {text[:30]!r}, so turns cannot be told apart; give a `chat_template` whose prompts end in a special "
+            "token or a line break."
+        )
+
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text, and nothing besides; broken control tokens in it are plain text.
+
+        The newest ones are kept: an answer is tokenized after them, and sequences of an episode begin alike.
+        """
+        if text in self._known:
+            return self._known[text]
+        if any("\ud800" <= each <= "\udfff" for each in text):
+            raise DataError(
+                "the text has half of a surrogate pair, which no tokenizer reads; correct the row."
+            )
+        ids = self._tokenize_quoted(text) if MARK in text else self._tokenize(text)
+        self._known[text] = ids
+        if len(self._known) > _KEPT:
+            self._known.pop(next(iter(self._known)), None)
+        return ids
+
+    def _tokenize(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _tokenize_quoted(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text that may hold broken control tokens."""
+        before, *parts = self.control.split(text)
+        ids = self._tokenize(before)
+        for token, following in zip(parts[::2], parts[1::2], strict=True):
+            ids += self._plain.tokens(token)
+            ids += self.tokenize_after(self._plain.context(token), following) if following else ()
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones with it."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _find_end_of_turn(self) -> int:
+        """The special token that closes an assistant message."""
+        messages: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
+        tail = self.render(messages, ()).rpartition(_PROBE)[2]
+        for token in self.tokenize(tail):
+            if token in self.special_ids:
+                return int(token)
+        raise ModelError(
+            f"the chat template of {self.tokenizer.name_or_path!r} does not close an assistant message with a special "
+            f"token (it adds {tail!r}), so a policy could not learn to end its turn; give another `chat_template`."
+        )
+
+    def _find_end_of_call(self) -> int:
+        """The special token that closes a message with calls, where it is not the end of turn."""
+        function = {"name": "probe", "description": "", "parameters": {}}
+        tools = [{"type": "function", "function": function}]
+        call = {"id": "probe0000", "type": "function", "function": {"name": "probe", "arguments": {}}}
+        asked: Message = {"role": "user", "content": "a"}
+        opened = self.try_render([asked], tools, generate=True) or ""
+        said = (
+            self.try_render([asked, {"role": "assistant", "content": "", "tool_calls": [call]}], tools) or ""
+        )
+        last = self.tokenize(said.rstrip())[-1:]
+        if self.end_text in said[len(opened) :] or not self.special_ids.issuperset(last):
+            return self.end_id
+        return int(last[0]) if last else self.end_id
+
+
+def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Length of the beginning that both have in common."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

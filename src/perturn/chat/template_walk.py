@@ -1,0 +1,230 @@
+"""A conversation on its way through a chat template, one message after the other.
+
+A chat template takes whole conversations. A walk gives it the newest messages behind the first answer, with all before
+it, and the last turn alone, and takes what it adds, at the price of its newest messages; a worked example's first
+answer is the first one. Most templates write a message alike whatever stands
+far before it, but nothing says so: whether the texts of a walk are those of the whole conversation is compared with one
+rendering of the whole, and a walk that cannot be compared, or differs, is done again with all messages at each step
+(`whole`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+from perturn.chat.rendering import NO_TURN, ChatTemplate, first_difference
+from perturn.errors import ModelError
+from perturn.types import Action, Message, Prompt, Turn
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens that entered the conversation together."""
+
+    ids: tuple[int, ...]
+    role: str
+    turn: int
+    """Index of the turn whose action these tokens are; `NO_TURN` for text the policy did not write."""
+
+
+class Walk:
+    """Turns the policy reads and writes in alternation: `hear`, `say`, `hear`, ..."""
+
+    def __init__(
+        self, template: ChatTemplate, prompt: Sequence[Message], tools: Sequence[Any], whole: bool
+    ) -> None:
+        """Begin with the messages before the first turn.
+
+        With `whole`, all messages are rendered at each step, not the first answer's, the last and the newest alone.
+        """
+        self.turns = 0
+        """Turns said so far."""
+        self.whole = whole
+        self.written = ""
+        """Text of the last turn as the template writes it."""
+        self.partial = False
+        """Whether anything was rendered behind less than all that came before it."""
+        self.remembers = "namespace" in template.text
+        """Whether the template has means to carry something from one message to those after it."""
+        self._template, self._tools = template, tools
+        self._messages = list(prompt)  # all of them
+        self._first: list[Message] = []
+        self._context: list[Message] = []  # what the newest messages are rendered behind
+        # Rendered: up to the first answer, the context, the context and the newest.
+        self._first_text = self._closed = self._opened = ""
+        self._new: list[Message] = []
+        self._heard = self._before = ""
+        self._owed = ""  # what closes the last turn, where the policy did not
+        self._added: list[str] = []  # the whole text, in parts
+
+    def hear(self, observation: Sequence[Message]) -> Piece:
+        """Messages the policy reads, and the opening of its own turn."""
+        self._new = [*([] if self._added else self._messages), *observation]
+        self._messages += observation
+        self.partial |= len(self._context) + len(self._new) < len(self._messages)
+        what = f"a {self._new[-1]['role']} message" if self._new else "an assistant message"
+        self._opened = self._template.render([*self._context, *self._new], self._tools, generate=True)
+        added = self._template.added(self._closed, self._opened, what)
+        self._check_heard(added)
+        self._added.append(added)
+        self._heard = self._owed + added
+        role = str(self._new[-1]["role"]) if self._new else "system"
+        return Piece(self._template.tokenize_after(self._before, self._heard), role, NO_TURN)
+
+    def by_role(self, heard: Piece) -> Iterator[Piece]:
+        """The newest messages, divided where the next one begins."""
+        start = 0
+        known = self._closed.removesuffix(self._owed)
+        for count, message in enumerate(self._new[:-1], start=1):
+            part = self._template.try_render([*self._context, *self._new[:count]], self._tools)
+            if part is None or not (part.startswith(known) and self._opened.startswith(part)):
+                continue
+            alone = self._template.tokenize_after(self._before, part[len(known) :])
+            end = first_difference(alone, heard.ids)
+            if end > start:
+                yield Piece(heard.ids[start:end], str(message["role"]), NO_TURN)
+                start = end
+        yield Piece(heard.ids[start:], heard.role, NO_TURN)
+
+    def say(self, action: Action) -> Piece:
+        """The policy's own turn: the tokens it sampled, or those of its text."""
+        message = action.message()
+        said = [*self._new, message]
+        template, opened = self._template, self._opened
+        answer = template.added(
+            opened, template.render([*self._context, *said], self._tools), "an assistant message"
+        )
+        text, end = template.before_end(answer, message)
+        if not end:
+            raise ModelError(
+                f"the chat template did not close an assistant message with {template.end_text!r}."
+            )
+        written = self.written = text + end
+        self._check_tool_calls([*self._context, *said], written)
+        cut = action.token_ids is not None and not action.ended
+        own = text if cut else written
+        ids = action.token_ids or template.tokenize_after(self._before + self._heard, written)
+        self._owed = written[len(own) :]
+        self._before = template.end_of(opened + own, action)
+        self._added.append(written)
+        self._messages.append(message)
+        self._close(said, opened + written)
+        self.turns += 1
+        return Piece(ids, "assistant", self.turns - 1)
+
+    def fork(self) -> Walk:
+        """Another walk from here on, which leaves this one where it is."""
+        other = copy(self)
+        other._messages, other._added = list(self._messages), list(self._added)
+        return other
+
+    def confirm(self, open_turn: bool = False) -> None:
+        """Compare the texts so far with one rendering of the whole; `open_turn`: the policy is to write next.
+
+        Raises:
+            ModelError: If they differ.
+        """
+        if not self.partial:
+            return
+        text = "".join(self._added)
+        whole = self._template.render(self._messages, self._tools, generate=open_turn)
+        if not (whole == text if open_turn else whole.startswith(text)):
+            raise ModelError("the chat template writes a message otherwise where others stand far before it.")
+
+    def _close(self, said: list[Message], text: str) -> None:
+        """Choose what the next messages are rendered behind."""
+        if self.turns == 0:
+            self._first, self._first_text = self._beginning(said, text)
+            self._context, self._closed = said, text
+        elif self.whole:
+            self._context, self._closed = [*self._context, *said], text
+        else:  # the next rendering says whether it begins so
+            self._closed = self._first_text + text[len(self._closed) :]
+            self._context = [*self._first, *said]
+
+    def _beginning(self, said: list[Message], text: str) -> tuple[list[Message], str]:
+        """The messages up to the first answer, and their text; all where the text does not begin with it."""
+        count = next(index for index, each in enumerate(said, start=1) if each["role"] == "assistant")
+        if count < len(said) and (alone := self._template.try_render(said[:count], self._tools)):
+            begun, end = self._template.before_end(alone, said[count - 1])
+            if end and text.startswith(begun + end):
+                return said[:count], begun + end
+        return said, text
+
+    def _check_heard(self, added: str) -> None:
+        """Refuse a template that leaves out a message, so that a policy would not read it.
+
+        A template may write a text otherwise than it is, such as with escapes. So a text that is not found is replaced
+        by a plain one before the template is blamed.
+        """
+        for index, message in enumerate(self._new):
+            text = self._template.control.quote([message])[0].get("content")
+            if message["role"] == "assistant" or not isinstance(text, str) or text.strip() in added:
+                continue
+            plain = [*self._new[:index], {**message, "content": "probe"}, *self._new[index + 1 :]]
+            written = self._template.try_render([*self._context, *plain], self._tools, generate=True)
+            if written is not None and "probe" not in written[len(self._closed) :]:
+                raise ModelError(
+                    f"the chat template leaves out a message of role {message['role']!r} ({text[:40]!r}). Give a "
+                    "template that writes it with `chat_template`, or another role, such as system for developer."
+                )
+
+    def _check_tool_calls(self, messages: Sequence[Message], written: str) -> None:
+        """Refuse a template that leaves out tool calls, so that an action does not reach the tokens.
+
+        Which tool is called is up to the policy, and a template may write a strange name otherwise than it is, such as
+        with an escaped quote. So a name that is not found is replaced by a plain one before the template is blamed.
+        """
+        quoted = self._template.control.quote(messages[-1:])[0]
+        calls = [dict(call.get("function", call)) for call in quoted.get("tool_calls", ())]
+        if all(str(call.get("name", "")) in written for call in calls):
+            return
+        plain = [
+            {"type": "function", "function": {**call, "name": f"probe_{n}"}} for n, call in enumerate(calls)
+        ]
+        text = self._template.render([*messages[:-1], {**messages[-1], "tool_calls": plain}], self._tools)
+        left_out = [str(call.get("name")) for n, call in enumerate(calls) if f"probe_{n}" not in text]
+        if left_out:
+            raise ModelError(
+                f"the chat template leaves out tool calls: turn {self.turns} calls {left_out[0]!r}, but the text is "
+                f"{written!r}. Give a template that writes them with `chat_template`."
+            )
+
+
+class Asked:
+    """The prompts of a conversation, each the beginning of the next."""
+
+    def __init__(self, walk: Walk, prompt: Prompt) -> None:
+        self.walk = walk
+        self.ids = array("q")
+        self._begun = prompt.messages, prompt.tools
+        self._turns: tuple[Turn, ...] = ()
+        self._heard: tuple[Message, ...] | None = None
+        self._next_look = 0
+
+    def leads_to(self, prompt: Prompt) -> bool:
+        """Whether the prompt asks for a later turn of the same conversation."""
+        known = len(self._turns)
+        return (
+            len(prompt.turns) > known
+            and self._begun == (prompt.messages, prompt.tools)
+            and self._turns == prompt.turns[:known]
+            and self._heard == prompt.turns[known].observation
+        )
+
+    def follow(self, prompt: Prompt) -> None:
+        """Walk on to the place where the policy writes next; now and then, compare with the whole."""
+        for turn in prompt.turns[len(self._turns) :]:
+            if self._heard is None:
+                self.ids.extend(self.walk.hear(turn.observation).ids)
+            self.ids.extend(self.walk.say(turn.action).ids)
+            self._heard = None
+        self.ids.extend(self.walk.hear(prompt.observation).ids)
+        self._turns, self._heard = prompt.turns, prompt.observation
+        if self.walk.partial and (self.walk.turns >= self._next_look or self.walk.remembers):
+            self.walk.confirm(open_turn=True)
+            self._next_look = 2 * self.walk.turns

@@ -1,0 +1,372 @@
+"""Chat templates that turns can be trained with: ours by name, those of files, and which of ours replaces a stock one.
+
+Ours write what the stock template of their family writes, but for a rule that made earlier text depend on later
+messages. The first line of each file says whose it is and what was changed.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from perturn.config.sections import ModelSettings
+from perturn.errors import ConfigError, did_you_mean
+from perturn.io.read_input import read_text, user_path
+from perturn.types import Message
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Template:
+    """One of our chat templates."""
+
+    name: str
+    text: str
+    """Jinja."""
+
+    @property
+    def says(self) -> str:
+        """Whose it is, and what was changed."""
+        return self.text.partition("\n")[0].removeprefix("{#- ").removesuffix(" -#}")
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """A template that is another file with other settings."""
+
+    of: str
+    settings: Mapping[str, str]
+    """Jinja for variables that the file sets, by name."""
+    says: str
+    """Its first line."""
+
+    def read(self, name: str, files: Mapping[str, str]) -> Template:
+        """The template."""
+        text = f"{{#- {self.says} -#}}\n" + files[self.of].partition("\n")[2]
+        for key, value in self.settings.items():
+            head, line, tail = text.partition(f"{{%- set {key} = ")
+            assert line, f"{self.of} sets no {key}"
+            text = head + line + value + tail[tail.index(" -%}") :]
+        return Template(name, text)
+
+
+_OFF = {"thinking": "enable_thinking | default(false)"}
+_EMPTY = "Changed: the empty thoughts that open an answer stay in every turn."
+_XHIGH = (
+    "Reasoning effort is set to xhigh. Please think carefully through the task, validate key assumptions, consider "
+    "plausible alternatives, and prioritize correctness, consistency, and clarity in the final answer."
+)
+_LOW = (
+    "Reasoning effort is set to low. Keep your thinking brief and focused, moving directly to the conclusion without "
+    "unnecessary elaboration."
+)
+_EFFORTS = {"efforts": f"{{'xhigh': '{_XHIGH}', 'low': '{_LOW}'}}"}
+_ULTRA = {"closing": "'</think>'"}
+_LFM2 = ("<|tool_list_start|>", "<|tool_list_end|>", "<|tool_response_start|>", "<|tool_response_end|>")
+
+_VARIANTS: Mapping[str, _Variant] = {
+    "qwen3-nothink": _Variant("qwen3", _OFF, f"Qwen3 with thinking off (enable_thinking=False). {_EMPTY}"),
+    "qwen3.5-nothink": _Variant(
+        "qwen3.5", _OFF, f"Qwen3.5 up to 2B, and Qwen3.5 to Qwen3.8 with thinking off. {_EMPTY}"
+    ),
+    "qwen3.8": _Variant(
+        "qwen3.5", _EFFORTS, "Qwen3.8. Changed: thoughts within the text are not written behind empty ones."
+    ),
+    "nemotron3-nothink": _Variant(
+        "nemotron3", _OFF, f"Nemotron 3 with thinking off (enable_thinking=False). {_EMPTY}"
+    ),
+    "nemotron3-ultra": _Variant(
+        "nemotron3", _ULTRA, "Nemotron 3 Ultra and Nemotron 3.5 Lightning. Changed: as in nemotron3."
+    ),
+    "glm4.5-nothink": _Variant("glm4.5", _OFF, f"GLM-4.5 and GLM-4.6 with thinking off. {_EMPTY}"),
+    "glm4.7": _Variant("glm4.5", {"gap": "''"}, "GLM-4.7, GLM-5 and GLM-5.1. Changed: as in glm4.5."),
+    "glm4.7-nothink": _Variant(
+        "glm4.5", {**_OFF, "gap": "''"}, f"GLM-4.7, GLM-5 and GLM-5.1 with thinking off. {_EMPTY}"
+    ),
+    "deepseek-r1-nothink": _Variant(
+        "deepseek-r1", _OFF, f"DeepSeek-R1 and its distillates without thoughts. {_EMPTY}"
+    ),
+    "deepseek-v3": _Variant(
+        "deepseek-r1", {**_OFF, "opening": "''"}, "DeepSeek-V3 and V3-0324. Changed: as in deepseek-r1."
+    ),
+    "deepseek-v3.1-think": _Variant(
+        "deepseek-v3.1",
+        {"thinking": "enable_thinking | default(true)"},
+        "DeepSeek-V3.1 with thinking on. Changed: as in deepseek-v3.1.",
+    ),
+    "lfm2": _Variant("lfm2.5", {"tags": str(list(_LFM2))}, "LFM2. Changed: calls of tools are written."),
+    "gemma4-nothink": _Variant(
+        "gemma4",
+        {"opening": "'<|channel>thought\\n<channel|>'"},
+        f"Gemma 4 26B and 31B with thinking off. {_EMPTY}",
+    ),
+}
+"""Templates without a file of their own, by name."""
+
+
+def _read_all() -> dict[str, Template]:
+    """Ours by name, those with a file of their own and their variants."""
+    folder = Path(__file__).parent / "chat_templates"
+    files = {file.stem: file.read_text(encoding="utf-8") for file in folder.glob("*.jinja")}
+    found = [Template(name, text) for name, text in files.items()]
+    found += [variant.read(name, files) for name, variant in _VARIANTS.items()]
+    return {each.name: each for each in sorted(found, key=lambda each: each.name)}
+
+
+TEMPLATES: Mapping[str, Template] = _read_all()
+"""Ours by name."""
+
+_TOOL = {"type": "function", "function": {"name": "look", "description": "Look at it.", "parameters": {}}}
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _says(text: str, *calls: str, reasoning: str = "") -> Message:
+    """An assistant message with calls, and a thought in a field of its own."""
+    made = [
+        {"id": name, "type": "function", "function": {"name": "look", "arguments": {"at": name}}}
+        for name in calls
+    ]
+    message: Message = {"role": "assistant", "content": text}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if made:
+        message["tool_calls"] = made
+    return message
+
+
+def _result(of: str) -> Message:
+    return {"role": "tool", "tool_call_id": of, "content": "red"}
+
+
+_SYSTEM = {"role": "system", "content": "Play well."}
+_IDS = ("call00000", "call00001")
+_DARK = "It is dark."
+_THOUGHT = f"<think>\n{_DARK}\n</think>\n\n"
+
+_ASKED = ([_user("Hi")], [_SYSTEM, _user("Hi")])
+_ANSWERED = ([_user("Hi"), _says("Hello")], [_user("Hi"), _says("Hello"), _user("Go")])
+"""Conversations by which a stock template is recognised: it writes all of the first and one of the second as ours does,
+for no rule we changed touches both of the second."""
+
+_THOUGHTFUL = [_user("Hi"), _says("Hello", reasoning=_DARK)]
+"""A conversation by which one of two that both match is chosen."""
+
+_CALLED = [_user("Hi"), _says("", _IDS[0]), _result(_IDS[0])]
+"""A conversation that a stock template must write as ours does: calls and results in their places."""
+
+_OF_AGENTS = (
+    [_SYSTEM, _user("Hi"), _says("Hello"), _user("Go"), _says("Gone")],
+    [_user("Hi"), _says(_THOUGHT + "Hello"), _user("Go"), _says(_THOUGHT + "Gone")],
+    [_user("Hi"), _says("Hello", reasoning=_DARK), _user("Go"), _says("Gone", reasoning="It is lit.")],
+    [_user("Hi"), _says("One", _IDS[0]), _result(_IDS[0]), _says("Seen"), _user("Go")],
+    [_user("Hi"), _says("Both", *_IDS), _result(_IDS[0]), _result(_IDS[1]), _says("Seen"), _user("Go")],
+)
+"""Conversations that show whether a stock template serves."""
+
+_DAY = date(2024, 7, 26)
+"""The day in templates of ours whose stock one reads the clock."""
+_CLOCK = re.compile(r"""strftime_now\(\s*["'](.*?)["']""")
+_MARK = re.compile(
+    r"<[|｜][^<>\s]+>|<[^<>|\s]+[|｜]>|</?s>|<bos>|<\w+_of_turn>|\[(?!/?INST)/?[A-Za-z_]{3,}\]"
+)
+"""Control tokens in a text; [INST] is no token of Llama 2."""
+_EMPTY_THOUGHT = re.compile(r"(?:<think>\s*|(?<=>))</think>\s*|<\|channel>thought\n<channel\|>")
+_DOUBLE = re.compile(r"</think>\s*<think>")
+"""Empty thoughts before thoughts, where a template does not see those within a text."""
+
+
+def choose_template(tokenizer: Any, wanted: str | None) -> str | None:
+    """Text of the chat template to use instead of the tokenizer's own, if any.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer.
+        wanted: Name of one of ours, a file, or Jinja; None: the tokenizer's own (of several, the default one), or ours
+            in place of a stock one that does not serve many turns.
+
+    Raises:
+        ConfigError: If there is no such template.
+    """
+    if wanted is not None:
+        return read_template(wanted, "chat_template")
+    if isinstance(tokenizer.chat_template, dict):
+        return str(tokenizer.chat_template.get("default", "")) or None
+    ours = replacement(tokenizer)
+    if ours is not None:
+        _announce(tokenizer.name_or_path, ours)
+        return ours.text
+    if "strftime_now" in (tokenizer.chat_template or ""):
+        _warn_of_clock(tokenizer.name_or_path)
+    return None
+
+
+def with_template(tokenizer: Any, text: str) -> Any:
+    """The tokenizer with a chat template of its own, which is saved with a policy, so that it is served as trained."""
+    if tokenizer.chat_template == text:
+        return tokenizer
+    own = copy.copy(tokenizer)
+    own.chat_template = text
+    return own
+
+
+def chat_template(settings: ModelSettings) -> str | None:
+    """Text of the chat template that a recipe names, if any."""
+    named = settings.chat_template
+    return None if named is None else read_template(named, "model.chat_template")
+
+
+def read_template(wanted: str, where: str) -> str:
+    """Name of one of ours, a file, or Jinja -> Jinja.
+
+    Raises:
+        ConfigError: If it is none of them.
+    """
+    if wanted in TEMPLATES:
+        return TEMPLATES[wanted].text
+    if "{{" in wanted or "{%" in wanted:
+        return wanted
+    file = user_path(wanted, where)
+    if not file.exists():
+        raise ConfigError(
+            f"{where} must be a name, a file or Jinja, and {wanted!r:.200} is neither a template of ours nor a file."
+            f"{did_you_mean(wanted, TEMPLATES)}"
+        )
+    return read_text(file, ConfigError, f"Correct {where}.", longest=1 << 20)
+
+
+def fitting(tokenizer: Any) -> list[str]:
+    """Names of our templates whose control tokens are all tokens of a tokenizer; those with plain text alone last."""
+    known = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(
+        tokenizer.all_special_tokens
+    )
+    marks = {name: _marks(tokenizer, each.text) for name, each in TEMPLATES.items()}
+    fit = [name for name, found in marks.items() if found <= known]
+    own = {*filter(None, (tokenizer.bos_token, tokenizer.eos_token))}
+    return [name for name in fit if marks[name] - own] or fit
+
+
+def _marks(tokenizer: Any, template: str) -> set[str]:
+    """Control tokens that a template writes of conversations without tools and with them."""
+    texts = (_write(tokenizer, template, _OF_AGENTS[0]), _write(tokenizer, template, _CALLED, [_TOOL]))
+    return {mark for text in texts for mark in _MARK.findall(text or "")}
+
+
+def replacement(tokenizer: Any) -> Template | None:
+    """The template of ours that is to be used in place of a tokenizer's own, if any.
+
+    Its own is recognised by what it writes, so that all revisions of a stock template count. It stays where it can
+    write the conversations of agents that ours can, each as the beginning of the next.
+    """
+    own = tokenizer.chat_template
+    if not isinstance(own, str):
+        return None
+    known = [each for each in TEMPLATES.values() if _is_stock_of(tokenizer, own, each.text)]
+    if not known:
+        return None
+    ours = max(known, key=lambda each: _alike(tokenizer, own, each.text, _THOUGHTFUL))
+    talks = [talk for talk in _OF_AGENTS if _serves(tokenizer, ours.text, talk)]
+    called = _write(tokenizer, ours.text, _CALLED, [_TOOL])
+    serves = called in (None, _write(tokenizer, own, _CALLED, [_TOOL]))
+    return None if serves and all(_serves(tokenizer, own, talk) for talk in talks) else ours
+
+
+def _is_stock_of(tokenizer: Any, own: str, ours: str) -> bool:
+    """Whether two templates write short conversations alike, as far as both can, but for empty thoughts."""
+    for number, talk in enumerate(_ASKED):
+        old, new = (_write(tokenizer, each, talk) for each in (own, ours))
+        if old != new and (number == 0 or None not in (old, new)):
+            return False
+    plain, old, new = (
+        _write(tokenizer, each, _ASKED[0], tools=tools)
+        for each, tools in ((own, None), (own, [_TOOL]), (ours, [_TOOL]))
+    )
+    if old not in (plain, new) and None not in (old, new):
+        return False
+    return any(_alike(tokenizer, own, ours, talk) for talk in _ANSWERED)
+
+
+def _alike(tokenizer: Any, own: str, ours: str, talk: list[Message]) -> bool:
+    """Whether two templates write a conversation, and both alike but for empty thoughts."""
+    old, new = (_write(tokenizer, each, talk) for each in (own, ours))
+    return old is not None and new is not None and _EMPTY_THOUGHT.sub("", old) == _EMPTY_THOUGHT.sub("", new)
+
+
+def _serves(tokenizer: Any, template: str, talk: list[Message]) -> bool:
+    """Whether a template writes all that was said, and what it writes up to each turn begins the whole."""
+    tools = [_TOOL] if any(each["role"] == "tool" for each in talk) else None
+    whole = _write(tokenizer, template, talk, tools=tools)
+    thinks = any(_DARK in each["content"] for each in talk)
+    if whole is None or _DOUBLE.search(whole) or (thinks and _DARK not in whole):
+        return False
+    closing = (
+        tokenizer.eos_token or ""
+    )  # some templates end the text with it, behind what ends the last message
+    for index, message in enumerate(talk):
+        if message["role"] != "assistant":
+            continue
+        before = _write(tokenizer, template, talk[:index], tools=tools)
+        after = _write(tokenizer, template, talk[: index + 1], tools=tools)
+        if not before or not after or not whole.startswith(before):
+            return False
+        closed = after.removesuffix(closing)
+        if not whole.startswith(after if closed.endswith(message["content"] or after) else closed):
+            return False
+    return True
+
+
+def _stop_clock(template: str) -> str:
+    """A template that writes the day of ours in place of today's."""
+    days = {form: _DAY.strftime(form) for form in _CLOCK.findall(template)}
+    macro = f"{{%- macro strftime_now(form) -%}}{{{{- {days!r}[form] -}}}}{{%- endmacro -%}}"
+    return macro + template if days else template
+
+
+def _write(
+    tokenizer: Any, template: str, messages: list[Message], tools: list[dict[str, Any]] | None = None
+) -> str | None:
+    """A conversation as a template writes it; None if it refuses."""
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                chat_template=_stop_clock(template),
+                add_generation_prompt=messages[-1]["role"] != "assistant",
+                tokenize=False,
+                date_string=_DAY.strftime("%d %b %Y"),
+            )
+        )
+    except Exception:  # noqa: BLE001  a template is code of others
+        return None
+
+
+@cache
+def _announce(model: str, ours: Template) -> None:
+    """Say once that a stock template was recognised."""
+    _logger.warning(
+        "the chat template of %r is the stock one of %s, which does not serve many turns; Perturn's of that name is "
+        "used in play and training. %s",
+        model,
+        ours.name,
+        ours.says,
+    )
+
+
+@cache
+def _warn_of_clock(model: str) -> None:
+    """Say once that a template's text depends on the day."""
+    _logger.warning(
+        "the chat template of %r reads the clock: a policy may be trained on another text than it played the day "
+        "before. Give one with a fixed date with `chat_template`.",
+        model,
+    )

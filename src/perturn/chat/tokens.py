@@ -1,0 +1,390 @@
+"""The one place that turns a conversation into token ids with a turn index for each token.
+
+Text is tokenized once, piece by piece, as it enters the conversation, and as it would be within the whole of it; ids
+that were sampled are kept as they are. So what a policy sees at turn k is a prefix of what it sees at turn k+1, and
+training sees what was sampled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+from perturn.chat.end_tokens import end_ids
+from perturn.chat.rendering import NO_TURN as NO_TURN
+from perturn.chat.rendering import ChatTemplate, first_difference
+from perturn.chat.template_walk import Asked, Piece, Walk
+from perturn.chat.templates import choose_template, fitting, with_template
+from perturn.chat.turn_checks import check_turns
+from perturn.episodes.calls import CALL_FORMATS
+from perturn.episodes.calls.find_calls import kept_tokens
+from perturn.episodes.prompts import as_seen
+from perturn.episodes.tool_calls import ToolCall, chat_call, understand
+from perturn.errors import DataError, ModelError
+from perturn.types import Action, Message, Prompt, Trajectory, Turn
+
+_KEPT = 256
+"""Conversations whose prompts are continued; the one that was longest without a prompt is let go first."""
+
+_NO_WORD = re.compile(r"\W+")
+
+_PROBE_TURNS = 5
+"""Turns of the conversation that a template is tried with: a walk leaves messages out from the fourth on."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A trajectory as tokens: one sequence; or, where the policy saw a shortened history, one for each of its turns.
+
+    Each is the text that the policy saw, and carries loss on what it wrote then. They are laid end to end, in the order
+    of the turns. `ids`, `turn` and `role` are [tokens].
+    """
+
+    ids: tuple[int, ...]
+    turn: tuple[int, ...]
+    """Turn index where a token carries loss, `NO_TURN` elsewhere."""
+    role: tuple[str, ...]
+    dropped_turns: int = 0
+    """Whole turns cut from the end to keep the length limit."""
+    starts: tuple[int, ...] = (0,)
+    """Where each sequence begins [sequences]."""
+    quoted_turns: int = 0
+    """Turns whose action came as text with control tokens in it, which are plain text here."""
+
+    @property
+    def sequences(self) -> list[slice]:
+        """Where each sequence lies."""
+        return [slice(*span) for span in pairwise((*self.starts, len(self.ids)))]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(stop - start for start, stop in pairwise((*self.starts, len(self.ids))))
+
+    @property
+    def loss_turns(self) -> list[int]:
+        """Turn index of each token that carries loss [loss tokens]."""
+        return [turn for turn in self.turn if turn != NO_TURN]
+
+    @property
+    def turns(self) -> int:
+        """Number of turns that carry loss."""
+        return len(set(self.loss_turns))
+
+
+class Renderer:
+    """Conversation -> tokens, for one tokenizer and its chat template.
+
+    Each message is rendered and tokenized once as a conversation grows, by a `Walk`. A training sequence is compared
+    with one rendering of the whole; so is a prompt each time the conversation has doubled, and each prompt where the
+    template carries something from message to message (`namespace`). Where a template writes a message otherwise
+    because of others far before it, all messages are rendered at each turn, in a time that grows with the square of
+    the turns.
+    """
+
+    def __init__(self, tokenizer: Any, chat_template: str | None = None, *, ends: Iterable[int] = ()) -> None:
+        """Check that the template is append-only and that pieces are tokenized alike; find what ends a turn.
+
+        Args:
+            tokenizer: A Hugging Face tokenizer.
+            chat_template: Name of one of ours, file or Jinja of the template to use instead of the tokenizer's own.
+            ends: Ids of further tokens that end an answer, beside the template's end of turn and the tokenizer's end of
+                text; see `perturn.chat.end_tokens.declared_ends`.
+
+        Raises:
+            ConfigError: If there is none of that name.
+            ModelError: If there is no template or it cannot be used for many turns with this tokenizer.
+        """
+        try:
+            self._prepare(tokenizer, choose_template(tokenizer, chat_template), ends)
+        except ModelError as error:
+            names = [] if chat_template is not None else _working(tokenizer)
+            if not names:
+                raise
+            raise ModelError(
+                f"{error} These of ours work with this tokenizer: {', '.join(names)}."
+            ) from error
+
+    def _prepare(self, tokenizer: Any, template: str | None, ends: Iterable[int]) -> None:
+        self._chat = ChatTemplate(tokenizer, template)
+        self.tokenizer = with_template(tokenizer, self._chat.text)
+        self.template = self._chat.text
+        self.end_id = self._chat.end_id
+        self.end_ids = end_ids(
+            tokenizer, self.end_id, self._chat.special_ids, (self._chat.call_end_id, *ends)
+        )
+        self.end_text = self._chat.end_text
+        self._kept, self._left_out = _special_tokens(tokenizer)
+        self.control = self._chat.control
+        self.probe_ids: list[int] = []
+        """Tokens of the conversation that the template is tried with: its own and those of a few words."""
+        self._whole = False
+        self._asked: OrderedDict[str, Asked] = OrderedDict()
+        self._check_template()
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Tokens an engine continues: everything up to the place where the policy starts to write."""
+        asked = self._asked.pop(prompt.conversation, None)
+        if asked is None or not asked.leads_to(prompt):
+            asked = self._ask(prompt)
+        try:
+            asked.follow(prompt)
+        except ModelError:
+            if asked.walk.whole:
+                raise
+            asked = self._ask(prompt, whole=True)
+            asked.follow(prompt)
+        self._asked[prompt.conversation] = asked
+        if len(self._asked) > _KEPT:
+            self._asked.popitem(last=False)
+        return asked.ids.tolist()
+
+    def encode(
+        self, trajectory: Trajectory, max_length: int | None = None, *, every_turn: bool = False
+    ) -> Encoded:
+        """Tokens of a whole trajectory; turns that do not fit in `max_length` tokens are dropped from the end.
+
+        Of a trajectory that is several sequences, each must fit. Where a turn's does not, later turns are dropped too.
+
+        Args:
+            trajectory: The trajectory.
+            max_length: Limit in tokens of each sequence; None for no limit.
+            every_turn: Whether turns that are not trained, or empty, count as turns that carry loss too.
+
+        Raises:
+            DataError: If the trajectory has no turn, or none that carries loss, or not even the first one fits.
+        """
+        self._check_turns(trajectory)
+        silent = set() if every_turn else silent_turns(trajectory)
+        if len(silent) == len(trajectory.turns):
+            raise DataError(
+                f"trajectory of task {trajectory.task.id!r} has no turn that carries loss: each is empty, or marked as "
+                "not to be trained; remove the row."
+            )
+        try:
+            kept = self._sequences(trajectory, max_length, self._whole)
+        except ModelError:
+            if self._whole:
+                raise
+            kept = self._sequences(trajectory, max_length, whole=True)
+        if not kept:
+            first = replace(trajectory, turns=trajectory.turns[:1])
+            length = len(self.encode(first, every_turn=True).ids)
+            raise DataError(
+                f"trajectory of task {trajectory.task.id!r}: its first turn ends at token {length}, but max_length "
+                f"is {max_length}; raise max_length or shorten the prompt."
+            )
+        pieces = [piece for sequence in kept for piece in sequence]
+        played = sum(piece.turn != NO_TURN for piece in pieces)
+        lengths = [sum(len(piece.ids) for piece in sequence) for sequence in kept]
+        return Encoded(
+            ids=tuple(token for piece in pieces for token in piece.ids),
+            turn=tuple(
+                NO_TURN if piece.turn in silent else piece.turn for piece in pieces for _ in piece.ids
+            ),
+            role=tuple(piece.role for piece in pieces for _ in piece.ids),
+            dropped_turns=len(trajectory.turns) - played,
+            starts=tuple(accumulate(lengths[:-1], initial=0)),
+            quoted_turns=sum(bool(self.control_in(turn.action)) for turn in trajectory.turns[:played]),
+        )
+
+    def check(self, trajectory: Trajectory) -> None:
+        """Refuse a trajectory that the chat template rejects; nothing is tokenized, so this is fast.
+
+        Raises:
+            DataError: If its turns or thoughts are none that training takes.
+            ModelError: If the template cannot render it.
+        """
+        self._check_turns(trajectory)
+        if trajectory.is_one_sequence:
+            chat = self._chat.with_variables(trajectory.template_kwargs)
+            chat.render(trajectory.messages, trajectory.tools)
+
+    def control_in(self, action: Action) -> list[str]:
+        """Control tokens in the text of an action that has no token ids, so that the text is tokenized."""
+        return [] if action.token_ids else self.control.find([action.message()])
+
+    def walk(self, trajectory: Trajectory, whole: bool = False) -> Walk:
+        """A walk from before the first turn of a trajectory; with `whole`, all messages are rendered at each step."""
+        chat = self._chat.with_variables(trajectory.template_kwargs)
+        return Walk(chat, trajectory.prompt, trajectory.tools, whole or self._whole)
+
+    def action(
+        self, ids: Sequence[int], logprobs: Sequence[float], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Action:
+        """Sampled tokens -> an action that keeps them.
+
+        Its text has no special tokens. If tools are offered, special tokens that are parts of calls stay in the text,
+        for `understand` to read.
+        """
+        ended = bool(ids) and ids[-1] in self.end_ids
+        text = self._text(ids[:-1] if ended else ids, with_calls=bool(tools))
+        return Action(text=text, token_ids=tuple(ids), logprobs=tuple(logprobs), ended=ended)
+
+    def require_tools(self) -> None:
+        """Refuse a template that shows no tools, or writes calls in a way that would not be read back.
+
+        Raises:
+            ModelError: Naming what is missing.
+        """
+        call = ToolCall("find_lamp", {"room": "hall", "count": 2})
+        types = {"room": {"type": "string"}, "count": {"type": "integer"}}
+        schema = {"type": "object", "properties": types}
+        tools = [
+            {"type": "function", "function": {"name": call.name, "description": "", "parameters": schema}}
+        ]
+        asked: list[Message] = [{"role": "user", "content": "a"}]
+        opened = self._chat.render(asked, tools, generate=True)
+        wrote: Message = {"role": "assistant", "content": "", "tool_calls": [chat_call(call)]}
+        whole = self._chat.try_render([*asked, wrote], tools) or opened
+        written = self._chat.added(opened, whole, "an assistant message")
+        sampled = self._chat.tokenize(self._chat.before_end(written, wrote)[0])
+        read = understand(Action(self._text(sampled, with_calls=True)), tools)[1]
+        if call.name not in opened or read is None or read.calls != (call,):
+            raise ModelError(
+                f"the chat template of {self.tokenizer.name_or_path!r} shows no tools, or writes calls in none of the "
+                f"known formats ({', '.join(CALL_FORMATS)}), so format 'tools' cannot be played; set "
+                "model.chat_template=tools for a template that does, or to a file of yours."
+            )
+
+    def _check_turns(self, trajectory: Trajectory) -> None:
+        check_turns(trajectory)
+        thoughts = self._chat.with_variables(trajectory.template_kwargs).thoughts
+        for number, turn in enumerate(trajectory.turns):
+            if turn.action.token_ids is None:
+                where = f"task {trajectory.task.id!r}: turns[{number}].action.text"
+                thoughts.refuse_second(turn.action.text, where)
+
+    def _text(self, ids: Sequence[int], with_calls: bool) -> str:
+        """Text of sampled tokens without special tokens; with calls, special tokens that are parts of calls stay."""
+        if with_calls and not self._kept.isdisjoint(ids):
+            shown = [token for token in ids if token not in self._left_out]
+            return str(self.tokenizer.decode(shown, skip_special_tokens=False))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _ask(self, prompt: Prompt, whole: bool = False) -> Asked:
+        return Asked(Walk(self._chat, prompt.messages, prompt.tools, whole or self._whole), prompt)
+
+    def _sequences(self, trajectory: Trajectory, most: int | None, whole: bool) -> list[list[Piece]]:
+        """Pieces of each sequence, with the turns that fit; empty if none does."""
+        if trajectory.is_one_sequence:
+            kept = self._fit(trajectory, trajectory.turns, most, whole)
+            return [list(chain.from_iterable(kept))] if kept else []
+        found = []
+        for index in range(len(trajectory.turns)):
+            seen = as_seen(trajectory, index)
+            kept = self._fit(trajectory, seen, most, whole)
+            if len(kept) < len(seen):
+                break
+            *read, taken = chain.from_iterable(kept)
+            found.append([*(replace(piece, turn=NO_TURN) for piece in read), replace(taken, turn=index)])
+        return found
+
+    def _fit(
+        self, trajectory: Trajectory, turns: Sequence[Turn], most: int | None, whole: bool
+    ) -> list[list[Piece]]:
+        """Pieces of each turn of a sequence, its action last, as far as they fit."""
+        walk = self.walk(trajectory, whole)
+        kept: list[list[Piece]] = []
+        length = 0
+        for turn in turns:
+            heard = walk.hear(turn.observation)
+            pieces = [*walk.by_role(heard), walk.say(turn.action)]
+            _check_thought(turn.action, walk)
+            length += sum(len(piece.ids) for piece in pieces)
+            if most is not None and length > most:
+                break
+            kept.append(pieces)
+        walk.confirm()
+        return kept
+
+    def _check_template(self) -> None:
+        """Refuse a template that rewrites history, or pieces that are not the whole, before any work starts."""
+        turns = [
+            Turn(
+                ({"role": "user", "content": f"observation {i}"},),
+                Action(f"<think>\nwhy {i}\n</think>\n\nact {i}" if i else "act"),
+            )
+            for i in range(_PROBE_TURNS)
+        ]
+        system: Message = {"role": "system", "content": "system"}
+        begun = self._chat.try_render([system, *turns[0].observation], (), generate=True)
+        prompt = () if begun is None else (system,)
+        ids = self.probe_ids = self._probe(prompt, turns, whole=True)
+        try:
+            self._whole = self._probe(prompt, turns, whole=False) != ids
+        except ModelError:
+            self._whole = True
+        shown = [
+            *prompt,
+            *(message for turn in turns for message in (*turn.observation, turn.action.message())),
+        ]
+        self._check_pieces(ids, self._chat.render(shown, ()).rpartition(self.end_text)[0] + self.end_text)
+
+    def _probe(self, prompt: Sequence[Message], turns: Sequence[Turn], whole: bool) -> list[int]:
+        """Tokens of a conversation."""
+        walk = Walk(self._chat, prompt, (), whole)
+        pieces = [piece for turn in turns for piece in (walk.hear(turn.observation), walk.say(turn.action))]
+        walk.confirm()
+        return [token for piece in pieces for token in piece.ids]
+
+    def _check_pieces(self, ids: list[int], text: str) -> None:
+        """Refuse tokens of pieces that stand for another text than those of the whole.
+
+        They may be other tokens: a policy continues the tokens of its prompt, even if the tokenizer would merge the
+        last of them with what follows.
+        """
+        whole = list(self._chat.tokenize(text))
+        pieces, expected = self._chat.decode(ids), self._chat.decode(whole)
+        if ids != whole and pieces != expected:
+            same = first_difference(pieces, expected)
+            raise ModelError(
+                f"the tokenizer {self.tokenizer.name_or_path!r} gives a conversation other tokens turn by turn than as "
+                f"a whole: {pieces[same : same + 30]!r} instead of {expected[same : same + 30]!r}, after "
+                f"{expected[max(0, same - 30) : same]!r}. A policy would learn other tokens than it samples. Give a "
+                "`chat_template` whose prompts end in a special token or a line break."
+            )
+
+
+def _special_tokens(tokenizer: Any) -> tuple[set[int], set[int]]:
+    """Special tokens that are parts of calls, and all others."""
+    texts = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    special = set(texts) | set(tokenizer.all_special_ids)
+    kept = {token for token, text in texts.items() if text in kept_tokens()}
+    return kept, special - kept
+
+
+def _working(tokenizer: Any) -> list[str]:
+    """Names of our templates whose control tokens the tokenizer has, and that serve many turns with it."""
+    found = []
+    for name in fitting(tokenizer):
+        try:
+            Renderer(tokenizer, name)
+        except ModelError:
+            continue
+        found.append(name)
+    return found
+
+
+def _check_thought(action: Action, walk: Walk) -> None:
+    """Refuse a template that leaves out the thought of a turn, so that a policy would not learn it."""
+    if action.token_ids is not None:
+        return
+    within, closed, _ = action.text.partition("</think>")
+    written = _NO_WORD.sub("", walk.written)
+    for thought in (action.reasoning, within.rpartition("<think>")[2] if closed else ""):
+        if _NO_WORD.sub("", thought) in written:
+            continue
+        raise ModelError(
+            f"the chat template leaves out thoughts: turn {walk.turns - 1} thinks {thought[:60]!r}, but is written as "
+            f"{walk.written[:60]!r}. Give a template that writes them with `chat_template` (perturn list templates)."
+        )
+
+
+def silent_turns(trajectory: Trajectory) -> set[int]:
+    """Turns that training puts no loss on, because they are empty or not to be trained."""
+    return {index for index, turn in enumerate(trajectory.turns) if not turn.carries_loss}

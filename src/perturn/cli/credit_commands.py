@@ -1,0 +1,185 @@
+"""The commands of credits: credit, which weighs stored groups, and check-credit, which measures a credit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, results, say_json
+from perturn.cli.loop_commands import do_stages
+from perturn.display.progress_bars import at_work
+from perturn.errors import ConfigError
+from perturn.table import locate
+
+
+@command(
+    "credit",
+    "recipes/alfworld_gigpo.yaml",
+    "runs/demo credit.name=gigpo credit.gamma=0.9",
+    "runs/demo credit.name=my_package.my_credit:MyCredit --as mine --against rloo --json",
+    panel="The loop",
+)
+def credit(
+    source: Source,
+    overrides: Overrides = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Compare with another credit, by name."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--as", help="Name of the files; default: the credit.")] = None,
+    reference: Annotated[str | None, typer.Option(help="Policy to read; default: the explorer.")] = None,
+    drop_equal_outcomes: Annotated[
+        bool, typer.Option("--drop-equal-outcomes", help="Drop groups whose outcomes are equal.")
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compute the credit of each turn, with any credit."""
+    if not (source.is_dir() and any(word.startswith("credit.") for word in overrides or [])):
+        if against or name or reference or drop_equal_outcomes:
+            raise ConfigError(
+                "--against, --as, --reference and --drop-equal-outcomes weigh the groups of a run again; give its "
+                "folder and credit.name=NAME."
+            )
+        do_stages("credit", source, overrides, dry_run, as_json)
+        return
+    with at_work("crediting"):
+        found = locate("perturn.run.stages.credit_stage:credit_run")(
+            source,
+            overrides,
+            against=against,
+            name=name,
+            reference=reference,
+            drop_equal_outcomes=drop_equal_outcomes,
+            writes=not dry_run,
+        )
+    if as_json:
+        say_json(found)
+        return
+    _print_iterations(found)
+    _print_turns(found["iterations"][-1])
+    if against:
+        _print_comparison(found["iterations"][-1]["against"], str(found["credit"]["name"]), against)
+    if not dry_run:
+        for one in found["iterations"]:
+            results.print(f"{source / one['file']}", markup=False, soft_wrap=True)
+
+
+def _print_iterations(found: Mapping[str, Any]) -> None:
+    """Episodes by bin with the weights of trained turns, then groups, of each iteration."""
+    counted = list(found["iterations"][0]["counts"])
+    groups = counted.index("groups")
+    name = escape(str(found["credit"]["name"]))
+    explained = tuple(key for key in ("explained_variance", "td_error") if key in found["iterations"][0])
+    tables: tuple[tuple[str, list[str], tuple[str, ...]], ...] = (
+        ("episodes, and weights of trained turns", counted[:groups], ("mean", "spread")),
+        ("groups", counted[groups:], explained),
+    )
+    for title, keys, weights in tables:
+        shown = Table(title=f"{name}: {title}")
+        for column in ("iteration", *keys, *weights):
+            shown.add_column(column.replace("_", " "))
+        for one in found["iterations"]:
+            cells = [str(one["counts"][key]) for key in keys] + [_number(one[key]) for key in weights]
+            shown.add_row(str(one["iteration"]), *cells)
+        results.print(shown)
+
+
+def _print_turns(one: Mapping[str, Any]) -> None:
+    """Weights by turn of an iteration."""
+    shown = Table(title=f"weights by turn, iteration {one['iteration']}")
+    for column in ("turn", "episodes", "mean", "spread"):
+        shown.add_column(column)
+    for each in one["by_turn"]:
+        shown.add_row(str(each["turn"]), str(each["n"]), _number(each["mean"]), _number(each["spread"]))
+    results.print(shown)
+
+
+def _print_comparison(found: Mapping[str, Any], name: str, other: str) -> None:
+    """How two credits agree, and where they do not."""
+    from perturn.report.credit_figures import sentences
+
+    for sentence in sentences(found, name, other):
+        results.print(sentence, markup=False, soft_wrap=True)
+    shown = Table(title="turns on which they disagree most, by rank")
+    for column in ("task", "sample", "turn", "action", escape(name), escape(other)):
+        shown.add_column(column)
+    for each in found["disagreements"]:
+        action = escape(each["action"].strip().splitlines()[-1][-80:] if each["action"].strip() else "")
+        cells = [_number(value) for value in each["weights"]]
+        shown.add_row(escape(each["task"]), str(each["sample"]), str(each["turn"]), action, *cells)
+    results.print(shown)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+@command(
+    "check-credit",
+    "rloo",
+    "gigpo gamma=1.0 statistics=steps",
+    "anchor-rloo gamma=0.9 --json",
+    "my_package.my_credit:MyCredit",
+    codes="0 measured; 1 it says that it is unbiased and is not.",
+    panel="Prepare",
+)
+def check_credit(
+    credit: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME-or-MODULE:CLASS", help="A name from `perturn list credits`, or your own."
+        ),
+    ],
+    overrides: Overrides = None,
+    discount: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Discount of the return; default: gamma, or 1."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the exact bias and noise of a credit."""
+    with at_work(f"measuring {credit}"):
+        found = _measure(credit, overrides or [], discount)
+    if as_json:
+        say_json(found)
+    else:
+        _print(found)
+    if found["claims_unbiased"] and not found["unbiased"]:
+        raise typer.Exit(1)
+
+
+def _measure(name: str, overrides: list[str], discount: float | None) -> dict[str, Any]:
+    from perturn.config.parsing import apply_overrides
+
+    section: dict[str, Any] = {"name": name}
+    apply_overrides(section, overrides)
+    made = locate("perturn.training.credit_choice:make_credit")(section)
+    try:
+        summary: dict[str, Any] = locate("perturn.credit_check.meter:summary")(name, made, discount)
+    except Exception as error:  # a credit is code of others
+        raise ConfigError(f"credit {name!r} cannot be measured: {type(error).__name__}: {error}") from error
+    return summary
+
+
+def _print(found: dict[str, Any]) -> None:
+    columns = {"cosine": ".4f", "scale": ".4f", "relative_bias": ".3g", "noise": ".2f"}
+    shown = Table(
+        title=f"{found['credit']}, against the gradient of the return with discount {found['gamma']:g}",
+        caption="relative bias: what no learning rate makes up for; noise: standard deviation of one group's gradient, "
+        "relative to the mean",
+    )
+    for column in ("process", "group", *columns):
+        shown.add_column(column.replace("_", " "))
+    for one in found["measurements"]:
+        cells = ["-" if one[key] is None else format(one[key], form) for key, form in columns.items()]
+        shown.add_row(one["process"], str(one["trajectories"]), *cells)
+    results.print(shown)
+    for note in found["notes"]:
+        results.print(note, soft_wrap=True)
+    claim = "says that it is unbiased" if found["claims_unbiased"] else "does not say that it is unbiased"
+    results.print(f"{found['credit']} {claim}; measured: {'unbiased' if found['unbiased'] else 'biased'}")

@@ -1,0 +1,114 @@
+"""Commands that make or check what a run needs: a recipe, a model, an environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from perturn.cli._base import AsJson, Overrides, command, existing, results, say_json
+from perturn.cli.view_commands import list_table
+from perturn.display.progress_bars import at_work
+from perturn.display.progress_bars import console as notices
+from perturn.errors import ConfigError, did_you_mean
+
+
+@command(
+    "init",
+    "my.yaml --environment scienceworld --model smollm2-135m",
+    'my.yaml --environment scienceworld --model smollm2-135m "environment.kinds=[find-plant]"',
+    "my.yaml --environment examples/own_environment.py:GuessNumber --model Qwen/Qwen2.5-0.5B-Instruct --lora",
+    "--list",
+    "my.yaml --from demo",
+    panel="Prepare",
+)
+def init(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", callback=existing, help="Recipe to write; it is new.")
+    ] = None,
+    environment: Annotated[
+        str | None, typer.Option(help="Name in `list environments`, or MODULE:CLASS.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Hub id, local folder, or smollm2-135m.")] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(help="Default: tlm-dre; ppo-clip without an expert."),
+    ] = None,
+    lora: Annotated[bool, typer.Option("--lora", help="Train adapters instead of all weights.")] = False,
+    recipe: Annotated[str | None, typer.Option("--from", help="Copy a recipe of the package.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Write every setting, with its meaning.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the recipes of the package.")] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Write a recipe for an environment and a model."""
+    from perturn.run.recipe_template import copy_recipe, write_recipe
+
+    if listed:
+        list_table("recipes")
+        return
+    if file is None:
+        raise ConfigError("init needs the FILE to write; or --list, which shows the recipes that are there.")
+    if recipe is not None:
+        copy_recipe(file, recipe)
+        results.print(f"wrote {file}; next: perturn run {file} --dry-run", markup=False, soft_wrap=True)
+        return
+    if environment is None or model is None:
+        raise ConfigError("init needs --environment and --model; or --from, to copy a recipe that is there.")
+
+    chosen: dict[str, Any] = {
+        "environment": environment,
+        "model": model,
+        "loss": loss,
+        "lora": lora,
+        "full": full,
+    }
+    write_recipe(file, **chosen, overrides=overrides or [])
+    results.print(f"wrote {file}; next: perturn run {file} --dry-run", markup=False, soft_wrap=True)
+
+
+@command(
+    "check-env",
+    "examples/own_environment.py:GuessNumber",
+    "my_package.my_env:MyEnvironment --split test --json",
+    codes="0 it keeps the contract; 1 it does not; 2 it cannot be loaded.",
+    panel="Prepare",
+)
+def check_env(
+    environment: Annotated[
+        str, typer.Argument(metavar="MODULE:CLASS", help="Your environment; also FILE.py:CLASS.")
+    ],
+    split: Annotated[str, typer.Option(help="Split to take tasks from.")] = "train",
+    as_json: AsJson = False,
+) -> None:
+    """Check an environment and print the rules it is played by."""
+    from perturn.envs.environment_check import check_environment
+    from perturn.envs.load_environment import load_object
+    from perturn.run.protocol_rules import check_rules
+
+    with at_work(f"checking {environment}"):
+        problems = check_environment(load_object(environment), split=split)
+        problems += check_rules(environment, broken=bool(problems))
+    if as_json:
+        say_json({"environment": environment, "problems": problems})
+    else:
+        for problem in problems:
+            results.print(f"- {problem}", markup=False, soft_wrap=True)
+        if not problems:
+            results.print(f"{environment} keeps the contract.", markup=False)
+    if problems:
+        raise typer.Exit(1)
+
+
+@command("convert", "smollm2-135m", panel="Prepare")
+def convert(
+    model: Annotated[str, typer.Argument(help="Name of a bundled model, such as smollm2-135m.")],
+) -> None:
+    """Convert a bundled model to safetensors."""
+    from perturn.chat.model_names import BUNDLED, resolve_model
+
+    if model not in BUNDLED:
+        raise ConfigError(f"no bundled model is named {model!r}.{did_you_mean(model, BUNDLED)}")
+    with at_work(f"converting {model}"):
+        folder = resolve_model(model, notices.print)
+    results.print(folder, soft_wrap=True)

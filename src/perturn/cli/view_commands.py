@@ -1,0 +1,166 @@
+"""Commands that look and change nothing: inspect data, watch a run, list what a recipe can name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from perturn.cli._base import AsJson, RunFolder, command, existing, results, say_json
+from perturn.config.shipped_recipes import describe_shipped
+from perturn.display.progress_bars import at_work
+from perturn.errors import ConfigError, did_you_mean
+from perturn.table_index import LISTED, describe, methods
+
+
+@command(
+    "inspect",
+    "runs/demo-then --loss tlm-dpo",
+    "runs/demo-then --check",
+    "data.jsonl --model Qwen/Qwen2.5-7B-Instruct --check --max-length 4096 --json",
+    "data.jsonl --model smollm2-135m --json --limit 1",
+    "runs/demo-scienceworld --drawn sft --limit 1",
+    "data.jsonl --model Qwen/Qwen3-4B --chat-template qwen3-nothink",
+    codes="0 shown; 1 --check found rejected rows, or no row to train on; 2 a mistake, or malformed rows.",
+    panel="Look",
+)
+def inspect(
+    data: Annotated[
+        Path,
+        typer.Argument(callback=existing, help="File or folder of rows, owner/name:split, or a run."),
+    ],
+    model: Annotated[
+        str | None, typer.Option("--model", help="Hub id, folder or bundled name; a run has one.")
+    ] = None,
+    loss: Annotated[str | None, typer.Option(help="Loss that weighs the turns, if no run names it.")] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object per row, or per --check."),
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Audit all rows: lengths, drops, rejections."),
+    ] = False,
+    max_length: Annotated[int | None, typer.Option(help="Length limit in tokens; a run has one.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Rows to show: 3, or all with --json.")] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="Name, file or Jinja text; a run has one."),
+    ] = None,
+    drawn: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            help="Show all best-of-n episodes of this policy.",
+        ),
+    ] = None,
+) -> None:
+    """Show the weight of each token; audit training rows."""
+    from perturn.audit import audit, drawn_by, inspect_json, model_of, print_audit
+    from perturn.audit import inspect as show
+
+    name = model_of(data, model)
+    if drawn is not None:
+        by = drawn_by(data, drawn)
+        data, max_length, chat_template = (
+            by.file,
+            max_length or by.max_length,
+            chat_template or by.chat_template,
+        )
+    if check:
+        with at_work("checking rows"):
+            found = audit(data, name, max_length, chat_template)
+        if as_json:
+            say_json(found)
+        else:
+            print_audit(found, results)
+        raise typer.Exit(1 if found["refused"] or found["template"]["problems"] or not found["usable"] else 0)
+    if as_json:
+        for line in inspect_json(data, name, max_length, limit, chat_template):
+            typer.echo(line)
+    else:
+        show(data, name, loss, results, max_length, 3 if limit is None else limit, chat_template)
+
+
+@command(
+    "watch",
+    "runs/demo",
+    "runs/demo --once",
+    "runs/demo --once --json",
+    codes="0 it works, has finished or was stopped by its user; 1 it died or failed, or an alarm is on; 2 no such run.",
+    panel="Look",
+)
+def watch(
+    run: RunFolder,
+    once: Annotated[bool, typer.Option("--once", help="Print the state and exit.")] = False,
+    as_json: AsJson = False,
+    every: Annotated[float, typer.Option(help="Seconds between looks.")] = 2.0,
+) -> None:
+    """Watch a run from another terminal."""
+    from perturn.watch import Watcher, render, watch_live
+
+    watcher = Watcher(run)
+    if as_json:
+        state = watcher.look()
+        say_json(state.to_dict())
+    elif once:
+        state = watcher.look()
+        results.print(render(state))
+    else:
+        state = watch_live(watcher, results, every)
+    raise typer.Exit(0 if state.is_well else 1)
+
+
+@command(
+    "verify",
+    "runs/demo",
+    "runs/demo --json",
+    codes="0 every finished file is what was written; 1 one is damaged; 2 no such run.",
+    panel="Look",
+)
+def verify(run: RunFolder, as_json: AsJson = False) -> None:
+    """Check that every finished file of a run is undamaged."""
+    from perturn.run.verify_run import print_verified
+    from perturn.run.verify_run import verify as check
+
+    with at_work("hashing files"):
+        found = check(run)
+    if as_json:
+        say_json(found.to_dict())
+    else:
+        print_verified(found, results)
+    raise typer.Exit(1 if found.damaged else 0)
+
+
+@command("list", "", "losses", "environments --json", panel="Look")
+def list_table(
+    what: Annotated[str | None, typer.Argument(metavar="TABLE", help=f"{', '.join(LISTED)}.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the entries of a table, such as losses or recipes."""
+    if what not in (None, *LISTED):
+        raise ConfigError(f"unknown table {what!r}.{did_you_mean(str(what), LISTED)}")
+    entries: Mapping[str, Any]
+    if what in ("losses", "credits", "quantities"):
+        entries = {name: asdict(one) for name, one in methods(what).items()}
+    else:
+        entries = LISTED if what is None else describe_shipped() if what == "recipes" else describe(what)
+    if as_json:
+        say_json(entries)
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, one in entries.items():
+        table.add_row(name, one if isinstance(one, str) else _told(**one))
+    results.print(table if entries else f"no {what} here")
+
+
+def _told(says: str, source: str, reads: Sequence[str], cost: str) -> str:
+    """A loss, a credit or a quantity in a few lines."""
+    lines = {"Reads": ", ".join(reads), "Costs": cost, "Source": source}
+    told = (f"[dim]{name}: {escape(text.rstrip('.'))}.[/]" for name, text in lines.items() if text)
+    return "\n".join([says, *told])

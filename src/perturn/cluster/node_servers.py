@@ -1,0 +1,128 @@
+"""Servers on the nodes: of a node's worlds, and of one replica of the policy.
+
+Plain classes; the driver makes actors of them. They know nothing of each other and of the driver's files.
+"""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from perturn.cluster.ray_connection import identity
+from perturn.config.sections import Section, Worlds
+from perturn.envs.load_environment import environment_maker
+from perturn.envs.remote_worlds import PlainWorld, told
+from perturn.envs.world_process import ProcessWorlds, runs_here, world_count
+from perturn.types import Action, Engine, Environment, Prompt, Sampling
+
+Reply = dict[str, Any]
+"""`value`: what a call returned, in plain data; or `error` and `text`: what it raised."""
+
+
+class WorldServer:
+    """All worlds of one node. Each is called from one thread of its own, as many at a time as there are calls."""
+
+    def __init__(self, section: Section, limits: Worlds) -> None:
+        self._section, self._limits = section, limits
+        self._threads: dict[int, ThreadPoolExecutor] = {}
+        self._worlds: dict[int, PlainWorld] = {}
+
+    def identity(self) -> str:
+        """Which perturn is here."""
+        return identity()
+
+    def start(self, most: int) -> Reply:
+        """Start a first world: its facts, and how many of `most` worlds may live here."""
+        return _reply(partial(self._start, most))
+
+    def _start(self, most: int) -> dict[str, Any]:
+        self._make: Callable[[], Environment]
+        if runs_here(self._section, self._limits):
+            self._make = environment_maker(self._section)
+            world = self._make()
+            facts = PlainWorld(world).facts()
+            world.close()  # a world lives in the thread of its slot
+        else:
+            self._make = worlds = ProcessWorlds(self._section, self._limits)
+            facts = worlds.facts
+        return facts | {"capacity": world_count(self._section, self._limits, most)}
+
+    def call(self, slot: int, method: str, *arguments: Any) -> Reply:
+        """Call a method of the world in a slot; there is a world in each slot that is called."""
+        thread = self._threads.setdefault(slot, ThreadPoolExecutor(1))
+        return thread.submit(_reply, partial(self._call, slot, method, *arguments)).result()
+
+    def close(self, slot: int) -> Reply:
+        """Close the world in a slot, and free the slot."""
+        reply = self.call(slot, "close") if slot in self._worlds else {"value": None}
+        self._worlds.pop(slot, None)
+        if thread := self._threads.pop(slot, None):
+            thread.shutdown(wait=False)
+        return reply
+
+    def _call(self, slot: int, method: str, *arguments: Any) -> Any:
+        if slot not in self._worlds:
+            self._worlds[slot] = PlainWorld(self._make())
+        return getattr(self._worlds[slot], method)(*arguments)
+
+
+def _reply(work: Callable[[], Any]) -> Reply:
+    try:
+        return {"value": work()}
+    except BaseException as error:  # noqa: BLE001  the code of others, which may also call sys.exit
+        return told(error)
+
+
+class EngineServer:
+    """One replica of the policy."""
+
+    def identity(self) -> tuple[str, str]:
+        """Name of this machine, and which perturn is here."""
+        return socket.gethostname(), identity()
+
+    def open(
+        self, serve: Callable[[str], Engine], model: str, files: dict[str, Any], name: str | None = None
+    ) -> str:
+        """Load the policy: by the name of its model, or from files; these are references to bytes, by name.
+
+        Returns:
+            Identity of the policy: the given name, or the one that `serve` gives it.
+        """
+        with _folder_of(files) as folder:
+            self._engine = serve(folder if files else model)
+        self._engine.name = name or self._engine.name
+        return self._engine.name
+
+    def update_weights(self, files: dict[str, Any], name: str) -> str:
+        """Serve other weights of the same model from now on; see `open`."""
+        engine: Any = self._engine
+        with _folder_of(files) as folder:
+            engine.update_weights(folder, name)
+        return self._engine.name
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Any]:
+        """Answer prompts."""
+        answers: list[Action | Any] = self._engine.generate(prompts, sampling)
+        return answers
+
+    def forget(self, conversation: str) -> None:
+        """A conversation has ended."""
+        self._engine.forget(conversation)
+
+
+@contextmanager
+def _folder_of(files: dict[str, Any]) -> Iterator[str]:
+    """A folder that holds the files for a while."""
+    get = importlib.import_module("ray").get
+    with tempfile.TemporaryDirectory(prefix="perturn-") as folder:
+        for name, data in files.items():
+            with (Path(folder) / name).open("wb") as file:
+                file.write(get(data).data)
+        yield folder

@@ -1,0 +1,229 @@
+"""The connection to a Ray cluster, and what its nodes are."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from perturn.config.cluster_settings import Cluster
+from perturn.errors import ConfigError, RunError
+
+_CONNECT_S = 5.0
+"""Seconds that a machine may take to accept a connection."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that is alive."""
+
+    id: str
+    host: str
+    cpus: float
+    gpus: float
+
+    def __str__(self) -> str:
+        return f"node {self.host} ({self.id[:8]})"
+
+
+@dataclass(eq=False)
+class Server:
+    """An actor on a node, and how far it is."""
+
+    actor: Any
+    identity: Any
+    """Reference to its identity: it is there once the actor runs."""
+    started: Any
+    """Reference to the result of its first call: it is there once that has ended."""
+
+
+class Lost(Exception):
+    """A call did not end well: `cause` is the exception of the called code, or None if it is gone, or too slow."""
+
+    def __init__(self, said: str, cause: Exception | None) -> None:
+        super().__init__(said)
+        self.cause = cause
+
+
+class Connection:
+    """A Ray cluster, and what runs on its nodes; a process that is connected already stays with that cluster.
+
+    What is printed on the nodes stays in Ray's logs there.
+    """
+
+    def __init__(self, settings: Cluster) -> None:
+        """Connect.
+
+        Raises:
+            ConfigError: If Ray is missing, or no cluster answers at the address; within seconds where nothing listens.
+        """
+        try:
+            self._ray: Any = importlib.import_module("ray")
+        except ImportError:
+            raise ConfigError('cluster needs ray; run: pip install "perturn[ray]"') from None
+        self._losses = self._ray.exceptions.RayError, ConnectionError
+        if self._ray.is_initialized():
+            return
+        _knock(settings.address)
+        try:
+            self._ray.init(settings.address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"cluster.address {settings.address!r}: Ray cannot connect: {type(error).__name__}: {reason}"
+            ) from error
+
+    def nodes(self) -> list[Node]:
+        """The nodes that are alive and have processors to give: one started with none is not meant to work."""
+        found = [
+            Node(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                node["Resources"].get("CPU", 0.0),
+                node["Resources"].get("GPU", 0.0),
+            )
+            for node in self._ray.nodes()
+            if node["Alive"]
+        ]
+        return [node for node in found if node.cpus > 0]
+
+    def require_node(self, what: str, cpus: float, gpus: float = 0.0) -> None:
+        """Refuse what no node could ever hold.
+
+        Raises:
+            ConfigError: Naming what, and what the nodes have.
+        """
+        there = self.nodes()
+        if not any(node.cpus >= cpus and node.gpus >= gpus for node in there):
+            sizes = (
+                f"{node.host}: {node.cpus:g}" + (f" and {node.gpus:g}" if gpus else "") for node in there
+            )
+            raise ConfigError(f"no node of the cluster has {what} ({', '.join(sizes) or 'none has any'}).")
+
+    @contextmanager
+    def reached(self) -> Iterator[None]:
+        """Around what has to reach the cluster; that it is gone is a `RunError`."""
+        try:
+            yield
+        except self._losses as error:
+            raise RunError(
+                f"the cluster is gone: {last_line(error)}; what was recorded is kept: the same command goes on."
+            ) from error
+
+    def actor(self, kind: type, *arguments: Any, node: Node | None = None, **options: Any) -> Any:
+        """Ask for an actor.
+
+        Args:
+            kind: Its class.
+            arguments: Of its constructor.
+            node: Where it is to live; None: wherever there is room, on nodes in turn.
+            options: Of Ray, for the actor.
+        """
+        where: Any = "SPREAD"
+        if node is not None:
+            strategies = importlib.import_module("ray.util.scheduling_strategies")
+            where = strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
+        return self._ray.remote(kind).options(scheduling_strategy=where, **options).remote(*arguments)
+
+    def put(self, data: Any) -> Any:
+        """A reference to data in Ray's object store."""
+        return self._ray.put(data)
+
+    def ready(self, references: Sequence[Any], seconds: float = 0.0) -> list[Any]:
+        """Those of the references that are there; of several, one at least is waited for so long."""
+        found: list[Any] = self._ray.wait(list(references), timeout=seconds)[0] if references else []
+        return found
+
+    def started(self, coming: Sequence[Server], seconds: float) -> list[Any]:
+        """Those of the servers that have started, waited for so long."""
+        ready = self.ready([server.started for server in coming], seconds)
+        return [server for server in coming if server.started in ready]
+
+    def are_coming(self, coming: Sequence[Server], until: float) -> bool:
+        """Whether servers are to be waited for: some until a time, those that have found room until they start."""
+        return bool(coming) and (
+            time.monotonic() < until or bool(self.ready([server.identity for server in coming]))
+        )
+
+    def get(self, reference: Any, seconds: float | None = None) -> Any:
+        """Wait for the result of a call.
+
+        Raises:
+            Lost: If there is none.
+        """
+        try:
+            return self._ray.get(reference, timeout=seconds)
+        except self._losses as error:
+            cause: Exception | None = None
+            if isinstance(error, self._ray.exceptions.RayTaskError):
+                inner = getattr(error, "cause", None)
+                cause = inner if isinstance(inner, Exception) else error
+            elif "creation task" in str(error):  # what it is made of cannot be loaded there
+                cause = error
+            raise Lost(last_line(error), cause) from error
+
+    def tell(self, method: Any, *arguments: Any) -> None:
+        """Call a method of an actor, which may be gone, and wait for nothing."""
+        with suppress(*self._losses):
+            method.remote(*arguments)
+
+    def end(self, server: Server) -> None:
+        """End a server, which may be gone."""
+        with suppress(*self._losses):
+            self._ray.kill(server.actor)
+
+
+def _knock(address: str) -> None:
+    """See whether anything listens there: Ray itself would try for half a minute."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cluster.address {address!r}: nothing answers there ({error}); correct it, or start the cluster: "
+            "ray start --head --ray-client-server-port=10001 on one machine, ray start --address=HEAD:6379 on others."
+        ) from error
+
+
+def last_line(error: BaseException) -> str:
+    """An error in one line; of a traceback its end, of Ray's reports their gist."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    said = [
+        line for line in lines if line.startswith(("The actor died because", "The actor's node", "The node"))
+    ]
+    return f"{type(error).__name__}: {(said or lines[-1:])[0]:.300}"
+
+
+@cache
+def identity() -> str:
+    """Which perturn this is: equal texts are equal code under the same Python."""
+    digest = hashlib.blake2b(digest_size=4)
+    package = Path(__file__).parents[1]
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package)}\0".encode() + file.read_bytes())
+    version = sys.modules["perturn"].__version__
+    return f"{version} (source {digest.hexdigest()}, Python {platform.python_version()})"
+
+
+def check_identity(where: str, theirs: str) -> None:
+    """Refuse another perturn in some place than that of this process.
+
+    Raises:
+        ConfigError: Naming both.
+    """
+    if theirs != identity():
+        raise ConfigError(
+            f"{where} has perturn {theirs}, and this process has {identity()}; install the same on all machines."
+        )

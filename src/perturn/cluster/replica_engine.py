@@ -1,0 +1,249 @@
+"""Replicas of the policy on the nodes of a cluster, as one engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perturn.cluster.node_servers import EngineServer
+from perturn.cluster.ray_connection import Connection, Lost, Server, check_identity, last_line
+from perturn.config.cluster_settings import Cluster
+from perturn.engines.streaming import answer_all, home_of, refuse_update
+from perturn.errors import ConfigError, EngineFailure, PerturnError, RunError
+from perturn.types import Action, Engine, Prompt, Sampling
+
+_logger = logging.getLogger(__name__)
+
+_MODEL_FILES = {".safetensors", ".json", ".jinja", ".txt", ".model"}
+"""Kinds of the files that a model is loaded from."""
+_MOMENT_S = 0.02
+"""Seconds to wait for an answer before prompts that came meanwhile are looked at."""
+_LOSSES_IN_A_ROW = 16
+"""Replicas that may be lost without an answer in between: what kills each of them is no accident."""
+
+
+@dataclass(eq=False)
+class _Replica(Server):
+    """One replica."""
+
+    number: int
+    gone: bool = False
+
+
+class Replicas:
+    """A streaming engine whose replicas answer side by side, each its own conversations; none waits for another.
+
+    A conversation stays with a replica, which keeps its keys and values; those of a replica that is lost move to
+    others, which compute them again. A replica that is lost is started again wherever there is room.
+    """
+
+    def __init__(self, cluster: Cluster, serve: Callable[[str], Engine], model: str) -> None:
+        """Start the replicas.
+
+        Args:
+            cluster: The cluster.
+            serve: Makes the engine of a model, on a node; a function that can be imported there.
+            model: A folder, whose files are sent through Ray; or a Hub id, which each node loads itself.
+
+        Raises:
+            PerturnError: If no replica finds room, or it cannot load the model.
+        """
+        self._cluster = cluster
+        self._connection = Connection(cluster)
+        size = f"cluster.engine_cpus={cluster.engine_cpus:g} CPUs and cluster.engine_gpus={cluster.engine_gpus:g} GPUs"
+        self._connection.require_node(size, cluster.engine_cpus, cluster.engine_gpus)
+        self._arguments: tuple[Any, ...] = serve, model, _send(self._connection, model)
+        self._started = self._lost = 0
+        self._coming: list[_Replica] = []
+        self._living: list[_Replica] = []
+        self._homes: dict[str, _Replica] = {}
+        self._waiting: list[tuple[Prompt, Sampling]] = []
+        self._asked: dict[Any, tuple[_Replica, list[Prompt], Sampling]] = {}
+        self._why = ""
+        self.name = ""
+        try:
+            for _ in range(cluster.engines):
+                self._start()
+            self._wait(cluster.engines)
+        except BaseException:
+            self.close()
+            raise
+        for replica in self._coming:
+            _logger.warning("replica %d of the policy has no room yet; going on without it", replica.number)
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
+        """One action a prompt; those of a replica that is lost meanwhile are answered by another.
+
+        Raises:
+            RunError: If no replica is left, or one after the other is lost.
+        """
+        return answer_all(self, prompts, sampling)
+
+    def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        """Take prompts on."""
+        self._waiting += [(prompt, sampling) for prompt in prompts]
+
+    def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
+        """Give each idle replica what waits for it; what is answered within a moment.
+
+        Raises:
+            RunError: If no replica is left, or one after the other is lost.
+        """
+        self._admit(0)
+        self._wait(1)
+        with self._connection.reached():
+            self._ask()
+            ready = self._connection.ready([*self._asked], _MOMENT_S)
+        answered: list[tuple[Prompt, Action | EngineFailure]] = []
+        for reply in ready:
+            replica, batch, sampling = self._asked.pop(reply)
+            answers = self._hear(replica, reply)
+            if answers is None:
+                self.submit(batch, sampling)
+            else:
+                answered += zip(batch, answers, strict=True)
+                self._lost = 0
+        return answered
+
+    def update_weights(self, folder: str | Path, name: str) -> None:
+        """Serve other weights of the same model from now on; a replica that is lost meanwhile is started with them.
+
+        Args:
+            folder: What `save_pretrained` wrote, on this machine.
+            name: Identity of the new policy.
+
+        Raises:
+            RunError: If prompts are being answered, or no replica is left.
+            PerturnError: If the weights cannot be read.
+        """
+        refuse_update(len(self._waiting) + sum(len(batch) for _, batch, _ in self._asked.values()))
+        files = _send(self._connection, str(folder))
+        if not files:
+            raise RunError(f"{folder} is no folder of a model; give what save_pretrained wrote.")
+        serve, model, *_ = self._arguments
+        self._arguments, self.name = (serve, model, files, name), name
+        stale, self._coming = self._coming, []  # they load what is to be replaced
+        for replica in stale:
+            self._connection.end(replica)
+            self._start()
+        with self._connection.reached():
+            replies = [(one, one.actor.update_weights.remote(files, name)) for one in self._living]
+        for replica, reply in replies:
+            self._hear(replica, reply)
+        self._wait(1)
+
+    def forget(self, conversation: str) -> None:
+        """Free what is kept of a conversation."""
+        replica = self._homes.pop(conversation, None)
+        if replica is not None and not replica.gone:
+            self._connection.tell(replica.actor.forget, conversation)
+
+    def close(self) -> None:
+        """End all replicas."""
+        for replica in (*self._living, *self._coming):
+            replica.gone = True
+            self._connection.end(replica)
+        self._living, self._coming = [], []
+
+    def _ask(self) -> None:
+        """Give each idle replica all that waits for it; what comes while it works makes its next batch."""
+        busy = {replica for replica, _, _ in self._asked.values()}
+        shares: dict[_Replica, tuple[list[Prompt], Sampling]] = {}
+        left = []
+        for prompt, sampling in self._waiting:
+            home = home_of(prompt.conversation, self._homes, self._living)
+            batch, its_sampling = shares.setdefault(home, ([], sampling))
+            if home in busy or sampling != its_sampling:
+                left.append((prompt, sampling))
+            else:
+                batch.append(prompt)
+        self._waiting = left
+        for replica, (batch, sampling) in shares.items():
+            if batch:
+                self._asked[replica.actor.generate.remote(batch, sampling)] = replica, batch, sampling
+
+    def _start(self) -> None:
+        """Ask for one replica more, wherever there is room, on nodes in turn."""
+        with self._connection.reached():
+            actor = self._connection.actor(
+                EngineServer, num_cpus=self._cluster.engine_cpus, num_gpus=self._cluster.engine_gpus
+            )
+            identity, opened = actor.identity.remote(), actor.open.remote(*self._arguments)
+        self._coming.append(_Replica(actor, identity, opened, self._started))
+        self._started += 1
+
+    def _wait(self, wanted: int) -> None:
+        """Wait until so many replicas answer, or for those that have found room in time, of which there must be one."""
+        until = time.monotonic() + self._cluster.wait_seconds
+        while len(self._living) < wanted and self._connection.are_coming(self._coming, until):
+            self._admit(0.5)
+        if not self._living:
+            why = f"the last one was lost: {self._why}; " if self._why else ""
+            raise RunError(
+                f"no replica of the policy has room: {why}cluster.engine_cpus={self._cluster.engine_cpus:g} and "
+                f"cluster.engine_gpus={self._cluster.engine_gpus:g} were not free on any node within "
+                f"{self._cluster.wait_seconds:g} s (cluster.wait_seconds). What was recorded is kept: start nodes, and "
+                "the same command goes on."
+            )
+
+    def _admit(self, seconds: float) -> None:
+        """Take in the replicas that are ready in time; it is an error if one differs from the others."""
+        for replica in self._connection.started(self._coming, seconds):
+            found, name = self._hear(replica, replica.identity), self._hear(replica, replica.started)
+            if found is None or name is None:
+                self._coming.remove(replica)
+                continue
+            check_identity(f"replica {replica.number} of the policy on {found[0]}", found[1])
+            self.name = self.name or name
+            if name != self.name:
+                raise ConfigError(
+                    f"replicas disagree in what they serve: {self.name} and {name} (on {found[0]}); if model.dtype is "
+                    "auto and the nodes are of different kinds, set it."
+                )
+            self._coming.remove(replica)
+            self._living.append(replica)
+
+    def _hear(self, replica: _Replica, reply: Any) -> Any:
+        """Wait for a reply; None if the replica is lost. What its own code raised is raised here."""
+        try:
+            return self._connection.get(reply)
+        except Lost as error:
+            if isinstance(error.cause, PerturnError):
+                raise error.cause from error
+            if error.cause is not None:
+                raise RunError(
+                    f"replica {replica.number} of the policy failed: {last_line(error.cause)}"
+                ) from error
+            self._lose(replica, error)
+            return None
+
+    def _lose(self, replica: _Replica, error: Lost) -> None:
+        """Give a replica up and start another, unless one after the other is lost."""
+        if replica.gone:
+            return
+        replica.gone = True
+        self._living = [one for one in self._living if one is not replica]
+        self._homes = {key: home for key, home in self._homes.items() if home is not replica}
+        self._lost, self._why = self._lost + 1, str(error)
+        if self._lost > _LOSSES_IN_A_ROW:
+            raise RunError(
+                f"{self._lost} replicas of the policy were lost in a row, the last one with {error}; does "
+                "the model fit into the memory of a node?"
+            ) from error
+        _logger.warning("replica %d of the policy was lost: %s", replica.number, error)
+        self._connection.end(replica)
+        self._start()
+
+
+def _send(connection: Connection, model: str) -> dict[str, Any]:
+    """The files of a model folder in Ray's object store, by name: nodes need share no disk. Nothing for a Hub id."""
+    if not Path(model).is_dir():
+        return {}
+    files = [file for file in sorted(Path(model).iterdir()) if file.suffix in _MODEL_FILES]
+    return {file.name: connection.put(np.fromfile(file, dtype=np.uint8)) for file in files}

@@ -1,0 +1,126 @@
+"""The rule on choices that go together: needs are provided, imposed properties are taken, and nothing goes to waste."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import MISSING, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from perturn.config.explorer_settings import ExploreSettings
+from perturn.config.row_maker_settings import sense_in
+from perturn.config.sections import require
+from perturn.table import name_of
+from perturn.table_index import table
+
+if TYPE_CHECKING:
+    from perturn.config.recipe import Recipe
+
+IMPOSED = {
+    "unfinished": "episodes that are not over",
+    "some-episodes": "branches of some episodes alone, which tell how these ended",
+    "prover": "branches of another policy than the one that explored",
+    "cut-branches": "branches that are not over",
+    "dependent-branches": "branches at turns that depend on the other samples of the task",
+}
+"""Property of an explorer's episodes that their readers must take -> in words."""
+_PROVIDED = {
+    "tree": "a tree",
+    "regular-branches": "branches at regular turns",
+    "turn-branches": "branches at every turn (explore.every=1)",
+}
+"""Episodes that an explorer provides -> in words, where they differ from the name."""
+
+Needs = Iterable[str | Collection[str]]
+"""Needs of a reader of the explorer; of a collection any one will do."""
+
+
+def explorer_name(recipe: Recipe) -> str:
+    """Return the name of the explorer of a recipe that explores."""
+    return name_of(table("explorers"), type(recipe.explore))
+
+
+def providers(*needs: str) -> list[str]:
+    """Return the explorers that provide any of these with their default settings."""
+    found: dict[str, ExploreSettings] = {name: entry() for name, entry in table("explorers").items()}
+    return [name for name, one in found.items() if not one.traits.provides.isdisjoint(needs)]
+
+
+def misfit(recipe: Recipe, reader: str, needs: Needs, takes: Collection[str]) -> str | None:
+    """Return why a reader cannot read what the explorer gathers; None: it can.
+
+    Args:
+        recipe: With an explorer.
+        reader: Who reads, such as `rows.name=tree-pairs`.
+        needs: What it needs of the explorer.
+        takes: Properties of episodes that it takes, of `IMPOSED`.
+    """
+    assert recipe.explore is not None
+    name, traits = explorer_name(recipe), recipe.explore.traits
+    for need in needs:
+        options = (need,) if isinstance(need, str) else tuple(sorted(need))
+        if traits.provides.isdisjoint(options):
+            has, others = ", ".join(sorted(traits.provides)) or "none", providers(*options)
+            tail = f"; explorers that do: {', '.join(others)}" if others else ""
+            return (
+                f"{reader} needs {' or '.join(_PROVIDED.get(each, each) for each in options)}, and explore.name={name} "
+                f"provides {has}{tail}."
+            )
+    imposed = next((each for each in sorted(traits.imposes) if each not in takes), None)
+    if imposed is None:
+        return None
+    return (
+        f"{reader} does not take {IMPOSED.get(imposed, imposed)}, which explore.name={name} has; "
+        f"{_without(recipe.explore, imposed)}."
+    )
+
+
+def _without(explorer: ExploreSettings, imposed: str) -> str:
+    """How to have episodes without a property: the setting that brings it, else another explorer."""
+    for each in fields(explorer):
+        default: Any = each.default_factory() if each.default_factory is not MISSING else each.default
+        plain = replace(explorer, **{each.name: default})
+        if imposed not in plain.traits.imposes:
+            return f"set explore.{each.name}={'null' if default is None else default}"
+    others = (name for name, entry in table("explorers").items() if imposed not in entry().traits.imposes)
+    return f"take explore.name={' or '.join(others)}"
+
+
+def check_compatible(recipe: Recipe) -> None:
+    """Reject a recipe whose rows and evaluation cannot read what its explorer gathers.
+
+    What a credit reads is checked before work, as it may need torch.
+
+    Raises:
+        ValueError: Saying what to set.
+    """
+    explorer = recipe.explore
+    if explorer is None:
+        return
+    rows, traits = recipe.rows, explorer.traits
+    reads = rows is not None and rows.traits.explored
+    reader = f"rows.name={name_of(table('rows'), type(rows))}" if reads else ""
+    needs = (rows.traits.branches,) if rows is not None and rows.traits.branches else ()
+    if rows is not None and reads:
+        problem = misfit(recipe, reader, needs, rows.traits.takes)
+        require(problem is None, problem or "")
+    grouped = rows is not None and rows.traits.makes == "groups"
+    require(
+        grouped or not traits.provides or any(traits.provides & need for need in needs),
+        f"explore.name={explorer_name(recipe)} provides {', '.join(sorted(traits.provides))}, which "
+        f"{reader or 'nothing'} reads{' not' if reader else ''}; take explore.name=rollouts.",
+    )
+    if recipe.evaluate and "explored" in recipe.evaluate.needs:
+        problem = misfit(recipe, "evaluate.select", (), set(IMPOSED) - {"unfinished"})
+        require(problem is None, problem or "")
+    require(
+        not traits.resumes_earlier or recipe.iterations > 1,
+        f"explore.name={explorer_name(recipe)} resumes episodes in the next iteration; set iterations > 1.",
+    )
+    require(
+        traits.policy != "sft" or recipe.sft is not None,
+        "explore.policy is sft, and the recipe has no section sft; add one, or take explore.policy=base.",
+    )
+    senses = {sense_in(explorer.needs), sense_in(rows.needs) if rows else None} - {None}
+    require(
+        len(senses) < 2, "explore.distance and rows.distance must be alike: a run measures one sense alone."
+    )

@@ -1,0 +1,99 @@
+"""Which settings of a recipe name files from outside its run folder: each setting declares that at its field."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perturn.bounds import EntryOf, Outside, marks
+from perturn.config.recipe import Recipe
+from perturn.table_index import table
+
+_WRITTEN = re.compile(
+    r"(^|[\W_])(logs?|out|outputs?|caches?|saved?|te?mp|dumps?|traces?|results?)($|[\W_])", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A setting that names an input from outside."""
+
+    setting: str
+    """Its dotted key, such as `rows.path`, or `environment.questions.train`."""
+    text: str
+    """The text that it holds."""
+    kind: str
+    """Kind of the text; see `perturn.bounds.Outside`."""
+
+
+def written(name: str) -> bool:
+    """Whether a setting or a file that nobody declares to be read is, by its name, more likely written."""
+    return _WRITTEN.search(name) is not None
+
+
+def named_inputs(recipe: Recipe) -> list[Named]:
+    """Return the settings of a recipe that may name files from outside its run folder.
+
+    Settings of an own class (`file.py:Class`) declare nothing, so each text among them may name a file.
+    """
+    found = _within(recipe, type(recipe), "")
+    return [each for each in found if recipe.base is None or each.setting != "model.name"]
+
+
+def _within(value: Any, hint: Any, where: str) -> Iterator[Named]:
+    """Yield the inputs that a value names, by the marks of its type."""
+    found = list(marks(hint))
+    outside = next((each for each in found if isinstance(each, Outside)), None)
+    entry = next((each for each in found if isinstance(each, EntryOf)), None)
+    if outside is not None:
+        yield from _texts(value, outside.kind, where)
+    elif entry is not None and not dataclasses.is_dataclass(value):
+        yield from _of_entry(value or {}, entry, where)
+    elif dataclasses.is_dataclass(value):
+        settings = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        yield from _settings(settings, type(value), where)
+    elif isinstance(value, Mapping):
+        parts = [each for each in (hint, *typing.get_args(hint)) if isinstance(each, type)]
+        kind = next(filter(dataclasses.is_dataclass, parts), None)
+        if kind is not None:
+            yield from _settings(value, kind, where)
+
+
+def _settings(values: Mapping[str, Any], kind: Any, where: str) -> Iterator[Named]:
+    """Yield the inputs among the settings of a class."""
+    hints = typing.get_type_hints(
+        kind if dataclasses.is_dataclass(kind) else kind.__init__, include_extras=True
+    )
+    for name, value in values.items():
+        if name in hints:
+            yield from _within(value, hints[name], f"{where}.{name}".lstrip("."))
+
+
+def _of_entry(section: Mapping[str, Any], entry: EntryOf, where: str) -> Iterator[Named]:
+    """Yield the inputs of a section that names an entry of a table, or a class of the user's own."""
+    name = str(section.get("name"))
+    shared = {each.name for each in dataclasses.fields(entry.shared)} if entry.shared else set()
+    settings = {key: value for key, value in section.items() if key not in ("name", *shared)}
+    if ":" in name:
+        yield Named(f"{where}.name", name, "code")
+        yield from _texts(settings, "maybe", where)
+    elif (kind := table(entry.table).get(name)) is not None:
+        yield from _settings(settings, kind, where)
+
+
+def _texts(value: Any, kind: str, where: str) -> Iterator[Named]:
+    """Yield each text within a value, with its key."""
+    items: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, Mapping):
+        items = ((f"{where}.{key}", each) for key, each in value.items())
+    elif isinstance(value, list | tuple):
+        items = ((f"{where}[{index}]", each) for index, each in enumerate(value))
+    elif isinstance(value, str | os.PathLike) and not (kind == "maybe" and written(where.rpartition(".")[2])):
+        yield Named(where, str(value), "path" if kind == "maybe" else kind)
+    for key, each in items:
+        yield from _texts(each, kind, key)

@@ -1,0 +1,323 @@
+"""From YAML and key=value words to settings and back; an unknown key is an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from perturn.bounds import EntryOf
+from perturn.config.explorer_settings import EXPLORER
+from perturn.config.key_suggestions import entry_of, keys_of, unknown_key, unknown_name
+from perturn.config.row_maker_settings import ROWS
+from perturn.errors import ConfigError, closest
+from perturn.io.read_input import parse_yaml
+from perturn.io.yaml_scalars import quoting, text_of, value_of, value_of_key
+from perturn.table import name_of
+from perturn.table_index import table as table_of
+
+T = TypeVar("T")
+
+_ENTRIES = {"explore": EXPLORER, "rows": ROWS}
+"""Sections of a recipe that are parsed into an entry."""
+_LISTS = (list, tuple, Sequence)
+_DUMPER = quoting(yaml.SafeDumper)
+_DEEPEST_KEY = 20
+"""Parts of a key in an override."""
+_SECRET_NAME = re.compile(r"(api[-_]?key|authorization)", re.IGNORECASE)
+_SECRET = re.compile(r"(?<![\w-])(sk-(?=[\w-]*\d)[\w-]{16,}|Bearer\s+\S+)")
+
+
+def refuse_secrets(data: Any) -> None:
+    """Refuse what looks like a key of an API, without showing it: a recipe is copied into runs and reports."""
+    for where, key, value in _leaves(data):
+        if value is not None and (_SECRET_NAME.fullmatch(key) or _SECRET.search(str(value))):
+            raise ConfigError(
+                f"{where} holds what looks like a key; keys stay out of recipes, which are copied into runs and "
+                "reports. Export it, such as in OPENAI_API_KEY, and name the variable in engine.api_key_env."
+            )
+
+
+def _leaves(data: Any, where: str = "", key: str = "") -> Iterator[tuple[str, str, Any]]:
+    """(path, name of the setting, value) of everything that is no mapping or list."""
+    if isinstance(data, Mapping):
+        for name, value in data.items():
+            yield from _leaves(value, _join(where, str(name)), str(name))
+    elif isinstance(data, list | tuple):
+        for index, value in enumerate(data):
+            yield from _leaves(value, f"{where}[{index}]", key)
+    else:
+        yield where, key, data
+
+
+def to_yaml(recipe: Any) -> str:
+    """The resolved recipe as YAML that `read_recipe` reads back; escaped, since some characters break lines."""
+    return yaml.dump(to_mapping(recipe), Dumper=_DUMPER, sort_keys=False)
+
+
+def to_mapping(settings: Any) -> dict[str, Any]:
+    """Return settings as nested mappings from which `parse` makes them again; an entry's `name` comes first."""
+    found, hints = dataclasses.asdict(settings), typing.get_type_hints(type(settings), include_extras=True)
+    for name in found:
+        value, mark = getattr(settings, name), entry_of(hints[name])
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            named = {"name": name_of(table_of(mark.table), type(value))} if mark else {}
+            found[name] = named | to_mapping(value)
+    return found
+
+
+def parse(
+    kind: type[T],
+    data: Mapping[str, Any],
+    where: str = "",
+    *,
+    also: Sequence[str] = (),
+    root: Any = None,
+    table: Mapping[str, Any] | None = None,
+) -> T:
+    """Mapping -> a settings dataclass, nested ones included; or any class made with keyword arguments.
+
+    Args:
+        kind: The class.
+        data: Its keys and values, as YAML gives them.
+        where: Dotted path of the mapping in the recipe, for messages.
+        also: Further keys that the section has, for messages.
+        root: The dataclass of the whole recipe, for messages; None: this one.
+        table: The table that has the class, for messages; None: no table has it.
+
+    Raises:
+        ConfigError: The first thing that is wrong, in one line.
+    """
+    settings, top = _settings(kind), root or (None if where else kind)
+    source = kind if dataclasses.is_dataclass(kind) else kind.__init__
+    hints, marked = typing.get_type_hints(source), typing.get_type_hints(source, include_extras=True)
+    for key, value in data.items():
+        if str(key) not in settings:
+            known = [_join(where, name) for name in settings]
+            every = known if top is None else keys_of(top)
+            further = [_join(where, name) for name in also]
+            others = [name for name, entry in (table or {}).items() if str(key) in _settings(entry)]
+            raise ConfigError(
+                unknown_key(_join(where, str(key)), value, known, every, further=further, others=others)
+            )
+        if entry_of(marked.get(str(key))):
+            _require_name(value, _join(where, str(key)))
+    for name, item in settings.items():
+        if name not in data and item.default is item.empty:
+            raise ConfigError(f"{_join(where, name)} is missing and has no default; set it in the recipe.")
+    values = {}
+    for key, value in data.items():
+        mark, path = entry_of(marked.get(str(key))), _join(where, key)
+        if mark and mark.default:
+            values[key] = None if value is None else build_entry(mark, value, path, root=top)
+        else:
+            values[key] = _value(hints.get(key, Any), value, path, top)
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ConfigError(_join(where, str(error))) from None
+
+
+def build(
+    table: Mapping[str, Any],
+    section: Mapping[str, Any],
+    where: str,
+    also: Sequence[str] = ("name",),
+    *,
+    root: Any = None,
+) -> Any:
+    """Section -> the object its `name` picks from a table, made with its other keys.
+
+    Args:
+        table: Name -> class.
+        section: `name` and settings.
+        where: Dotted path of the section in the recipe.
+        also: Keys of the section that are no settings of the object.
+        root: The dataclass of the whole recipe, for messages; None: the section stands alone.
+    """
+    name = str(section.get("name"))
+    if name not in table:
+        raise ConfigError(unknown_name(where, name, table))
+    settings = {key: value for key, value in section.items() if key not in also}
+    return parse(table[name], settings, where, also=also, root=root, table=table)
+
+
+def build_entry(mark: EntryOf, section: Mapping[str, Any], where: str, *, root: Any = None) -> Any:
+    """Return the entry that a section picks, or the default one where the section has no `name`.
+
+    Args:
+        mark: The mark of the section's field, with a default.
+        section: `name` and settings, as YAML gives them.
+        where: Dotted path of the section in the recipe.
+        root: The dataclass of the whole recipe, for messages; None: the section stands alone.
+    """
+    name = _value(str, section.get("name", mark.default), f"{where}.name", root)
+    return build(table_of(mark.table), {**section, "name": name}, where, root=root)
+
+
+def _require_name(section: Any, where: str) -> None:
+    """Refuse a section that picks from a table by a misspelt `name`, or that is the name alone."""
+    if isinstance(section, Mapping):
+        found = (str(key) for key in section if closest(str(key), ["name"], cutoff=0.75))
+        if "name" not in section and (key := next(found, None)) is not None:
+            raise ConfigError(unknown_key(f"{where}.{key}", None, [f"{where}.name"], ()))
+    elif section is not None:
+        raise ConfigError(
+            f"{where} must be a valid dictionary, got {section!r:.200}. Write {where}.name={section!s:.80}."
+        )
+
+
+def _settings(kind: Any) -> dict[str, inspect.Parameter]:
+    """The keyword arguments a class is made with, by name."""
+    found = inspect.signature(kind).parameters
+    return {
+        name: item for name, item in found.items() if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
+    }
+
+
+def _value(hint: Any, value: Any, where: str, root: Any) -> Any:
+    """One value -> the type its field declares."""
+    _refuse_infinite(value, where)
+    for part in (hint, *typing.get_args(hint)):
+        if dataclasses.is_dataclass(part) and isinstance(part, type):
+            if isinstance(value, str) and hasattr(part, "shorthand"):
+                value = {part.shorthand: value}
+            if isinstance(value, Mapping):
+                return parse(part, value, where, root=root)
+    value = _typed(hint, value, where)
+    try:
+        found = TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        expected = error.errors()[0]["msg"].removeprefix("Input should be ")
+        if any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint)))):
+            expected = f"a section of settings, such as {where}.{_first_key(hint)}=..."
+        raise ConfigError(f"{where} must be {expected}, got {value!r:.200}.") from None
+    _refuse_infinite(found, where)  # a text may have become a number
+    if isinstance(value, bool) and not isinstance(found, bool):  # so may true
+        raise ConfigError(f"{where} must be a number, got {value}.")
+    return found
+
+
+def _first_key(hint: Any) -> str:
+    """The first setting of the first dataclass of a type."""
+    part = next(each for each in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(each))
+    return dataclasses.fields(part)[0].name
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """A value of YAML as plain Python: the text it was written with where a text is expected, else what it means.
+
+    Raises:
+        ConfigError: If a text is expected, and YAML reads something else that has no text.
+    """
+    hints = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    if isinstance(value, Mapping):
+        return _typed_mapping(hints, value, where)
+    if isinstance(value, list | tuple):
+        lists = (typing.get_args(each) for each in hints if typing.get_origin(each) in _LISTS)
+        inner = next((args[0] for args in lists if args), Any)
+        return [_typed(inner, each, f"{where}[{index}]") for index, each in enumerate(value)]
+    meant, text = value_of(value), text_of(value)
+    if text is not None and any(
+        text in typing.get_args(each) for each in hints if typing.get_origin(each) is typing.Literal
+    ):
+        return text
+    is_number = isinstance(meant, int) and not isinstance(meant, bool) and float in hints
+    if str not in hints or isinstance(meant, str) or type(meant) in hints or is_number:
+        return meant
+    if text is None and isinstance(meant, bool | int | float | None):
+        kinds = {bool: "a boolean", NoneType: "no value"}
+        raise ConfigError(
+            f"{where} must be text, got {json.dumps(meant)}, which YAML reads as {kinds.get(type(meant), 'a number')} "
+            "where it stands without quotes; write it in quotes."
+        )
+    return meant if text is None else text
+
+
+def _typed_mapping(hints: Sequence[Any], value: Mapping[Any, Any], where: str) -> dict[Any, Any]:
+    """A mapping of YAML as plain Python, its values by the types that are expected of them."""
+    shape = next((each for each in hints if typing.is_typeddict(each)), None)
+    inner = next((args for each in hints if len(args := typing.get_args(each)) == 2), (Any, Any))
+    by_key = typing.get_type_hints(shape) if shape is not None else {}
+    return {
+        text_of(key) if inner[0] is str and text_of(key) is not None else value_of_key(key): _typed(
+            by_key.get(key, inner[1]), each, _join(where, str(key))
+        )
+        for key, each in value.items()
+    }
+
+
+def _refuse_infinite(value: Any, where: str) -> None:
+    """Refuse numbers that are not finite, in lists and mappings too."""
+    for path, _, each in _leaves(value, where):
+        if isinstance(each, float) and not math.isfinite(each):
+            raise ConfigError(f"{path} must be a finite number, got {each}.")
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def apply_overrides(data: dict[str, Any], words: Sequence[str]) -> None:
+    """Apply `a.b=value` words to a recipe's mapping, in place; the values are YAML."""
+    for word in words:
+        path, equals, text = word.partition("=")
+        if not equals or not path:
+            raise ConfigError(
+                f"override {word[:200]!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
+            )
+        value = parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError, keep_texts=True)
+        set_key(data, path, value, word)
+
+
+def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None) -> None:
+    """Set a dotted key of a recipe's mapping, in place; sections that are missing are made.
+
+    Args:
+        data: The mapping.
+        path: Such as `align.loss.beta`.
+        value: Its value, which replaces all that was there.
+        word: The override that says so, for messages; None: the key alone does.
+    """
+    said = f"override {(word or path)[:200]!r}"
+    *parents, last = path.split(".")
+    if len(parents) > _DEEPEST_KEY:
+        raise ConfigError(f"{said[:90]} names a key of more than {_DEEPEST_KEY} parts; shorten it.")
+    section: Any = data
+    for parent in parents:
+        if isinstance(section, dict) and section.get(parent) is None:
+            section[parent] = {}
+        section = section.get(parent) if isinstance(section, dict) else None
+    if not isinstance(section, dict):
+        raise ConfigError(f"{said}: {'.'.join(parents)[:200]} is a value, not a section.")
+    if last == "name" and (mark := _ENTRIES.get(".".join(parents))):
+        _drop_settings(section, mark, str(value))
+    section[last] = value
+
+
+def _drop_settings(section: dict[str, Any], mark: EntryOf, name: str) -> None:
+    """Drop the settings of a section that its entry has and another entry, which replaces it, lacks."""
+    table, before = table_of(mark.table), str(section.get("name", mark.default))
+    if before in table and name in table:
+        for key in _settings(table[before]).keys() - _settings(table[name]).keys():
+            section.pop(key, None)
+
+
+def dotted(data: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Return nested settings by their dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        name = f"{where}.{key}" if where else str(key)
+        value = list(value) if isinstance(value, tuple) else value
+        flat |= dotted(value, name) if isinstance(value, Mapping) else {name: value}
+    return flat

@@ -1,0 +1,184 @@
+"""A recipe: everything a run needs to be repeated, read from a file and key=value words."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from perturn.bounds import EFFORT, SEED, EntryOf, check_bounds
+from perturn.config.cluster_settings import Cluster
+from perturn.config.compatibility import check_compatible
+from perturn.config.evaluation_settings import Evaluate
+from perturn.config.explorer_settings import EXPLORER, ExploreSettings
+from perturn.config.parsing import apply_overrides, build_entry, parse, refuse_secrets
+from perturn.config.row_agreement import check_rows
+from perturn.config.row_maker_settings import ROWS, RowMaker
+from perturn.config.sections import (
+    COUNT,
+    Align,
+    Base,
+    Expert,
+    ModelSettings,
+    ProtocolSettings,
+    Reward,
+    Section,
+    Sft,
+    Worlds,
+    require,
+)
+from perturn.config.shipped_recipes import shipped_names, shipped_recipe
+from perturn.errors import ConfigError, did_you_mean
+from perturn.io.read_input import LONGEST_YAML, parse_yaml, read_text, user_path
+
+_CODE = re.compile(r"([^:\n]+\.py):(\w+)")
+_LONGEST_NAME = 200
+"""Bytes of a run's name; file systems allow 255."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a run needs to be repeated."""
+
+    name: Annotated[str, EFFORT]
+    """The run's folder under `output`."""
+    model: ModelSettings
+    environment: Annotated[Section | None, EntryOf("environments")] = None
+    """`name` of an environment and its settings; None where nothing is played."""
+    protocol: ProtocolSettings | None = None
+    """The rules of an episode; None: what the environment declares, else defaults, where anything is played."""
+    engine: Annotated[Section, EntryOf("engines")] = field(default_factory=lambda: {"name": "local"})
+    """`name` of what answers the prompts and its settings."""
+    base: Base | None = None
+    """The model is made from nothing, and then `model.name` is `base`; None: it is there."""
+    expert: Expert | None = None
+    """Expert episodes; None: as `sft` and `rows` need them."""
+    sft: Sft | None = None
+    """None: the model is a policy already."""
+    align: Align | None = None
+    """None: nothing is aligned."""
+    reward: Reward | None = None
+    """A reward model learns in each iteration, for credits of groups that read it, such as oprl. None: none does."""
+    credit: Annotated[Section | None, EntryOf("credits")] = None
+    """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
+    explore: Annotated[ExploreSettings | None, EXPLORER] = None
+    """`name` of what gathers the episodes of an iteration, and its settings; None: as `rows` need it."""
+    rows: Annotated[RowMaker | None, ROWS] = None
+    """`name` of what makes the rows that the alignment learns from, and its settings; None: as `align` needs it."""
+    evaluate: Evaluate | None = field(default_factory=Evaluate)
+    """None: nothing is scored."""
+    iterations: Annotated[int, COUNT] = 1
+    """How often the policy explores and is aligned, each time from the policy of the time before. ETO does it three
+    times; online learning many times."""
+    then: Annotated[Section | None, EFFORT] = None
+    """A second recipe, which `perturn run` does next. It starts from the last policy of this one, in the folder
+    `NAME-then`. It has sections of its own to train, and takes the others, such as `environment`, from this one."""
+    deterministic: bool = False
+    """Whether exploration and evaluation play `concurrency` episodes at a time in lock-step, each such block together
+    from its first turn to its last, so that what shares a batch never depends on timing. It costs throughput."""
+    worlds: Annotated[Worlds, EFFORT] = field(default_factory=Worlds)
+    cluster: Annotated[Cluster | None, EFFORT] = None
+    report_to: Annotated[list[str], EFFORT] = field(default_factory=list)
+    """Where training's metrics go beside the run folder: tensorboard, trackio, wandb. None of it changes the run."""
+    seed: Annotated[int, SEED] = 0
+    output: Annotated[str, EFFORT] = "runs"
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        require(
+            len(self.name.encode()) <= _LONGEST_NAME and bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name)),
+            f"name must be usable as a folder name, got {self.name!r:.80}.",
+        )
+        user_path(self.output, "output")
+        for part, kinds in (("environment", "environments"), ("engine", "engines"), ("credit", "credits")):
+            section = getattr(self, part)
+            require(
+                section is None or "name" in section,
+                f"{part}.name is missing; `perturn list {kinds}` shows them.",
+            )
+        self._complete()
+
+    def _complete(self) -> None:
+        """Add the sections that others need, and refuse those that lack what they need."""
+        require(self.iterations == 1 or self.align is not None, "iterations need an alignment; set align.")
+        if self.align is not None and self.rows is None:
+            object.__setattr__(self, "rows", build_entry(ROWS, {}, "rows"))
+        explores = self.rows is not None and self.rows.traits.explored
+        if explores and self.explore is None:
+            object.__setattr__(self, "explore", build_entry(EXPLORER, {}, "explore"))
+        check_rows(self)
+        check_compatible(self)
+        self._complete_base()
+        if self.environment is None:
+            self._check_unplayed()
+
+    def _check_unplayed(self) -> None:
+        """Leave the score out where there is no environment, and refuse what would play in it."""
+        object.__setattr__(self, "evaluate", None)
+        own = self.expert is not None and self.expert.file is not None
+        plays = {
+            "sft": self.sft is not None and not own,
+            "rows": self.rows is not None and self.rows.traits.explored,
+            "base": self.base is not None,
+            "expert": self.expert is not None and not own,
+            "explore": self.explore is not None,
+        }
+        for part, needed in plays.items():
+            file = " or take rows.name=file" if part == "rows" else ""
+            require(not needed, f"environment is missing, which {part} plays in; set it{file} in the recipe.")
+        require(
+            self.sft is not None or self.align is not None, "environment is missing; set it in the recipe."
+        )
+
+    def _complete_base(self) -> None:
+        """Refuse a model beside the one that is made."""
+        if self.base is None:
+            return
+        require(
+            self.model.name == "base",
+            f"model.name must be base, as the section base makes it, got {self.model.name!r}; set it, or leave "
+            "base out.",
+        )
+        require(
+            self.model.chat_template is None,
+            "model.chat_template must be left out with base, whose tokenizer has its own.",
+        )
+
+
+def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe file, or one that comes with the package by its name, and apply `key=value` words.
+
+    Raises:
+        ConfigError: If the file is missing, is not YAML, or a key or value is wrong; one line saying where.
+    """
+    path = user_path(path, "recipe")
+    if not path.exists() or (path.is_dir() and shipped_recipe(str(path))):
+        found = shipped_recipe(str(path))
+        if found is None:
+            raise ConfigError(
+                f"recipe {str(path)!r} does not exist.{did_you_mean(str(path), shipped_names())}"
+            )
+        path = found
+    text = read_text(path, ConfigError, longest=4 * LONGEST_YAML)
+    data = parse_yaml(text, f"recipe {str(path)!r}", ConfigError, keep_texts=True)
+    if not isinstance(data, dict):
+        raise ConfigError(f"recipe {str(path)!r} must be a mapping of settings, got {type(data).__name__}.")
+    data = _code_beside(data, path.parent)
+    apply_overrides(data, overrides)
+    refuse_secrets(data)
+    return parse(Recipe, data)
+
+
+def _code_beside(value: Any, folder: Path) -> Any:
+    """A recipe's mapping in which `file.py:Class` names a file beside the recipe if the current folder has none."""
+    if isinstance(value, dict):
+        return {key: _code_beside(each, folder) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_code_beside(each, folder) for each in value]
+    found = _CODE.fullmatch(value) if isinstance(value, str) else None
+    if found is None or Path(found[1]).is_file() or not (folder / found[1]).is_file():
+        return value
+    return f"{os.path.relpath(folder / found[1])}:{found[2]}"

@@ -1,0 +1,83 @@
+"""Implicit rewards of turns: how much likelier a policy that was trained makes each one than its reference does."""
+
+from collections.abc import Sequence
+from math import fsum, isfinite, isnan, nan
+
+from torch import Tensor
+
+from perturn.credit.group_statistics import Visit, normalized_within
+from perturn.credit.returns import Numbers
+from perturn.types import Status, Trajectory
+
+Logprobs = Sequence[Sequence[Sequence[float] | Tensor]]
+"""Log-probabilities of the tokens of each turn, in nats `[trajectories][turns][tokens]`."""
+
+REDUCTIONS = ("sum", "mean")
+"""The number of a turn: of all its tokens, or of one in the mean."""
+
+
+def turn_log_ratios(
+    group: Sequence[Trajectory], progress: Logprobs | None, reference: Logprobs | None, reduction: str = "sum"
+) -> Numbers:
+    """Return the implicit reward of each turn, in nats `[trajectories][turns]`; NaN in a trajectory that FAILED.
+
+        u_t = sum_j log pi(y_tj | before) - log pi_ref(y_tj | before)
+
+    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 5, for one turn; without beta and what depends on the prompt
+    alone. "Neglected Free Lunch from Post-training: Progress Advantage for LLM Agents" calls it progress advantage.
+    Differs: nothing.
+
+    Args:
+        group: Trajectories.
+        progress: Under pi, the policy that was trained.
+        reference: Under pi_ref.
+        reduction: One of REDUCTIONS.
+
+    Raises:
+        ValueError: If one of both is missing, not finite, or has not one entry for each token of each turn.
+    """
+    if progress is None or reference is None:
+        raise ValueError(
+            "this credit needs progress= and reference=, the log-probabilities of each turn's tokens under a policy "
+            "that was trained and under its reference."
+        )
+    if [len(of_one) for of_one in progress] != [len(one.turns) for one in group] or [
+        len(of_one) for of_one in reference
+    ] != [len(one.turns) for one in group]:
+        raise ValueError(
+            "progress and reference must hold one entry a turn, for each trajectory of the group."
+        )
+    return [
+        [nan] * len(one.turns)
+        if one.status is Status.FAILED
+        else [_log_ratio(*turn, reduction) for turn in zip(ours, theirs, strict=True)]
+        for one, ours, theirs in zip(group, progress, reference, strict=True)
+    ]
+
+
+def _log_ratio(ours: Sequence[float] | Tensor, theirs: Sequence[float] | Tensor, reduction: str) -> float:
+    """Of the tokens of one turn."""
+    known = [each.tolist() if isinstance(each, Tensor) else each for each in (ours, theirs)]
+    if len(known[0]) != len(known[1]) or not known[0]:
+        raise ValueError(
+            "progress and reference must hold the same tokens of each turn, at least one, got "
+            f"{len(known[0])} and {len(known[1])}."
+        )
+    if not all(map(isfinite, (*known[0], *known[1]))):
+        raise ValueError("progress and reference must be finite.")
+    total = fsum(own - its for own, its in zip(*known, strict=True))
+    return total / len(known[0]) if reduction == "mean" else total
+
+
+def normalized_progress(ratios: Numbers, normalize: str, std: str = "sample") -> Numbers:
+    """Return implicit rewards normalized over the turns of a group; 0 where one is not known `[trajectories][turns]`.
+
+    Args:
+        ratios: In nats; NaN: not known.
+        normalize: Less their mean (mean), or that over their standard deviation (std).
+        std: Standard deviation, sample or population.
+    """
+    known: list[Visit] = [
+        (i, t) for i, of_one in enumerate(ratios) for t, ratio in enumerate(of_one) if not isnan(ratio)
+    ]
+    return normalized_within([known], ratios, normalize, std)

@@ -1,0 +1,132 @@
+"""Outcomes of stored episodes, read without their texts: a run may hold thousands of which only numbers are shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, NotRequired
+
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from perturn.data.run_files import REMEDY
+from perturn.errors import RunError
+from perturn.io.read_input import complete_lines, explain
+from perturn.types import Trajectory, failed, succeeded, unfinished
+
+_Finite = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
+
+
+class _Task(TypedDict):
+    id: str
+    kind: NotRequired[str]
+
+
+class _Action(TypedDict):
+    logprobs: NotRequired[list[_Finite] | None]
+
+
+class _Turn(TypedDict):
+    action: _Action
+    valid: NotRequired[bool]
+
+
+class _Line(TypedDict):
+    """The part of a stored trajectory that is read; `data.store` has all of it."""
+
+    task: _Task
+    turns: NotRequired[list[_Turn]]
+    total_reward: NotRequired[_Finite]
+    success: NotRequired[bool]
+    status: NotRequired[Literal["completed", "failed", "unfinished"]]
+    policy: NotRequired[str]
+    origin: NotRequired[int | None]
+    taken_over: NotRequired[int]
+
+
+_LINE = TypeAdapter(_Line)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The numbers of one episode."""
+
+    task: str
+    score: float
+    """Total reward; 0 of a FAILED episode."""
+    success: bool
+    failed: bool
+    turns: int
+    invalid: int
+    """Turns whose action broke the format, or that the environment did not understand."""
+    surprise: float | None
+    """Mean negative log-probability of the sampled tokens of its own turns, in nats; None if none were recorded."""
+    policy: str
+    """The policy that played it, and a hash of its weights."""
+    kind: str = ""
+    """Kind of the task."""
+    unfinished: bool = False
+    """Whether it goes on in the next iteration, so that score and success are not known yet."""
+
+
+def read_outcomes(file: Path) -> list[Outcome]:
+    """The outcomes of a file of trajectories; none if it is not there.
+
+    Raises:
+        RunError: If a complete line is no trajectory.
+    """
+    if not file.exists():
+        return []
+    return [parse_outcome(raw, f"{file}:{number}") for number, raw in complete_lines(file, RunError, REMEDY)]
+
+
+def parse_outcome(raw: bytes, where: str) -> Outcome:
+    """The outcome of one line of a file of trajectories.
+
+    Raises:
+        RunError: If it is none.
+    """
+    try:
+        row = _LINE.validate_json(raw, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        said = first["msg"] if first["type"] == "json_invalid" else explain(first)
+        raise RunError(f"{where}: not a trajectory: {said}. {REMEDY}") from error
+    failed = row.get("status") == "failed"
+    turns = row.get("turns", [])
+    own = 0 if row.get("origin") is None else row.get("taken_over", 0)
+    logprobs = [each for turn in turns[own:] for each in turn["action"].get("logprobs") or ()]
+    return Outcome(
+        task=row["task"]["id"],
+        score=0.0 if failed else row.get("total_reward", 0.0),
+        success=row.get("success", False) and not failed,
+        failed=failed,
+        turns=len(turns),
+        invalid=sum(not turn.get("valid", True) for turn in turns),
+        surprise=-sum(logprobs) / len(logprobs) if logprobs else None,
+        policy=row.get("policy", ""),
+        kind=row["task"].get("kind", ""),
+        unfinished=row.get("status") == "unfinished",
+    )
+
+
+def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:
+    """Count how many episodes ended in which way, and what they cost.
+
+    `unfinished` and `filled_context` (truncated by the model's context) are there only where they are not 0.
+    """
+    counts: Counter[str] = Counter(episodes=0, success=0, failed=0, turns=0, invalid_turns=0)
+    for one in trajectories:
+        counts["episodes"] += 1
+        counts["success"] += succeeded(one)
+        counts["failed"] += failed(one)
+        counts["turns"] += len(one.turns)
+        counts["invalid_turns"] += sum(not turn.valid for turn in one.turns)
+        counts["action_tokens"] += sum(len(turn.action.token_ids or ()) for turn in one.turns)
+        if unfinished(one):
+            counts["unfinished"] += 1
+        if one.filled_context:
+            counts["filled_context"] += 1
+    return dict(counts)

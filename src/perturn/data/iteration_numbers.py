@@ -1,0 +1,93 @@
+"""Numbers of an iteration: where its episodes ended, and what training logged of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from perturn.data.group_account import BINS
+
+_GROUPS = ("groups", "alone", "equal_outcomes", "zero_credit")
+"""Counts of groups beside the bins, as `data.groups.counts_of` has them."""
+_BESIDE = ("cut", "steps_")
+"""How counts of the pair stage begin that are of kept episodes, or of the expert's steps, and no bin."""
+FATES = ("failed", "no_turns", "repeated", "success", "failure")
+"""Fates of an explored trajectory that is learned from by how it ended: the first that holds. `repeated`: its actions
+are those, on that task, of an earlier trajectory, or of the expert where the way takes that episode of the expert."""
+_ACCOUNTS = ("credit", "pair", "outcomes")
+"""Stages that say what became of explored episodes; a run has one of them."""
+STAGES = ("explore", "branch", "prefer", "reward", *_ACCOUNTS, "align")
+"""Stages of an iteration."""
+
+
+def account_of(notes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Counts of the stage that says what became of explored episodes; empty before it is done.
+
+    Args:
+        notes: What the manifest has of an iteration's stages, by name.
+    """
+    return next((found for name in _ACCOUNTS if (found := notes[name].get("counts"))), {})
+
+
+def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
+    """Where each episode that was asked for ended: by the account of a credit, of pairs, or of outcomes.
+
+    Args:
+        noted: Counts of the stage.
+        explored: Episodes that were explored, which pairs and outcomes do not count.
+
+    Returns:
+        `asked`, `bins` (which sum to it) and `groups` (counts of groups, for a credit); `unit`: both count `episodes`,
+        or `memberships`, where pairs share their first turns: an explored episode is in a group for each turn that it
+        was played on from; `steps` of explored episodes, from one such turn to the next; or `nodes`, of trees, that
+        were left by different steps. None if nothing was counted.
+    """
+    counts = {name: int(n) for name, n in noted.items() if isinstance(n, int) and n >= 0}
+    if "asked" in counts:
+        groups = {name: counts[name] for name in _GROUPS if name in counts}
+        bins = {name: counts.get(name, 0) for name in BINS}
+        return {"asked": counts["asked"], "bins": bins, "groups": groups, "unit": "episodes"}
+    for unit in ("memberships", "steps", "nodes"):
+        if unit in counts:
+            asked = counts.pop(unit)
+            return {"asked": asked, "bins": counts, "groups": {}, "unit": unit}
+    if "taught" in counts:
+        bins = {name: counts.get(name, 0) for name in FATES}
+    elif "kept" in counts:
+        bins = {name: n for name, n in counts.items() if not name.startswith(_BESIDE)}
+    else:
+        return None
+    return {"asked": explored or sum(bins.values()), "bins": bins, "groups": {}, "unit": "episodes"}
+
+
+def training_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over an iteration's optimizer steps of what was logged, a row a step; None of what was not."""
+    entropies = [_mean(rows, f"entropy/{side}") for side in ("chosen", "rejected")]
+    found = [value for value in entropies if value is not None]
+    return {
+        "steps": len(rows),
+        "loss": _mean(rows, "loss"),
+        "grad_norm": _mean(rows, "grad_norm"),
+        "entropy": fmean(found) if found else None,
+        "kl": _mean(rows, "kl/turns"),
+        "clip_share": _mean(rows, "clip_share"),
+        "mismatch": _mean(rows[:1], "behavior_kl"),  # nothing has moved yet
+    }
+
+
+def _mean(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
+    values = [float(row[key]) for row in rows if is_number(row.get(key))]
+    mean = sum(values) / len(values) if values else None
+    return mean if is_number(mean) else None
+
+
+def is_number(value: Any) -> bool:
+    """Whether a logged value is a finite number; a whole one that no float is as large as is none."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

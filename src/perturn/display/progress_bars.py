@@ -1,0 +1,277 @@
+"""Progress: a live picture in a terminal, and lines at regular intervals where there is none."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from perturn.display.time_left import Effort, Pace
+
+T = TypeVar("T")
+
+console = Console(stderr=True)
+"""Where progress and notices go, so that standard output stays for results."""
+EVERY = 15.0
+"""Seconds between two lines about work that is under way, where there is no terminal."""
+_WIDTH = 24
+"""Columns of a bar."""
+
+
+class Work:
+    """Something under way: how far it is, how fast it goes, and how long it may still take."""
+
+    def __init__(
+        self, what: str, total: int | None = None, done: int = 0, unit: str = "", effort: Effort | None = None
+    ) -> None:
+        """It begins now.
+
+        Args:
+            what: What is being done.
+            total: Number of items, finished ones included; None: they cannot be counted.
+            done: Items that were finished before.
+            unit: The items, such as `episodes`.
+            effort: What the work is measured in, if items are too coarse for that.
+        """
+        self.what, self.total, self.done, self.unit = what, total, done, unit
+        self.note = ""
+        """More to say about it, such as the success so far."""
+        self._before, self._effort = done, effort
+        self._began = time.monotonic()
+        self._pace = Pace(self._began)
+        self._ended: float | None = None
+        self._lock = threading.Lock()
+
+    def advance(self, items: int = 1) -> None:
+        """Count items that were finished."""
+        self.done += items
+        self.look()
+
+    def begin(self) -> None:
+        """Leave out of the rate what came before the first item was begun, such as the start of worlds."""
+        if self._pace.rate(time.monotonic()) is None:
+            self._pace = Pace(time.monotonic())
+
+    def look(self) -> None:
+        """Measure how far it is."""
+        amount = self._effort.amount if self._effort else self.done - self._before
+        with self._lock:  # the screen looks too, in a thread of its own
+            self._pace.note(time.monotonic(), amount)
+
+    def end(self) -> None:
+        """Stop the clock."""
+        self.look()
+        self._ended = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Time since it began."""
+        return (self._ended or time.monotonic()) - self._began
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time that it may still take; None: not known yet."""
+        if self.total is None or self._ended is not None:
+            return None
+        left = self._effort.left if self._effort else self.total - self.done
+        return self._pace.seconds_left(time.monotonic(), left)
+
+    def rates(self) -> Iterator[str]:
+        """How fast it goes, for its whole time once it has ended: the finer unit first."""
+        now = time.monotonic()
+        amount, whole = (self._effort.amount if self._effort else 0.0), self.done - self._before
+        per = (
+            1 / max(self.seconds, 1e-9)
+            if self._ended is not None
+            else (self._pace.rate(now) or 0.0) / max(amount or whole, 1e-9)
+        )
+        for count, unit in ((amount, self._effort.unit if self._effort else ""), (whole, self.unit)):
+            if count * per > 0:
+                yield _rate(count * per, unit)
+
+    def line(self) -> str:
+        """All of it as a sentence of a log."""
+        self.look()
+        parts = [] if self.total is None else [f"{self.done}/{self.total} {self.unit}".rstrip()]
+        if self._effort and self._effort.amount:
+            parts.append(f"{self._effort.amount:.0f} {self._effort.unit}")
+        parts += [*self.rates(), *([self.note] if self.note else [])]
+        parts.append(clock(self.seconds) if parts else f"at work for {clock(self.seconds)}")
+        if (left := self.seconds_left) is not None:
+            parts.append(f"about {clock(left)} left")
+        return f"{self.what}: {', '.join(parts)}"
+
+    def picture(self) -> RenderableType:
+        """All of it for a terminal: a bar with the times, and the rates below it, so that 80 columns are enough."""
+        self.look()
+        row = Table.grid(padding=(0, 1))
+        cells: list[RenderableType] = [self.what]
+        if self.total is not None:
+            cells.append(ProgressBar(max(self.total, 1), self.done, width=_WIDTH))
+            cells.append(f"{self.done}/{self.total}")
+        cells.append(clock(self.seconds))
+        if (left := self.seconds_left) is not None:
+            cells.append(f"left {clock(left)}")
+        row.add_row(*cells)
+        rates = "  ".join([*self.rates(), *([self.note] if self.note else [])])
+        return Group(row, Text(f"  {rates}", style="dim")) if rates else row
+
+
+class Overview(Protocol):
+    """The larger work that what is under way is a part of."""
+
+    def picture(self) -> RenderableType:
+        """Return the line that a terminal shows above the bar."""
+
+    def line(self) -> str:
+        """Return the words that a log has after the line of the work under way."""
+
+
+class Screen:
+    """Shows the innermost work under way: live in a terminal, otherwise by a line every `EVERY` seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._works: list[Work] = []
+        self._overview: Overview | None = None
+        self._told = 0.0
+
+    @contextmanager
+    def showing(self, work: Work) -> Iterator[Work]:
+        """Show a work while the block runs."""
+        if self._works or self._console.quiet:
+            with self._within(work):
+                yield work
+            return
+        self._told = time.monotonic()
+        with self._live() if self._console.is_interactive else self._lines(), self._within(work):
+            yield work
+
+    @contextmanager
+    def part_of(self, overview: Overview) -> Iterator[None]:
+        """Show a larger work too while the block runs; short parts of it then leave no line behind."""
+        self._overview = overview
+        try:
+            yield
+        finally:
+            self._overview = None
+
+    @property
+    def is_detail(self) -> bool:
+        """Whether what is said of a part is only of interest while it runs, since a larger work is shown."""
+        return self._overview is not None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time left of the innermost work; None: not known."""
+        return next((work.seconds_left for work in self._works[-1:]), None)
+
+    @contextmanager
+    def _within(self, work: Work) -> Iterator[None]:
+        self._works.append(work)
+        try:
+            yield
+        finally:
+            self._works.remove(work)
+            work.end()
+            short = self._console.is_interactive or work.seconds < EVERY
+            if work.total is not None and not (self.is_detail and short):
+                self._say(work.line())
+
+    def _say(self, line: str) -> None:
+        self._told = time.monotonic()
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def _live(self) -> Iterator[None]:
+        how: Any = {"transient": True, "refresh_per_second": 4, "redirect_stdout": sys.stdout.isatty()}
+        with Live(get_renderable=self._picture, console=self._console, **how):
+            yield
+
+    def _picture(self) -> RenderableType:
+        works, overview = self._works[-1:], self._overview
+        return Group(*([overview.picture()] if overview else []), *(work.picture() for work in works))
+
+    @contextmanager
+    def _lines(self) -> Iterator[None]:
+        stop = threading.Event()
+        thread = threading.Thread(target=self._tell, args=(stop,), name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _tell(self, stop: threading.Event) -> None:
+        """Say how far it is whenever nothing was said for `EVERY` seconds."""
+        while not stop.wait(max(0.05, self._told + EVERY - time.monotonic())):
+            if time.monotonic() - self._told < EVERY:
+                continue
+            overview = self._overview
+            for work in self._works[-1:]:
+                self._say(work.line() + (f"; {said}" if overview and (said := overview.line()) else ""))
+
+
+screen = Screen(console)
+"""The screen of this process."""
+
+
+def mention(*words: str) -> None:
+    """Print a detail of what was done, unless it was a part of a larger work that is shown."""
+    if not screen.is_detail:
+        console.print(*words)
+
+
+@contextmanager
+def bar(what: str, total: int, done: int = 0, unit: str = "", effort: Effort | None = None) -> Iterator[Work]:
+    """Show a bar while the block runs, and leave a line when it ends.
+
+    Args:
+        what: What is being worked on.
+        total: Number of items, finished ones included.
+        done: Items that were finished before.
+        unit: The items, such as `episodes`.
+        effort: What rate and time left are measured in, if items are too coarse for that.
+    """
+    with screen.showing(Work(what, total, done, unit, effort)) as work:
+        yield work
+
+
+@contextmanager
+def at_work(what: str) -> Iterator[Work]:
+    """Say every now and then that something without countable items is still being done."""
+    with screen.showing(Work(what)) as work:
+        yield work
+
+
+def track(work: Iterable[T], what: str, unit: str = "") -> Iterator[T]:
+    """Hand the items on and show a bar that counts them."""
+    work = list(work)
+    with bar(what, len(work), unit=unit) as shown:
+        for item in work:
+            yield item
+            shown.advance()
+
+
+def clock(seconds: float) -> str:
+    """Return a time as hours, minutes and seconds, such as `0:02:05`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def _rate(rate: float, unit: str) -> str:
+    """Items a second, or seconds an item where that is below one."""
+    if rate >= 1:
+        return f"{rate:.1f} {unit}/s" if unit else f"{rate:.1f}/s"
+    each = f"per {unit.removesuffix('s')}" if unit else "each"
+    return f"{1 / rate:.1f} s {each}"

@@ -1,0 +1,341 @@
+"""Keys and values of conversations, and attention that reads them where they lie.
+
+The new tokens of all conversations go through a model's layers side by side, without padding; only attention tells
+them apart. Each conversation's keys and values stay in a slot of its own (see `blocks.py`): nothing is copied when a
+conversation joins a batch or leaves it. Conversations that have a few new tokens each and lie side by side attend in
+one call; any other attends alone. Tokens that several begin with may lie apart (see `beginnings.py`): to these all of
+them attend in one product of matrices, and what each found there and at its own is joined by the log-sum-exps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from perturn.engines.local.cache_attention import Ask, Shared, by_products, dot_products, masks
+from perturn.engines.local.cache_blocks import Block, Blocks, Slot
+from perturn.engines.local.prefix_tree import Beginning
+from perturn.errors import ModelError
+
+NAME = "perturn-history"
+"""Name of our attention among transformers' implementations."""
+
+CALL_BYTES = 2**20
+"""Keys and values of a layer that are read in about the time that a call takes besides."""
+
+_FEW = 8
+"""Conversations that have at most so many new tokens attend together; one that has more, alone."""
+
+_PRODUCT_STEP = 64
+"""Products of matrices attend over a multiple of so many tokens: each new shape has to be prepared."""
+
+
+@dataclass(eq=False)
+class History:
+    """Tokens, keys and values of one conversation."""
+
+    blocks: Blocks
+    ids: list[int] = field(default_factory=list)
+    """Tokens whose keys and values are held."""
+    slot: Slot | None = None
+    end: Beginning | None = None
+    """The node where its first prompt ends in the tree of beginnings."""
+    apart: Beginning | None = None
+    """Up to this node, keys and values are read where they lie for all; the slot holds those of later tokens."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that is held."""
+        return self.slot.block.slot_bytes if self.slot else 0
+
+    @property
+    def tokens_apart(self) -> int:
+        """Tokens whose keys and values are not in the slot."""
+        return sum(node.tokens for node in self.apart.path) if self.apart else 0
+
+    @property
+    def path_apart(self) -> list[Beginning]:
+        """The nodes whose keys and values are read where they lie."""
+        return self.apart.path if self.apart else []
+
+    def reserve(self, tokens: int) -> Slot:
+        """A slot with room for so many tokens of its own, to which what is held has moved."""
+        old = self.slot
+        if old is not None and tokens <= old.block.capacity:
+            return old
+        self.slot = new = self.blocks.take(tokens)
+        if old is not None:
+            kept = len(self.ids) - self.tokens_apart
+            for layer, pair in old.block.layers.items():
+                for held, buffer in zip(pair, new.block.open(layer, *pair), strict=True):
+                    buffer[new.index, :, :kept] = held[old.index, :, :kept]
+        return new
+
+    def cut_to(self, ids: list[int], most: int) -> bool:
+        """Drop what is not in a prompt, such as an action that was not taken; whether no more than so much had to go.
+
+        Args:
+            ids: The prompt; one token at least is left to be fed.
+            most: Tokens that may be dropped.
+        """
+        same = len(self.ids)
+        if same >= len(ids) or ids[:same] != self.ids:
+            both = zip(self.ids, ids[:-1], strict=False)
+            same = next((at for at, (own, its) in enumerate(both) if own != its), min(same, len(ids) - 1))
+        if len(self.ids) - same > most or same <= self.tokens_apart:
+            return False
+        del self.ids[same:]  # their keys and values are written over
+        return True
+
+    def begin(self, path: Sequence[Beginning], apart: int) -> None:
+        """Start with tokens whose keys and values are held; those of the first so many nodes are not copied."""
+        self.apart = path[apart - 1] if apart else None
+        self.ids = [token for node in path[:apart] for token in node.ids]
+        start = 0
+        for node in path[apart:]:
+            stop = start + node.tokens
+            slot = self.reserve(stop)
+            for layer, pair in node.held.items():
+                buffers = slot.block.open(layer, *(each[None] for each in pair))
+                for buffer, held in zip(buffers, pair, strict=True):
+                    buffer[slot.index, :, start:stop] = held
+            self.ids += node.ids
+            start = stop
+
+    def computed(self) -> dict[int, list[Tensor]]:
+        """Keys and values by layer, each [key heads, tokens, features]."""
+        assert self.slot is not None
+        index, kept = self.slot.index, len(self.ids) - self.tokens_apart
+        return {
+            layer: [each[index, :, :kept] for each in pair] for layer, pair in self.slot.block.layers.items()
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class _Span:
+    """The new tokens of one conversation in a batch."""
+
+    row: int
+    """Of the first of them in the batch."""
+    old: int
+    """Tokens that its slot holds already."""
+    new: int
+    slot: Slot
+
+    @property
+    def total(self) -> int:
+        return self.old + self.new
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """How the tokens of a batch attend."""
+
+    parts: list[_Alone | _Together]
+    """To what their conversations' slots hold."""
+    order: Tensor | None
+    """Index of each token of the batch among those of the parts; None: the same."""
+    shared: list[Shared]
+    """To what lies apart for several."""
+
+
+_PLAN: ContextVar[_Plan] = ContextVar("plan")
+
+
+@contextmanager
+def attending(batch: Sequence[tuple[History, int]], device: torch.device) -> Iterator[None]:
+    """Within, a model whose attention is ours reads one row of tokens as the new tokens of several conversations.
+
+    Afterwards the histories hold keys and values of the new tokens; their `ids` are the caller's to extend.
+
+    Args:
+        batch: The conversations, and how many new tokens each has.
+        device: To compute on.
+    """
+    spans: list[_Span] = []
+    readers: defaultdict[Beginning, list[tuple[int, int]]] = defaultdict(list)
+    for history, new in batch:
+        row, index = spans[-1].row + spans[-1].new if spans else 0, len(history.ids)
+        old = index - history.tokens_apart
+        spans.append(_Span(row, old, new, history.reserve(old + new)))
+        for node in history.path_apart:
+            readers[node] += [(row + each, index + each) for each in range(new)]
+    parts = _divide(spans, device)
+    rows = [row for part in parts for row in part.rows]
+    order = sorted(range(len(rows)), key=rows.__getitem__)
+    same = order == [*range(len(rows))]
+    shared = [Shared(node, those, len(rows), device) for node, those in readers.items()]
+    token = _PLAN.set(_Plan(parts, None if same else torch.tensor(order, device=device), shared))
+    try:
+        yield
+    finally:
+        _PLAN.reset(token)
+
+
+def _divide(spans: Sequence[_Span], device: torch.device) -> list[_Alone | _Together]:
+    """The parts that attend in one call each: many tokens of a conversation, or a few of each of several."""
+    parts: list[_Alone | _Together] = [_Alone(span, device) for span in spans if span.new > _FEW]
+    by_block: defaultdict[Block, list[_Span]] = defaultdict(list)
+    for span in spans:
+        if span.new <= _FEW:
+            by_block[span.slot.block].append(span)
+    for block, members in by_block.items():
+        parts += [_Together(block, run, device) for run in _runs(block, members)]
+    return parts
+
+
+def _runs(block: Block, members: list[_Span]) -> list[list[_Span]]:
+    """A block's conversations by slot, divided where reading what lies between takes longer than another call."""
+    ordered = sorted(members, key=lambda span: span.slot.index)
+    unread = max(span.old for span in members) * block.token_bytes
+    runs = [ordered[:1]]
+    for before, after in pairwise(ordered):
+        if (after.slot.index - before.slot.index - 1) * unread > CALL_BYTES:
+            runs.append([])
+        runs[-1].append(after)
+    return runs
+
+
+class _Alone:
+    """One conversation with several new tokens."""
+
+    def __init__(self, span: _Span, device: torch.device) -> None:
+        self.rows: Sequence[int] = range(span.row, span.row + span.new)
+        self._span = span
+        self._mask = masks(range(span.old, span.total), span.total, device)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, ask: Ask) -> tuple[Tensor, Tensor | None]:
+        """Keep the new keys and values, and attend.
+
+        [1, heads, tokens, features] to [new, heads, features], and the log-sum-exps [new, heads] if they are asked for.
+        """
+        span, total = self._span, self._span.total
+        query, key, value = (each.narrow(2, span.row, span.new) for each in (query, key, value))
+        held = [each[span.slot.index] for each in span.slot.block.open(ask.layer, key, value)]
+        for kept, fresh in zip(held, (key, value), strict=True):
+            kept[:, span.old : total] = fresh[0]
+        wide = (key.shape[1], query.shape[1] // key.shape[1])
+        if span.old == 0 and (ask.window is None or total <= ask.window):
+            asking, mask = query[0].unflatten(0, wide), None
+            keys, values = (each[:, None, :total].expand(-1, wide[1], -1, -1) for each in held)
+        else:  # heads that share a key head ask as further tokens, which takes 0.7 of the time in bfloat16
+            asking, mask = (
+                query.unflatten(1, wide).flatten(2, 3),
+                self._mask(ask.window, query.dtype, wide[1]),
+            )
+            keys, values = (each[None, :, :total] for each in held)
+        found, sums = dot_products(asking, keys, values, mask, ask)
+        found = found.reshape(query.shape[1], span.new, -1).transpose(0, 1)
+        return found, None if sums is None else sums.reshape(query.shape[1], span.new).T
+
+
+class _Together:
+    """Conversations of one block with a few new tokens each, by slot."""
+
+    def __init__(self, block: Block, members: list[_Span], device: torch.device) -> None:
+        self.rows: Sequence[int] = [row for span in members for row in range(span.row, span.row + span.new)]
+        self._block = block
+        self._first, count = members[0].slot.index, members[-1].slot.index - members[0].slot.index + 1
+        self._count, self._width = count, max(span.new for span in members)
+        self._longest = max(span.total for span in members)
+        self._rounded = min(-(-self._longest // _PRODUCT_STEP) * _PRODUCT_STEP, block.capacity)
+        # All ask for equally many tokens: the last again, and of what lies between them and has none, the first of all.
+        asks, last = [self.rows[0]] * (count * self._width), [0] * (count * self._width)
+        order: list[int] = []
+        slots: list[int] = []
+        lengths: list[int] = []
+        for span in members:
+            start = (span.slot.index - self._first) * self._width
+            order += range(start, start + span.new)
+            slots += [span.slot.index] * span.new
+            lengths += range(span.old, span.total)
+            for index in range(self._width):
+                asks[start + index] = span.row + min(index, span.new - 1)
+                last[start + index] = span.old + min(index, span.new - 1)
+        self._asks, self._slots, self._new, self._lengths = (
+            torch.tensor(each, device=device) for each in (asks, slots, self.rows, lengths)
+        )
+        self._order = None if asks == self.rows else torch.tensor(order, device=device)
+        self._mask = masks(last, self._rounded, device)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, ask: Ask) -> tuple[Tensor, Tensor | None]:
+        """Keep the new keys and values, and attend.
+
+        [1, heads, tokens, features] to [new, heads, features], and the log-sum-exps [new, heads] if they are asked for.
+        """
+        held = self._block.open(ask.layer, key, value)
+        for kept, fresh in zip(held, (key, value), strict=True):
+            kept[self._slots, :, self._lengths] = fresh[0].index_select(1, self._new).transpose(0, 1)
+        key_heads, shared = key.shape[1], query.shape[1] // key.shape[1]
+        asking = query[0].index_select(1, self._asks).view(key_heads, shared, self._count, self._width, -1)
+        asking = asking.permute(2, 0, 1, 3, 4).flatten(
+            2, 3
+        )  # [slots, key heads, their heads * width, features]
+        # torch's kernel for CPUs takes four times as long for one row of bfloat16 as two products of matrices do.
+        products = asking.shape[2] == 1 and query.dtype == torch.bfloat16 and query.device.type == "cpu"
+        tokens = self._rounded if products else self._longest
+        keys, values = (each.narrow(0, self._first, self._count).narrow(2, 0, tokens) for each in held)
+        mask = self._mask(ask.window, query.dtype)[:, :tokens].view(self._count, 1, 1, self._width, tokens)
+        mask = mask.expand(-1, -1, shared if self._width > 1 else 1, -1, -1).flatten(2, 3)
+        how = by_products if products else dot_products
+        found, sums = how(asking, keys, values, mask, ask)
+        return self._by_token(found, shared), None if sums is None else self._by_token(sums, shared)
+
+    def _by_token(self, found: Tensor, shared: int) -> Tensor:
+        """[slots, key heads, their heads * width, ...] to [new, heads, ...]."""
+        each: Tensor = found.unflatten(2, (shared, -1)).movedim(3, 1).flatten(2, 3).flatten(0, 1)
+        return each if self._order is None else each.index_select(0, self._order)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention as transformers calls it: [1, heads, tokens, features] to [1, tokens, heads, features]."""
+    asked = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
+    if asked:
+        raise ModelError(
+            f"the local engine does not serve {type(module).__name__}: it asks for {', '.join(asked)}."
+        )
+    plan = _PLAN.get(None)
+    if plan is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+    layer: Any = module.layer_idx
+    ask = Ask(layer, scaling, sliding_window, bool(plan.shared))
+    attended = [part.attend(query, key, value, ask) for part in plan.parts]
+    found, sums = (_in_order(each, plan.order) for each in zip(*attended, strict=True))
+    for each in plan.shared:
+        assert found is not None
+        assert sums is not None
+        found, sums = each.join(query, found, sums, ask)
+    assert found is not None
+    return found[None], None
+
+
+def _in_order(parts: Sequence[Tensor | None], order: Tensor | None) -> Tensor | None:
+    """The parts one after the other, in another order."""
+    if parts[0] is None:
+        return None
+    whole = parts[0] if len(parts) == 1 else torch.cat([part for part in parts if part is not None])
+    return whole if order is None else whole.index_select(0, order)
+
+
+AttentionInterface.register(NAME, _attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)

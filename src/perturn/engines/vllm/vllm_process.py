@@ -1,0 +1,150 @@
+"""vLLM in this process, which holds its front end; each replica of the model is a process that vLLM starts."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from perturn.engines.context_limit import says_context_full
+from perturn.engines.vllm.backend import Sampled
+from perturn.engines.vllm.orphan_watch import Watch
+from perturn.engines.vllm.settings import VllmSettings
+from perturn.engines.vllm.worker import EXTENSION, METHOD
+from perturn.errors import ContextFull, EngineFailure, RunError
+from perturn.table import require
+
+_CPU_GIGABYTES = 2.0
+"""Memory for keys and values on a CPU, where vLLM would take nearly all there is."""
+_CPU_BLOCK = 32
+"""Tokens whose keys and values are reused together on a CPU; vLLM's 128 would lose most of a short turn."""
+
+
+def require_vllm() -> None:
+    """Refuse to go on without vLLM."""
+    require("vllm", "engine vllm", "vllm", ", or name running servers with engine.servers.")
+
+
+class InProcess:
+    """vLLM's asynchronous engine."""
+
+    def __init__(self, model: str, settings: VllmSettings, dtype: str, context: int | None) -> None:
+        """Start it, in a running event loop.
+
+        Raises:
+            PerturnError: If vLLM is missing, or cannot start.
+        """
+        require_vllm()
+        self.replicas = settings.replicas
+        self._numbers = itertools.count()
+        self._watch = Watch()
+        try:
+            with _environment():
+                import vllm
+                from vllm.v1.engine import async_llm, exceptions
+
+                found = _arguments(model, settings, dtype, context)
+                self._reload = METHOD if found.get("worker_extension_cls") == EXTENSION else "reload_weights"
+                arguments = vllm.AsyncEngineArgs(**found)
+                self._llm: Any = async_llm.AsyncLLM.from_engine_args(arguments)
+        except Exception as error:
+            self._watch.close()
+            raise RunError(
+                f"vLLM cannot start: {type(error).__name__}: {error} VLLM_LOGGING_LEVEL=INFO shows its log."
+            ) from error
+        self._watch.started()
+        self._vllm, self._dead = vllm, exceptions.EngineDeadError
+        self.limit = int(self._llm.model_config.max_model_len)
+
+    async def open(self, model: str, version: str) -> None:
+        """Label what comes with the version of the weights it was started with."""
+        await self._llm.update_weight_version(version)
+
+    async def answer(self, replica: int, ids: Sequence[int], sampling: dict[str, Any]) -> Sampled:
+        """Continue a prompt."""
+        kind = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
+        asked = self._llm.generate(
+            self._vllm.inputs.tokens_input(list(ids)),
+            self._vllm.SamplingParams(**sampling, detokenize=False, output_kind=kind),
+            str(next(self._numbers)),
+            data_parallel_rank=replica if self.replicas > 1 else None,
+        )
+        try:
+            output = [each async for each in asked][-1]
+        except self._dead as error:
+            raise RunError(
+                "vLLM has died; its own words are above. The same command goes on with what is missing."
+            ) from error
+        except ValueError as error:  # what it says of a prompt
+            kind = ContextFull if says_context_full(str(error)) else EngineFailure
+            raise kind(f"vLLM refuses the prompt: {error}") from error
+        answer = output.outputs[0]
+        if answer.finish_reason not in ("stop", "length"):
+            raise RunError(f"vLLM ended an answer by {answer.finish_reason!r}.")
+        tokens = list(answer.token_ids)
+        return Sampled(
+            tokens,
+            [likely[token].logprob for likely, token in zip(answer.logprobs, tokens, strict=True)],
+            frozenset(span.version for span in answer.weight_versions or ()),
+            output.num_cached_tokens or 0,
+        )
+
+    async def load(self, folder: str, version: str) -> None:
+        """Replace the weights of all replicas."""
+        try:
+            await self._llm.collective_rpc(self._reload, kwargs={"weights_path": folder})
+            await self._llm.reset_prefix_cache()
+            await self._llm.update_weight_version(version)
+        except Exception as error:
+            raise RunError(
+                f"vLLM cannot take the weights in {folder}: {type(error).__name__}: {error}"
+            ) from error
+
+    async def close(self) -> None:
+        """End it and its processes."""
+        llm, self._llm = self._llm, None  # it would complain if it were left to the end of the interpreter
+        llm.shutdown(timeout=0)
+        self._watch.close()
+
+
+def _arguments(model: str, settings: VllmSettings, dtype: str, context: int | None) -> dict[str, Any]:
+    """Engine arguments of vLLM."""
+    import vllm.platforms
+
+    on_cpu = vllm.platforms.current_platform.is_cpu()
+    gigabytes = settings.cache_gigabytes or (_CPU_GIGABYTES if on_cpu else None)
+    found = {
+        "model": model,
+        "dtype": dtype,
+        "max_model_len": context,
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "raw_logprobs",
+        "kv_cache_memory_bytes": None if gigabytes is None else int(gigabytes * 1e9),
+        "data_parallel_size": settings.replicas,
+        "disable_log_stats": True,
+    }
+    if on_cpu:
+        found |= {"block_size": _CPU_BLOCK, "worker_extension_cls": EXTENSION}
+        found["enable_chunked_prefill"] = False  # a part of a prompt with a seed ends vLLM 0.32 on a CPU
+    return found | settings.options
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Variables for vLLM and its processes, unless the user has set them; what it sets itself goes with them.
+
+    It preloads libraries and names a world size, which environments and trainers of this process must not inherit.
+    """
+    before = dict(os.environ)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # our threads do not survive a fork
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

@@ -1,0 +1,155 @@
+"""vLLM servers that are running already, each a replica.
+
+They are asked by vLLM's tokens-in-tokens-out protocol, and given weights by its development endpoints. Retries and
+their back-off are those of the OpenAI client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from perturn.engines.context_limit import says_context_full
+from perturn.engines.vllm.backend import Sampled
+from perturn.engines.vllm.settings import VllmSettings
+from perturn.engines.vllm.worker import EXTENSION, METHOD
+from perturn.errors import ContextFull, EngineFailure, RunError
+from perturn.table import require
+
+_GENERATE = "/inference/v1/generate"
+_PROBE: dict[str, Any] = {"token_ids": [0], "sampling_params": {"max_tokens": 1}}
+"""Shows whether a server takes tokens at all."""
+_LOADING = "loading"
+"""Label of weights that are half replaced."""
+
+
+class Servers:
+    """Asks each server by its replica in the list."""
+
+    def __init__(self, settings: VllmSettings) -> None:
+        """Make clients; nothing is sent yet.
+
+        Raises:
+            ConfigError: If the client library is missing.
+        """
+        require("openai", "engine.servers", "api")
+        import openai
+
+        self.replicas = len(settings.servers)
+        self.limit = 0
+        self._reload = "reload_weights"
+        self._openai = openai
+        self._addresses = settings.servers
+        self._models: list[str] = []
+        self._clients = [
+            openai.AsyncOpenAI(
+                api_key="none", base_url=address, timeout=settings.timeout, max_retries=settings.max_retries
+            )
+            for address in settings.servers
+        ]
+
+    async def open(self, model: str, version: str) -> None:
+        """Meet the servers, and give them the weights of a model."""
+        await self.meet()
+        await self.load(model, version)
+
+    async def meet(self) -> None:
+        """Ask what they serve.
+
+        Raises:
+            RunError: If one does not answer, or takes no tokens or no weights.
+        """
+        found = await self._all("get", "/v1/models")
+        models = [one["data"][0] for one in found]
+        self._models = [model["id"] for model in models]
+        self.limit = min(model["max_model_len"] for model in models)
+        await self._all("get", "/weight_info")
+        about = await self._all("get", "/server_info")
+        if any("device_config=cpu" in each["vllm_config"] for each in about):
+            self._reload = METHOD
+        await self._all("post", _GENERATE, _PROBE)
+
+    async def answer(self, replica: int, ids: Sequence[int], sampling: dict[str, Any]) -> Sampled:
+        """Continue a prompt."""
+        body = {
+            "model": self._models[replica],
+            "token_ids": list(ids),
+            "sampling_params": sampling | {"detokenize": False},
+        }
+        found = await self._ask(replica, "post", _GENERATE, body)
+        choice = found["choices"][0]
+        if choice["finish_reason"] not in ("stop", "length"):
+            raise RunError(
+                f"{self._addresses[replica]} ended an answer by {choice['finish_reason']!r}; see its log."
+            )
+        details = (found.get("usage") or {}).get("prompt_tokens_details") or {}
+        return Sampled(
+            choice["token_ids"],
+            [each["logprob"] for each in choice["logprobs"]["content"]],
+            frozenset(span["version"] for span in choice.get("weight_versions") or ()),
+            details.get("cached_tokens") or 0,
+        )
+
+    async def load(self, folder: str, version: str) -> None:
+        """Replace the weights of all servers that have others."""
+        await asyncio.gather(*(self._load(replica, folder, version) for replica in range(self.replicas)))
+
+    async def close(self) -> None:
+        """Release the connections."""
+        await asyncio.gather(*(client.close() for client in self._clients))
+
+    async def _load(self, replica: int, folder: str, version: str) -> None:
+        found = await self._ask(replica, "get", "/weight_info")
+        if found["weight_version"] == version:
+            return
+        await self._label(replica, _LOADING)  # so that a kill in the midst does not leave the old label
+        order = {"method": self._reload, "kwargs": {"weights_path": folder}}
+        await self._ask(replica, "post", "/collective_rpc", order, retry=False)
+        dropped = await self._ask(replica, "post", "/reset_prefix_cache")
+        if not dropped["success"]:
+            raise RunError(
+                f"{self._addresses[replica]} answers others while its weights are replaced; give each run its servers."
+            )
+        await self._label(replica, version)
+
+    async def _label(self, replica: int, version: str) -> None:
+        await self._ask(replica, "post", "/update_weight_version", {"new_version": version})
+
+    async def _all(self, method: str, path: str, body: dict[str, Any] | None = None) -> list[Any]:
+        return await asyncio.gather(
+            *(self._ask(replica, method, path, body) for replica in range(self.replicas))
+        )
+
+    async def _ask(
+        self, replica: int, method: str, path: str, body: dict[str, Any] | None = None, retry: bool = True
+    ) -> Any:
+        """One request; a refusal of the prompt is an `EngineFailure`, all else a `RunError`."""
+        client = self._clients[replica] if retry else self._clients[replica].with_options(max_retries=0)
+        send = getattr(client, method)
+        try:
+            return await send(path, cast_to=object, **({} if body is None else {"body": body}))
+        except self._openai.APIStatusError as error:
+            said = f"{self._addresses[replica]} answers {path} with {error.status_code}: {error!s:.500}"
+            if error.status_code in (400, 422) and body is not None and "token_ids" in body:
+                kind = ContextFull if says_context_full(said) else EngineFailure
+                raise kind(said) from error
+            raise RunError(f"{said}{_remedy(error.status_code, path)}") from error
+        except (self._openai.OpenAIError, ValueError) as error:  # ValueError: an answer that is not JSON
+            raise RunError(
+                f"{self._addresses[replica]} does not answer {path}: {type(error).__name__}: {error}; start it, and "
+                "the same command goes on."
+            ) from error
+
+
+def _remedy(status: int, path: str) -> str:
+    if path == _GENERATE and status in (403, 404):
+        return "; it must be a vLLM server of version 0.32 or later, started with --enable-scale-out."
+    if status == 404:
+        return "; start it with VLLM_SERVER_DEV_MODE=1, so that it can be given weights."
+    if path == "/collective_rpc":
+        return (
+            "; the folder must be one that the server can read, with weights of the model it was started with, and on "
+            f"a CPU the server must be started with --worker-extension-cls {EXTENSION}."
+        )
+    return "; its log says more. The same command goes on."

@@ -1,0 +1,78 @@
+"""Episodes of ALFWorld games, and the settings that all environments which play them share."""
+
+from __future__ import annotations
+
+from perturn.envs.alfworld.game_text import GRAMMARS, Grammar
+from perturn.envs.alfworld.games import GameText
+from perturn.envs.alfworld.pddl import Problem, parse_problem
+from perturn.envs.alfworld.shortest import shortest
+from perturn.envs.alfworld.world import World
+from perturn.envs.benchmark import NO_EPISODE
+from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.types import Observation
+
+
+class TextGame:
+    """One game after the other, as observations."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._world: World | None = None
+        self._admissible: tuple[str, ...] = ()
+        self._listed: object = None
+
+    def reset(self, game: GameText) -> Observation:
+        """Start a game."""
+        self._world = None
+        return self.begin(parse_problem(game.problem, game.source or f"game {game.id!r}"), game.task)
+
+    def begin(self, problem: Problem, task: str) -> Observation:
+        """Start a game whose problem was read before, and what it asks for."""
+        self._world = world = World(problem, self._grammar)
+        welcome = "-= Welcome to TextWorld, ALFRED! =-"
+        return self._observe(f"{welcome}\n\n{world.opening()}\n\nYour task is to: {task}.")
+
+    def shortest(self) -> int | None:
+        """Commands of the shortest way to win from here, knowing all of the house; 0: it is won, None: it is lost."""
+        return 0 if self._world is None else shortest(self._world.house())
+
+    def step(self, action: str) -> Observation:
+        """Say a command."""
+        if self._world is None:
+            raise EnvironmentFailure(NO_EPISODE)
+        act = self._world.commands.get(action.strip())
+        if act is None:
+            return self._observe("Nothing happens.", valid=False)
+        observation = self._observe(act())
+        if observation.terminated:
+            self._world = None
+        return observation
+
+    def _observe(self, text: str, valid: bool = True) -> Observation:
+        world = self._world
+        assert world is not None
+        if self._listed is not world.commands:
+            self._listed = world.commands
+            self._admissible = tuple(sorted(world.commands))
+        return Observation(
+            text,
+            reward=float(world.won),
+            terminated=world.won,
+            success=world.won,
+            valid=valid,
+            state_key=world.state_key(),
+            admissible=self._admissible,
+        )
+
+
+def check_grammar(grammar: str) -> Grammar:
+    """The grammar of a name.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if grammar not in GRAMMARS:
+        raise ConfigError(
+            f"grammar must be '0.4' (move X to Y) or '0.3' (put X in/on Y), written in quotes; got {grammar!r}."
+        )
+    return GRAMMARS[grammar]

@@ -1,0 +1,86 @@
+"""Made-up games in the manner of ALFWorld, for tests and for those without its data. They are not ALFWorld's games.
+
+The engine, the sentences and the six kinds of tasks are those of `alfworld`; rooms, things and tasks are generated.
+A score on them says nothing of ALFWorld, and its name says so: `alfworld-like`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from perturn.envs.alfworld.game_settings import TextGame, check_grammar
+from perturn.envs.alfworld.games import KINDS, GameText
+from perturn.envs.alfworld.generate import SPLITS, make_game
+from perturn.envs.alfworld.teaching import GamesTaught
+from perturn.envs.benchmark import check_known, choose_kinds
+from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.traits import EnvironmentTraits
+from perturn.types import Observation, Task
+
+VERSION = "1.0"
+"""Changes whenever a number means another game, or the reader's version changes."""
+
+
+class ALFWorldLike(GamesTaught):
+    """Generated games as an `Environment` and an `Expert`; observations and rules as for `ALFWorld`.
+
+    `train` and `valid_seen` have the same layouts of rooms with other things and tasks; `valid_unseen` has other
+    layouts.
+    """
+
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(in_process=True, protocol="alfworld-eto")
+
+    def __init__(
+        self,
+        grammar: str = "0.4",
+        kinds: tuple[str, ...] = (),
+        train_games: int = SPLITS["train"],
+        valid_games: int = SPLITS["valid_seen"],
+    ) -> None:
+        """Check the settings.
+
+        Args:
+            grammar: How commands are said, as for `ALFWorld`.
+            kinds: Kinds of tasks to list. Empty is all six.
+            train_games: Games of `train`. The first ones are those of a smaller number.
+            valid_games: Games of `valid_seen`, and as many of `valid_unseen`.
+        """
+        for name, games in (("train_games", train_games), ("valid_games", valid_games)):
+            if games < 1:
+                raise ConfigError(f"{name} must be >= 1, got {games}.")
+        self.grammar = check_grammar(grammar)
+        self.kinds = choose_kinds(kinds, KINDS, "alfworld")
+        self.name = f"alfworld-like-{VERSION}+grammar-{grammar}"
+        self._sizes = {"train": train_games, "valid_seen": valid_games, "valid_unseen": valid_games}
+        self._game = TextGame(self.grammar)
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All tasks of a split: `train` (`train_games`), `valid_seen` or `valid_unseen` (`valid_games` each)."""
+        check_known("split", split, SPLITS, "alfworld-like")
+        return [
+            Task(id=f"{split}/{kind}/{number:04d}", kind=kind, split=split, data={"number": number})
+            for number in range(self._sizes[split])
+            if (kind := KINDS[number % len(KINDS)]) in self.kinds
+        ]
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start an episode; the seed has no effect."""
+        return self._game.reset(self.game(task))
+
+    def step(self, action: str) -> Observation:
+        """Take one action, a command such as `go to desk 1`."""
+        return self._game.step(action)
+
+    def game(self, task: Task) -> GameText:
+        """The game of a task, with its walkthrough."""
+        number = task.data.get("number")
+        if not isinstance(number, int) or task.split not in SPLITS:
+            raise EnvironmentFailure(
+                f"Task {task.id!r} must carry data {{'number': number}} and a split of alfworld-like, got "
+                f"{dict(task.data)} and {task.split!r}: take it from tasks()."
+            )
+        return make_game(task.split, number)
+
+    def close(self) -> None:
+        """Nothing is held."""

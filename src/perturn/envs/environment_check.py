@@ -1,0 +1,290 @@
+"""Does an environment keep the contract? Plays scripted episodes and says in sentences what it found."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from perturn.envs.abilities import abilities_of
+from perturn.envs.async_worlds import awaited
+from perturn.envs.remote_worlds import survives_json
+from perturn.envs.user_environment import OwnWorld, lacking, playable
+from perturn.episodes.tool_calls import ToolAction, ToolCall, expert_action, write_action
+from perturn.errors import by_reason
+from perturn.faults import observation_faults, plain_observation
+from perturn.types import Environment, Observation, Task
+
+_SCRIPT = ("xyzzy 123 \N{SNOWMAN}", "", "help", "look around", "a" * 2000, '{"broken": ')
+_SHOWN = 60
+_OURS = Path(__file__).parents[1]
+"""The package, whose lines say nothing on a fault of the user's code."""
+_RAISED = object()
+
+
+def check_environment(make: Callable[[], Any], split: str = "train", episodes: int = 2) -> list[str]:
+    """Play scripted episodes against an environment and return its problems; an empty list is a pass.
+
+    A problem stops only what cannot go on without it, so one call finds all that it can. Problems that differ in the
+    task or in the action alone are told once.
+
+    Args:
+        make: Makes the environment, such as its class.
+        split: Split whose tasks are played.
+        episodes: How many tasks to play; each is started twice with one seed.
+
+    Returns:
+        One text a problem, with its likely cause and remedy.
+    """
+    found = _Problems()
+    made = found.attempt("make()", lambda: awaited(make()), "let it be constructed without arguments")
+    if made is _RAISED:
+        return found.told()
+    label = getattr(make, "__name__", type(made).__name__)
+    found.say(lacking(made, label))
+    environment = made if isinstance(made, OwnWorld) else OwnWorld(made, label)
+    name: object = environment.name
+    if not isinstance(name, str) or not name:
+        found.add(
+            f"name must be a text such as 'game-1.0', got {name!r}", "set it in the class, or leave it out"
+        )
+    if playable(made, "tasks"):
+        tasks = _check_tasks(found, environment, split)[:episodes]
+        if playable(made, "reset") and playable(made, "step"):
+            for task in tasks:
+                _check_episode(found, environment, task)
+            if tasks and "expert" in abilities_of(environment):
+                _check_expert(found, environment, tasks)
+    found.attempt("close()", environment.close, "make it release what it holds without raising")
+    return found.told()
+
+
+class _Problems:
+    """The problems that were found, those that differ in numbers and names alone together."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, None] = {}
+
+    def told(self) -> list[str]:
+        """One text a problem."""
+        groups = by_reason(self._found, str)
+        return [
+            each[0] if len(each) == 1 else f"{each[0]} ({len(each) - 1} more of this kind.)"
+            for each in groups
+        ]
+
+    def say(self, problems: Iterable[str]) -> None:
+        """Add problems that name their remedy."""
+        self._found |= dict.fromkeys(problems)
+
+    def add(self, problem: str, remedy: str) -> None:
+        self.say([f"{problem}. Remedy: {remedy}."])
+
+    def attempt(self, what: str, call: Callable[[], object], remedy: str) -> Any:
+        """Result of a call into the user's code, or `_RAISED` and a problem if it raises."""
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001 - the code of others begins here
+            frames = traceback.extract_tb(error.__traceback__)
+            theirs = [each for each in frames if not Path(each.filename).is_relative_to(_OURS)]
+            where = f" (line {theirs[-1].lineno} of {Path(theirs[-1].filename).name})" if theirs else ""
+            self.add(f"{what} raised {type(error).__name__}: {error}{where}", remedy)
+            return _RAISED
+
+    def observe(self, what: str, call: Callable[[], object], remedy: str) -> Observation | None:
+        """The observation that a call returns, if its values are of the right kinds."""
+        answer = self.attempt(what, call, remedy)
+        faults = [] if answer is _RAISED else observation_faults(answer)
+        self.say(f"{what} returned {fault}" for fault in faults)
+        return None if faults or answer is _RAISED else plain_observation(answer)
+
+
+def _check_tasks(found: _Problems, environment: Environment, split: str) -> list[Task]:
+    """The tasks of the split, after noting what is wrong with them."""
+    what = f"tasks({split!r})"
+    tasks = found.attempt(what, lambda: list(environment.tasks(split)), "return a list")
+    if tasks is _RAISED:
+        return []
+    if not tasks:
+        found.add(f"{what} is empty: nothing can be played", "check the split's name and data")
+    for task in tasks:
+        if not isinstance(task, Task):
+            found.add(
+                f"{what} holds {_show(task)}", "return a list of values or of perturn.types.Task objects"
+            )
+            return []
+    again = found.attempt(f"{what} again", lambda: list(environment.tasks(split)), "keep no state in it")
+    if again is not _RAISED and again != tasks:
+        found.add(
+            f"{what} changed between two calls; probably its order comes from a set, a file system or a shuffle",
+            "sort",
+        )
+    ids = Counter(task.id for task in tasks)
+    for key in [key for key, count in ids.items() if count > 1][:1]:
+        found.add(f"{what} repeats the id {key!r}", "make ids unique, such as kind/number")
+    for task in [task for task in tasks if not survives_json(dict(task.data))][:1]:
+        found.add(
+            f"data of task {task.id!r} does not survive JSON: {_show(task.data)}",
+            "keep numbers, texts, lists and dicts with text keys in it, and derive the rest in reset()",
+        )
+    return list(tasks)
+
+
+def _check_episode(found: _Problems, environment: Environment, task: Task) -> None:
+    """Play a task twice with one seed and note what goes wrong."""
+    first = _check_reset(found, environment, task)
+    if first is None:
+        return
+    remedy = "answer an action that makes no sense with a text, or with Observation(text, valid=False)"
+    for said in _SCRIPT:
+        if first.tools and not said:
+            continue  # an empty answer is no action, and never reaches the world
+        action = write_action(ToolAction(said)) if first.tools else said
+        what = f"step({_show(action)}) of task {task.id!r}"
+        seen = found.observe(what, partial(environment.step, action), remedy)
+        if (seen is None or seen.terminated) and _check_reset(
+            found, environment, task, " after an episode"
+        ) is None:
+            break
+    if first.admissible:
+        _check_admissible(found, environment, task)
+    if first.tools:
+        _check_tools(found, environment, task, first)
+    again = _check_reset(found, environment, task, " after an episode")
+    if again is not None and _words(again.text) != _words(first.text):
+        found.add(
+            f"reset({task.id!r}, seed=0) posed two texts: {_show(first.text)} and {_show(again.text)}; "
+            "probably it draws from a global generator or keeps state",
+            "derive chance from the seed",
+        )
+
+
+def _check_reset(
+    found: _Problems, environment: Environment, task: Task, when: str = ""
+) -> Observation | None:
+    """The first observation of an episode if it can be played on."""
+    what = f"reset({task.id!r}, seed=0){when}"
+    remedy = "let it start an episode at any time, also after an ended or an unfinished one"
+    answer = found.attempt(what, partial(environment.reset, task, 0), remedy)
+    if answer is _RAISED:
+        return None
+    if faults := observation_faults(answer):
+        found.say(f"{what} returned {fault}" for fault in faults)
+        return Observation("")  # its steps can be checked all the same
+    posed: Observation = plain_observation(answer)
+    if not posed.text.strip():
+        found.add(f"{what} returned no text: the policy never sees the task", "pose it in the text")
+    if posed.reward != 0:
+        found.add(
+            f"{what} returned the reward {posed.reward}, which belongs to no action and is not counted",
+            "pay it with the first step",
+        )
+    if posed.terminated:
+        found.add(
+            f"{what} returned terminated=True: the episode ended before it began; probably the flag of the last "
+            "episode is kept",
+            "clear it in reset()",
+        )
+    return None if posed.terminated else posed
+
+
+def _check_admissible(found: _Problems, environment: Environment, task: Task) -> None:
+    """Whether the world understands what it says it would: the first and the last of its commands."""
+    for index in (0, -1):
+        posed: Any = found.attempt("reset()", partial(environment.reset, task, 0), "see above")
+        if posed is _RAISED or observation_faults(posed) or not posed.admissible or posed.terminated:
+            return
+        command = posed.admissible[index]
+        what = f"step({_show(command)}) of task {task.id!r}, which is listed as admissible,"
+        answer = found.observe(what, partial(environment.step, command), "list what step() understands")
+        if answer is not None and not answer.valid:
+            found.add(
+                f"{what} returned valid=False; probably `admissible` is built for another state or in other words",
+                "list exactly what step() understands now, or nothing",
+            )
+
+
+def _check_tools(found: _Problems, environment: Environment, task: Task, first: Observation) -> None:
+    """Whether schemas are in the chat-template form, and calls are answered, one text each."""
+    offers = f"reset({task.id!r}, seed=0) offers"
+    functions: list[Any] = [tool.get("function") for tool in first.tools]
+    names = [one.get("name") if isinstance(one, Mapping) else None for one in functions]
+    if not all(isinstance(name, str) and name for name in names):
+        found.add(
+            f"{offers} {_show(first.tools[0])}, which is no schema",
+            '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}, such as '
+            "transformers.utils.get_json_schema makes of a function",
+        )
+        return
+    if len(set(names)) < len(names):
+        found.add(f"{offers} two tools of one name", "rename one")
+    strange = ToolCall("no_such_tool", {"number": 1})
+    for calls, said in (((strange,), "a tool that is not there"), ((strange, strange), "two calls at once")):
+        what = f"a call of {said} in task {task.id!r}"
+        if found.attempt("reset()", partial(environment.reset, task, 0), "see above") is _RAISED:
+            return
+        action = write_action(ToolAction("", calls))
+        remedy = "answer it with a text in Observation.results and valid=False"
+        answer = found.observe(what, partial(environment.step, action), remedy)
+        if answer is None:
+            return
+        if len(answer.results) != len(calls) and not answer.terminated:
+            found.add(
+                f"{what} returned {len(answer.results)} results",
+                "read the action with perturn.episodes.tool_calls.read_action and return one text a call, in their "
+                "order",
+            )
+
+
+def _check_expert(found: _Problems, environment: Any, tasks: Sequence[Task]) -> None:
+    """Whether the expert's actions are texts that solve at least one of the tasks."""
+    solved = 0
+    for task in tasks:
+        what = f"expert({task.id!r})"
+        actions = found.attempt(what, partial(_expert_actions, environment, task), "return a list of actions")
+        if actions is _RAISED:
+            return
+        strange = [each for each in actions if not isinstance(each, str)]
+        if strange:
+            found.add(
+                f"{what} returned {_show(strange[0])} among its actions", "return texts, as step() gets them"
+            )
+            return
+        posed: Any = found.attempt(
+            f"reset({task.id!r}, seed=0)", partial(environment.reset, task, 0), "see above"
+        )
+        if posed is _RAISED or observation_faults(posed):
+            return
+        seen: Observation | None = None
+        for said in actions:
+            action = write_action(expert_action(said)) if posed.tools else said
+            seen = found.observe(
+                f"step({_show(action)}) of {what}", partial(environment.step, action), "see above"
+            )
+            if seen is None or seen.terminated:
+                break
+        solved += seen is not None and bool(seen.success)
+    if not solved:
+        found.add(
+            f"the actions of expert() solve none of {len(tasks)} tasks",
+            "let the last of them return success=True, or a positive reward with done=True",
+        )
+
+
+def _expert_actions(environment: Any, task: Task) -> list[Any]:
+    return list(environment.expert(task))
+
+
+def _words(text: str) -> list[str]:
+    """Words in any order: a simulator that lists a set in another order poses the same task."""
+    return sorted(re.findall(r"\w+", text))
+
+
+def _show(value: object) -> str:
+    """A value as Python writes it, cut to fit into a sentence."""
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."

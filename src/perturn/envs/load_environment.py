@@ -1,0 +1,281 @@
+"""From a recipe's section `environment` to what starts a world in this process."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import reprlib
+import site
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from perturn.config.parsing import build
+from perturn.config.sections import Section
+from perturn.data.input_digests import files_below
+from perturn.envs import ENVIRONMENTS
+from perturn.envs.async_worlds import awaited
+from perturn.envs.user_environment import at_border, attribute
+from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, did_you_mean
+from perturn.faults import close_world
+from perturn.io.plain_data import fault, told
+from perturn.table import package_of
+from perturn.types import Environment
+
+_PERTURN = Path(__file__).parents[1]
+_LONGEST_NAME = 200
+"""Characters of a text in code that may be the name of a file."""
+
+
+def load_object(name: str) -> Any:
+    """`module:attribute` or `file.py:attribute` -> the attribute; modules of the current folder are found too.
+
+    A file is loaded by its path, so two files of one name, or a file named like an installed package, are told apart.
+
+    Raises:
+        ConfigError: If the module or the attribute is not there.
+    """
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ConfigError(f"{name!r} names no class; write it as {module}:CLASS.{_classes_of(module)}")
+    try:
+        found = _module_of_file(module) if module.endswith(".py") else _module_of_name(module)
+        if not hasattr(found, attribute):
+            raise AttributeError(f"the module has no {attribute!r}")
+        return getattr(found, attribute)
+    except Exception as error:  # a module is code of others
+        known = _classes_of(module, attribute) if isinstance(error, AttributeError) else ""
+        raise ConfigError(
+            f"{name!r} cannot be loaded: {type(error).__name__}: {error}{_at(error, module)}; write it as module:Class "
+            f"or file.py:Class.{known}"
+        ) from error
+
+
+def _module_of_name(module: str) -> ModuleType:
+    """A module by its dotted name, the current folder included."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    return importlib.import_module(module)
+
+
+def _module_of_file(file: str) -> ModuleType:
+    """A module by its file, whose folder is searched for what it imports."""
+    path = Path(os.path.abspath(file))
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {file} in {os.getcwd()}")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    for name in (path.stem, f"{path.stem}@{path.parent}"):
+        loaded = sys.modules.get(name)
+        if loaded is None:
+            break
+        if (own := getattr(loaded, "__file__", None)) and os.path.exists(own) and path.samefile(own):
+            return loaded
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(made)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return made
+
+
+def _classes_of(module: str, wanted: str = "") -> str:
+    """A sentence on the classes of a local module, which is not run for that; empty where it has none."""
+    _, files = module_files(f"{module}:")
+    body = _parsed(files[0]).body if files else []
+    names = [each.name for each in body if isinstance(each, ast.ClassDef) and not each.name.startswith("_")]
+    return did_you_mean(wanted, names) if names else ""
+
+
+def _at(error: Exception, module: str) -> str:
+    """The line of a local module at which its import failed."""
+    file = os.path.abspath(module)
+    lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
+    return f" (at {module}:{lines[-1]})" if lines else ""
+
+
+def module_files(name: str) -> tuple[Path, list[Path]]:
+    """Return the files that the code of `module:object` or `file.py:object` is in, without running any of it.
+
+    They are the module's own file and the local modules that it imports from its folder. Modules of installed packages
+    have none, since a run records the packages' versions.
+
+    Args:
+        name: As `load_object` takes it.
+
+    Returns:
+        The folder that local modules are imported from, and the files; none if the module is not found.
+    """
+    module = name.partition(":")[0]
+    if module.endswith(".py"):
+        first = Path(os.path.abspath(module))
+        root = first.parent
+    else:
+        first = _source_of(module)
+        root = first.parents[module.count(".") + (first.name == "__init__.py")]
+    if not first.is_file() or _is_installed(first):
+        return root, []
+    found: dict[Path, None] = {}
+    waiting = [first]
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found[file] = None
+            waiting += _imported(file, root)
+    return root, list(found)
+
+
+def files_beside(modules: Iterable[Path]) -> list[Path]:
+    """Return the data files that the code of modules names, beside the module or in the current folder.
+
+    They are named whole, as in `Path(__file__).with_name("words.txt")`, or in parts, as in `HERE / "data" / "a.txt"`.
+    A folder that is named in parts counts with all files in it.
+    """
+    found: dict[Path, None] = {}
+    for module in modules:
+        for text, is_path in _named_paths(_parsed(module)):
+            for folder in (module.parent, os.getcwd()) if "\0" not in text else ():
+                path = Path(os.path.abspath(os.path.join(folder, text)))
+                if os.path.isfile(path):
+                    found[path] = None
+                elif is_path and os.path.isdir(path) and path not in module.parents:
+                    found |= dict.fromkeys(files_below(path))
+    return [file for file in found if file.suffix not in (".py", ".pyc")]
+
+
+def _named_paths(tree: ast.Module) -> Iterator[tuple[str, bool]]:
+    """Yield the texts in code that may be paths, relative ones included, and whether each is surely one."""
+    within = set[ast.AST]()
+    for node in ast.walk(tree):  # an expression comes before its parts
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if "." in node.value[:_LONGEST_NAME]:
+                yield node.value, False
+                yield node.value.lstrip("/"), False  # behind a folder, as in f"{HERE}/words.txt"
+        elif node not in within and (parts := _parts(node)):
+            within |= set(ast.walk(node))
+            yield os.path.join(*parts), True
+
+
+def _parts(node: ast.AST) -> list[str]:
+    """Return the texts that an expression of `/`, `joinpath` or `os.path.join` puts together; none of another."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        around: list[ast.expr] = [node.left, node.right]
+    elif (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("join", "joinpath")
+    ):
+        around = [node.func.value, *node.args]
+    else:
+        return []
+    texts = []
+    for each in around:
+        if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            texts.append(each.value)
+        else:
+            texts += _parts(each)
+    return texts
+
+
+def _source_of(module: str) -> Path:
+    """Return the file of a module, looked for as `load_object` does; a path that is not there if it has none."""
+    folders: list[str] | None = [os.getcwd(), *sys.path]
+    missing = Path(os.path.abspath(module.replace(".", os.sep) + ".py"))
+    parts = module.split(".")
+    for number in range(len(parts)):
+        spec = PathFinder.find_spec(".".join(parts[: number + 1]), folders)
+        if (
+            spec is None and number == 0 and parts[0] not in sys.modules
+        ):  # an editable installation has its own finder
+            spec = importlib.util.find_spec(parts[0])
+        if spec is None:
+            return missing
+        if number == len(parts) - 1:
+            return Path(os.path.abspath(spec.origin)) if spec.has_location and spec.origin else missing
+        folders = list(spec.submodule_search_locations or [])
+    return missing
+
+
+def _is_installed(file: Path) -> bool:
+    """Whether a file belongs to an installed package, to Python or to Perturn."""
+    own = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+    folders = [*own, *site.getsitepackages(), site.getusersitepackages(), str(_PERTURN)]
+    return any(file.is_relative_to(folder) for folder in folders)
+
+
+def _parsed(file: Path) -> ast.Module:
+    """Return the syntax tree of a file; an empty one of a file that is no Python, about which its import says more."""
+    try:
+        return ast.parse(file.read_bytes())
+    except (ValueError, SyntaxError):
+        return ast.Module([], [])
+
+
+def _imported(file: Path, root: Path) -> Iterator[Path]:
+    """Yield the local modules that a file imports."""
+    for node in ast.walk(_parsed(file)):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                yield from _modules(root, each.name)
+        elif isinstance(node, ast.ImportFrom):
+            folder = file.parents[node.level - 1] if node.level else root
+            for each in node.names:
+                yield from _modules(folder, ".".join(filter(None, (node.module, each.name))))
+
+
+def _modules(folder: Path, name: str) -> Iterator[Path]:
+    """Yield the files in a folder of a dotted name: those of its packages and of the module itself."""
+    for part in name.split("."):
+        for file in (folder / f"{part}.py", folder / part / "__init__.py"):
+            if file.is_file() and not _is_installed(file):
+                yield file
+        folder = folder / part
+
+
+def environment_maker(section: Section) -> Callable[[], Environment]:
+    """Section `environment` -> what starts a world; `name` is in ENVIRONMENTS, `module:Class` or `file.py:Class`.
+
+    Raises:
+        ConfigError: If there is no such environment or a setting is wrong.
+    """
+    close_world(make_environment(section))  # a wrong setting shows now, not in the middle
+    return partial(make_environment, section)
+
+
+def make_environment(section: Section) -> Environment:
+    """Section `environment` -> one world."""
+    name = str(section["name"])
+    own = ":" in name or (name not in ENVIRONMENTS and name.endswith(".py"))
+    table: Mapping[str, Any] = {name: load_object(name)} if own else ENVIRONMENTS
+    if own and not callable(table[name]):
+        raise ConfigError(
+            f"{name!r} is {reprlib.repr(table[name])}, not a class; name the class, or a function that makes the world."
+        )
+    try:
+        world = awaited(build(table, section, "environment"))
+        if own or package_of("perturn.environments", name) is not None:
+            world = at_border(world, name.rpartition(":")[2])
+        world_name: object = attribute(world, "name")
+    except (PerturnError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # environments are code of others
+        raise EnvironmentFailure(
+            f"environment {name!r} cannot start: {type(error).__name__}: {told(error)}"
+        ) from error
+    if not isinstance(world_name, str) or not world_name or fault(world_name, "name"):
+        raise EnvironmentFailure(
+            f"the environment's name must be a text such as 'game-1.0', got {reprlib.repr(world_name)}."
+        )
+    return world

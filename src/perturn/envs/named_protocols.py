@@ -1,0 +1,19 @@
+"""Named protocols: the rules under which scores were made, mostly published. An environment says which is its own."""
+
+from perturn.table import Table
+from perturn.types import EpisodeProtocol
+
+PROTOCOLS: Table[EpisodeProtocol] = Table(
+    "perturn.protocols",
+    {
+        "alfworld-eto": "perturn.envs.alfworld.alfworld_protocols:ALFWORLD_ETO",
+        "alfworld-gigpo": "perturn.envs.alfworld.alfworld_protocols:ALFWORLD_GIGPO",
+        "alfworld-lab": "perturn.envs.alfworld.alfworld_protocols:ALFWORLD_LAB",
+        "scienceworld-eto": "perturn.envs.scienceworld.task_lists_eto:SCIENCEWORLD_ETO",
+        "hotpotqa-react": "perturn.envs.hotpotqa.react:HOTPOTQA_REACT",
+        "webshop-eto": "perturn.envs.webshop.webshop_rules:WEBSHOP_ETO",
+        "bfcl-multi-turn": "perturn.envs.bfcl.protocol:BFCL_MULTI_TURN",
+        "mt-bench": "perturn.envs.mt_bench.environment:MT_BENCH",
+    },
+)
+"""Protocols by the name that recipes use."""

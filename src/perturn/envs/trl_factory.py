@@ -1,0 +1,179 @@
+"""Classes written for TRL's `environment_factory`: `reset(**row)`, public methods as tools, `get_reward()`.
+
+The same class trains in `trl.GRPOTrainer(environment_factory=...)` and plays here. Facts of the interface: TRL 1.16.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from perturn.bounds import CODE, MAYBE_PATH, ROWS
+from perturn.envs.adapter_values import as_number, schema_of
+from perturn.envs.async_worlds import WorldLoop
+from perturn.envs.json_rows import numbered_rows
+from perturn.envs.load_environment import load_object
+from perturn.episodes.tool_calls import ToolCall, read_action
+from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.io.read_input import user_path
+from perturn.traits import EnvironmentTraits
+from perturn.types import Observation, Task
+
+_NO_ACTION = "That is no action: call tools, or write your answer."
+_NEEDED = {
+    "reset": "it begins an episode",
+    "get_reward": "reward functions outside of the class stay in TRL, so here the class must own its reward",
+}
+"""Public methods that are no tools, and what each is for."""
+
+
+class TrlFactory:
+    """A class for TRL's `environment_factory` as an `Environment`; play it under `protocol.format=tools`.
+
+    A task is a row of the dataset that TRL would train on: its `prompt` is shown, and what `reset(**row)` returns right
+    behind it. Public methods are the tools, with the schemas that transformers makes of their docstrings. What a tool
+    raises is its result, as in TRL. An answer without calls ends the episode. Tools, `reset` and `get_reward` may be
+    `async def`; all of an object run in one event loop, so that a connection lasts from call to call.
+
+    Rewards sum to what `get_reward()` says last: it is asked after each action, so that an episode cut off by a limit
+    of turns is scored as TRL scores it. TRL asks it once; where that matters, such as for a paid judge, set
+    `ask_reward: end`, and an episode that is cut off gets 0.
+    """
+
+    format: ClassVar[str] = "tools"
+    system: ClassVar[str] = ""
+    """As in TRL, which adds no system text."""
+
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(adapts=True)
+
+    def __init__(
+        self,
+        make: Annotated[str, CODE],
+        rows: Annotated[Mapping[str, str], ROWS],
+        settings: Annotated[Mapping[str, Any] | None, MAYBE_PATH] = None,
+        ask_reward: str = "each",
+        success_reward: float = 1.0,
+        version: str = "",
+    ) -> None:
+        """Make one object of the class and read the rows.
+
+        Args:
+            make: `module:Class`, or another callable without required arguments, as `environment_factory` takes it.
+            rows: File or folder of rows for each split, or a data set of the Hub. A row has `prompt`, a text or one
+                user message, and what `reset` takes.
+            settings: Keyword arguments of the callable.
+            ask_reward: `each`: after each action; `end`: once, when the policy has answered.
+            success_reward: Reward from which an episode counts as solved.
+            version: Stamped on every trajectory after the class's name.
+        """
+        if ask_reward not in ("each", "end"):
+            raise ConfigError(f"ask_reward must be each or end, got {ask_reward!r}.")
+        self._loop = WorldLoop()
+        self._env = self.played = self._loop.result(load_object(make)(**dict(settings or {})))
+        label = type(self._env).__name__
+        self.name = f"{label}-{version}" if version else label
+        self._each, self._success_reward = ask_reward == "each", success_reward
+        self._tools = _tools(self._env)
+        self._schemas = tuple(map(schema_of, self._tools.values()))
+        self._rows = {
+            split: _read_rows(user_path(file, f"environment.rows.{split}"), split)
+            for split, file in rows.items()
+        }
+        self._paid = 0.0
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """One task a row."""
+        if split not in self._rows:
+            raise ConfigError(
+                f"Unknown split {split!r}; environment.rows has no file for it.{did_you_mean(split, self._rows)}"
+            )
+        return self._rows[split]
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Reset the object with the row."""
+        row = dict(task.data)
+        said = self._loop.result(self._env.reset(**row))
+        if not isinstance(said, str | None):
+            raise EnvironmentFailure(
+                f"reset of {self.name} returned {said!r:.60}, a {type(said).__name__}. Remedy: return a str or None."
+            )
+        self._paid = 0.0
+        return Observation(_prompt_text(row.get("prompt", "")) + (said or ""), tools=self._schemas)
+
+    def step(self, action: str) -> Observation:
+        """Call tools, or answer."""
+        said = read_action(action)
+        if said is None or not (said.calls or said.text.strip()):
+            return Observation(_NO_ACTION, valid=False)
+        results = tuple(map(self._call, said.calls))
+        ended = not said.calls
+        reward = self._pay(ended) if ended or self._each else 0.0
+        success = ended and self._paid >= self._success_reward
+        valid = all(call.name in self._tools for call in said.calls)
+        return Observation("", reward, ended, success, valid, results=results)
+
+    def close(self) -> None:
+        """End the event loop of the object's coroutines; TRL's interface knows no closing of the object itself."""
+        self._loop.close()
+
+    def _call(self, call: ToolCall) -> str:
+        """Result or error of a tool, as TRL writes it."""
+        if call.name not in self._tools:
+            return str({"error": f"Tool {call.name} not found."})
+        try:
+            return str(self._loop.result(self._tools[call.name](**call.arguments)))
+        except Exception as error:  # noqa: BLE001  tools are code of others, and raising is how they answer
+            return str({"error": str(error)})
+
+    def _pay(self, ended: bool) -> float:
+        """Reward by `get_reward`, less the part already paid; while the episode goes on, it may have none yet.
+
+        Raises:
+            EnvironmentFailure: If it is no number; or None at the end, where TRL leaves the episode out of its group.
+        """
+        said = self._loop.result(self._env.get_reward())
+        if said is None and not ended:
+            return 0.0
+        if said is None:
+            raise EnvironmentFailure(
+                f"get_reward() of {self.name} is None at the end of the episode, which has no score then. Remedy: "
+                "return a float."
+            )
+        total = as_number(said, f"get_reward() of {self.name}")
+        paid, self._paid = self._paid, total
+        return total - paid
+
+
+def _tools(env: Any) -> dict[str, Callable[..., Any]]:
+    """The methods that TRL takes for tools, in its order; a class without any, or without the others, is refused."""
+    label = type(env).__name__
+    for method, why in _NEEDED.items():
+        if not callable(getattr(env, method, None)):
+            raise ConfigError(f"{label} has no method {method}(): {why}. Define it.")
+    names = [name for name, _ in inspect.getmembers(type(env), inspect.isfunction) if name not in _NEEDED]
+    tools = {name: getattr(env, name) for name in names if not name.startswith("_")}
+    if not tools:
+        raise ConfigError(
+            f"{label} has no public method besides reset and get_reward, so no tool. Define one."
+        )
+    return tools
+
+
+def _read_rows(file: Path, split: str) -> list[Task]:
+    """Rows of a source as tasks, named by their number."""
+    return [Task(f"{split}/{number}", split=split, data=row) for number, _, row in numbered_rows(file)]
+
+
+def _prompt_text(prompt: Any) -> str:
+    """The text of a row's prompt; a system text belongs into the protocol."""
+    if isinstance(prompt, str):
+        return prompt
+    roles = [message.get("role") for message in prompt] if isinstance(prompt, list) else None
+    if roles != ["user"]:
+        raise EnvironmentFailure(
+            f"prompt must be a text or one user message, got roles {roles}. Remedy: put the system text into "
+            "protocol.system, and earlier turns into protocol.example."
+        )
+    return str(prompt[0].get("content") or "")

@@ -1,0 +1,339 @@
+"""The border where a game of the user's becomes an `Environment`: plain values become tasks and observations.
+
+The shortest game is a class with three methods: `tasks(split)` lists values, `reset(task)` gets one of them and returns
+a text, and `step(action)` returns a text or `(text, reward, done)`. A class that keeps the whole contract of
+`perturn.types.Environment` passes the border unchanged.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+from perturn.envs.abilities import ABILITIES
+from perturn.envs.adapter_values import outcome_of, schema_of
+from perturn.envs.async_worlds import AwaitedWorld, awaited
+from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, read_said, write_action
+from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.io.plain_data import fault
+from perturn.table import check_names
+from perturn.traits import Ability, EnvironmentTraits, traits_of
+from perturn.types import Environment, Observation, Task
+
+_NEEDED = {
+    "tasks": "let tasks(split) list what can be played, such as numbers, texts or dicts",
+    "reset": "let reset(task) start an episode and return the text that poses the task",
+    "step": "let step(action) return a text, or (text, reward, done) where something was earned or the game is over",
+}
+"""Methods that every game has, and what each of them does."""
+_CALLED_AS = {"tasks": "split", "reset": "task", "step": "action"}
+"""Method -> its argument; `tasks` may do without, and `reset` may take a seed too."""
+_ATTRIBUTES = ("tools", "protocol", "format", "max_turns", "system")
+"""Attributes that a class may have beside its name."""
+_INSPECTED = {"name", "close", "get_reward", *_ATTRIBUTES, *_NEEDED}
+"""All that is looked for in a user's object, which may have it or not, besides traits and abilities."""
+_LISTED = "listed"
+"""Key in the data of a task under which a value stands that `tasks` listed."""
+_LONGEST_ID = 80
+"""Characters of a listed text that may name its task."""
+
+
+class OwnWorld:
+    """A game of the user's as an `Environment`.
+
+    - `name` is the class's own, else the name of the class. `close` may be missing.
+    - Tasks are `Task` objects, or plain values, which `reset` and `expert` get back as they were listed.
+    - `reset(task)` and `reset(task, seed)` are both called as they are written; so are `tasks(split)` and `tasks()`,
+      whose tasks are those of the split `train`.
+    - A text is an observation. Tuples are those of Gym and Gymnasium: `(text, reward, done)`, with `info` behind it,
+      or with `terminated`, `truncated` and `info`.
+    - `tools` lists the tools of every episode, as schemas or as functions. The text that `step` returns is then the
+      result of the call, and a list of texts has one result for each call.
+    """
+
+    def __init__(self, world: Any, label: str) -> None:
+        """Take a game on.
+
+        Args:
+            world: An object of the user's class.
+            label: Name of the game where its class has none.
+        """
+        self.played = world
+        self.name: Any = attribute(world, "name", label)
+        self._takes_split = _takes(attribute(world, "tasks"), 1, "split")
+        self._takes_seed = _takes(attribute(world, "reset"), 2, "seed")
+        self._offers = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "played":  # before __init__, as in a copy
+            raise AttributeError(name)
+        found = getattr(self.played, name)
+        known = {**ABILITIES, **traits_of(self.played).abilities} if callable(found) else {}
+        return self._ability(known[name], found) if name in known else found
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """All tasks of a split."""
+        if self._takes_split is None:
+            if split != "train":
+                raise EnvironmentFailure(
+                    f"tasks() of {self.name} has no split, so all its tasks are in 'train'."
+                )
+            listed = self.played.tasks()
+        else:
+            listed = _called(self.played.tasks, (), self._takes_split, split)
+        if isinstance(listed, str | bytes) or not isinstance(listed, Iterable):
+            raise EnvironmentFailure(
+                f"tasks({split!r}) returned {listed!r:.60}, not a list. Remedy: return a list."
+            )
+        return [_task(value, split, index) for index, value in enumerate(listed)]
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start an episode."""
+        what = (_value(task),)
+        answer = (
+            self.played.reset(*what)
+            if self._takes_seed is None
+            else _called(self.played.reset, what, self._takes_seed, seed)
+        )
+        if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
+            answer = (answer[0], 0.0, False, answer[1])  # as Gymnasium's
+        seen = _observation(answer, 0)
+        if not isinstance(seen, Observation):
+            wrong: Observation = seen  # whoever reads it says what is wrong
+            return wrong
+        seen = _with_tools(seen, seen.tools or attribute(self.played, "tools", ()))
+        self._offers = bool(seen.tools)
+        return seen
+
+    def step(self, action: str) -> Observation:
+        """Take one action."""
+        said = read_action(action) if self._offers else None
+        seen: Observation = _observation(self.played.step(action), len(said.calls) if said else 0)
+        return seen
+
+    def close(self) -> None:
+        """Release what the game holds, if it says how."""
+        close = attribute(self.played, "close")
+        if close is not None:
+            close()
+
+    def _ability(self, signature: Ability, method: Callable[..., Any]) -> Callable[..., Any]:
+        """An optional method that gets what was listed for a task, and whose actions are texts."""
+
+        @wraps(method)
+        def call(*arguments: Any) -> Any:
+            forms = zip(signature.takes, arguments, strict=True)
+            found = method(*(_value(each) if form == "task" else each for form, each in forms))
+            said = signature.gives in ("actions", "turns")
+            listed = isinstance(found, Iterable) and not isinstance(found, str | Mapping)
+            return [_written(each) for each in found] if said and listed else found
+
+        return call
+
+
+def attribute(world: Any, name: str, default: Any = None) -> Any:
+    """Return an attribute of a user's object, which need not have it."""
+    assert name in _INSPECTED, name
+    return getattr(world, name, default)
+
+
+def at_border(made: Any, label: str) -> Environment:
+    """Return what a class or a factory of the user's made, as an `Environment`.
+
+    Raises:
+        ConfigError: If a method is missing, naming all of them.
+    """
+    world = awaited(made)
+    if isinstance(world, OwnWorld):
+        return world
+    if problems := lacking(world, label):
+        raise ConfigError(" ".join(problems))
+    return OwnWorld(world, label)
+
+
+def lacking(world: Any, label: str) -> list[str]:
+    """Return a sentence for each method that a game lacks or that cannot be called with what it gets.
+
+    Where the game keeps another interface, the sentence says how that is named.
+    """
+    missing = [name for name in _NEEDED if not callable(attribute(world, name))]
+    if "tasks" in missing and "reset" not in missing:
+        if callable(attribute(world, "get_reward")):
+            return [
+                f"{label} has no method tasks(), and looks like a class for TRL's environment_factory. Remedy: name it "
+                "as environment.name=trl with environment.make=FILE.py:CLASS and environment.rows, or define tasks()."
+            ]
+        if "step" not in missing and _takes(world.reset, 2, "seed") == "seed":
+            return [
+                f"{label} has no method tasks(), and looks like Gymnasium's interface. Remedy: name it as "
+                "environment.name=gymnasium with environment.make=FILE.py:CLASS, or define tasks()."
+            ]
+    return [
+        *_misspelt(world),
+        *(
+            f"Method {name}() is missing in {label}. Remedy: {_NEEDED[name]}."
+            if name in missing
+            else f"Method {name}{inspect.signature(getattr(world, name))} of {label} cannot be called as "
+            f"{name}({_CALLED_AS[name]}): {why}. Remedy: {_NEEDED[name]}."
+            for name in _NEEDED
+            if name in missing or (why := _misfit(getattr(world, name), name))
+        ),
+    ]
+
+
+def _misspelt(world: Any) -> list[str]:
+    """A sentence on an attribute of an object's class that nobody reads, such as `experts`."""
+    kind = type(world.played if isinstance(world, AwaitedWorld) else world)
+    try:
+        check_names(kind, kind="environment", known=(*ABILITIES, *_ATTRIBUTES), traits=EnvironmentTraits)
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def playable(world: Any, name: str) -> bool:
+    """Return whether a game has a method of this name that can be called with what it gets."""
+    method = attribute(world, name)
+    return callable(method) and not _misfit(method, name)
+
+
+def _misfit(method: Callable[..., Any], name: str) -> str:
+    """Why a method cannot be called with what it gets; empty where it can, or where nobody knows its signature."""
+    given = () if name == "tasks" else (None,)
+    more = {"tasks": (1, "split"), "reset": (2, "seed")}.get(name)
+    how = _takes(method, *more) if more else None
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # of C
+        return ""
+    try:
+        if isinstance(how, str):
+            signature.bind(*given, **{how: None})
+        else:
+            signature.bind(*given, *(() if how is None else (None,)))
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def _takes(method: Any, position: int, name: str) -> str | int | None:
+    """How a method takes an argument: by its name, by its position, or not at all (None)."""
+    try:
+        parameters = list(inspect.signature(method).parameters.values())
+    except (TypeError, ValueError):  # a method of C, whose signature is not known, or none
+        return position
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if any(each.name == name and each.kind in by_name for each in parameters):
+        return name
+    placed = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    needed = len(placed) >= position and (
+        position == 1 or placed[position - 1].default is inspect.Parameter.empty
+    )
+    return position if needed or any(each.kind is each.VAR_POSITIONAL for each in parameters) else None
+
+
+def _called(method: Callable[..., Any], given: tuple[Any, ...], how: str | int, value: Any) -> Any:
+    """Result of a method with one more argument."""
+    return method(*given, **{how: value}) if isinstance(how, str) else method(*given, value)
+
+
+def _task(value: Any, split: str, index: int) -> Task:
+    """A task of what was listed."""
+    if isinstance(value, Task):
+        if _LISTED in value.data:
+            raise EnvironmentFailure(
+                f"Task {value.id} has the key {_LISTED!r} in its data, which stands for a listed value. Remedy: "
+                "give the key another name."
+            )
+        return value
+    value = _plain(value)
+    if isinstance(value, dict):
+        key, kind, answer = (value.get(name) for name in ("id", "kind", "answer"))
+        gold = {"answer": answer} if isinstance(answer, str) else {}
+        return Task(
+            id=str(key) if isinstance(key, str | int) else f"{split}/{index}",
+            kind=kind if isinstance(kind, str) else "",
+            split=split,
+            data={_LISTED: value, **gold},
+        )
+    text = str(value) if isinstance(value, str | int | float) else ""
+    named = text.strip() and len(text) <= _LONGEST_ID and "\n" not in text
+    return Task(text if named else f"{split}/{index}", split=split, data={_LISTED: value})
+
+
+def _value(task: Task) -> Any:
+    """The value that was listed for a task, or the task itself."""
+    return task.data.get(_LISTED, task)
+
+
+def _plain(value: Any) -> Any:
+    """A value as it is after JSON, where only lists are; what JSON cannot hold stays, and whoever reads it says so."""
+    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
+        return value.item()  # of numpy
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _observation(answer: Any, calls: int) -> Any:
+    """An observation of a text or a tuple; anything else as it is, since `observation_faults` says what is wrong.
+
+    Args:
+        answer: What `reset` or `step` returned.
+        calls: How many tool calls it answers.
+    """
+    whole = (answer, 0.0, False) if isinstance(answer, str | list) else answer
+    if not isinstance(whole, tuple):
+        return answer
+    info: Mapping[Any, Any] = {}
+    match whole:
+        case (said, reward, done):
+            terminated, truncated = done, False
+        case (said, reward, done, Mapping() as info):
+            terminated, truncated = done, False
+        case (said, reward, terminated, truncated, Mapping() as info):
+            pass
+        case _:
+            return answer
+    results: tuple[Any, ...] = ()
+    if isinstance(said, list) and calls:
+        said, results = "", tuple(said)
+    elif isinstance(said, str) and calls == 1:
+        said, results = "", (said,)
+    return replace(outcome_of(said, reward, terminated, truncated, info), results=results)
+
+
+def _with_tools(posed: Observation, tools: Any) -> Observation:
+    """An observation that offers tools in the form of chat templates, of schemas or of functions."""
+    if callable(tools):
+        tools = tools()
+    listed = tools.values() if isinstance(tools, Mapping) else tools
+    if isinstance(listed, str) or not isinstance(listed, Iterable):
+        return replace(posed, tools=tools)
+    return replace(posed, tools=tuple(map(_schema, listed)))
+
+
+def _schema(tool: Any) -> Any:
+    """The schema of a function, or one that stands alone in the form of chat templates; anything else as it is."""
+    if callable(tool):
+        return schema_of(tool)
+    if isinstance(tool, Mapping) and "function" not in tool and {"name", "parameters"} <= tool.keys():
+        return {"type": "function", "function": {key: each for key, each in tool.items() if key != "type"}}
+    return tool
+
+
+def _written(action: Any) -> Any:
+    """An action of an expert as text: calls may be given as objects, as `read_action` reads their JSON."""
+    if isinstance(action, tuple) and len(action) == 2:
+        return action[0], _written(action[1])  # a thought before it
+    if isinstance(action, ToolCall):
+        action = ToolAction("", (action,))
+    if isinstance(action, ToolAction):
+        return write_action(action)
+    if isinstance(action, Mapping | list) and not fault(action, "action"):
+        said = read_said(action)
+        return action if said is None else write_action(said)
+    return action

@@ -1,0 +1,219 @@
+"""The text of an answer -> what it says and which tools it calls, whatever the format of the calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from perturn.episodes.calls import CALL_FORMATS
+from perturn.episodes.calls.call import CallFormat, ToolCall, Tools
+from perturn.errors import DataError
+from perturn.io.call_arguments import skip_space
+
+_THOUGHTS = {"<think>": "</think>", "[THINK]": "[/THINK]", "<|channel>thought": "<channel|>"}
+"""Marks that open a thought, and the mark that closes it."""
+_CLOSED = "</think>"
+"""The mark that closes a thought which the prompt may have opened."""
+_BARE = re.compile(
+    r'^[ \t]*(?:\{|\[\s*\{)\s*"(?:name|id|type|function|arguments|parameters|args)"', re.MULTILINE
+)
+"""A line that may begin calls without marks."""
+_BARE_AT_ONCE = re.compile(r"\s*(?=[\[{])")
+"""The beginning of a text, or the end of a thought, where calls without marks may begin."""
+_MENTION = re.compile(r"<tool_call>(?=[ \t]+[^\s{\[<]|[`'\".,;:!?)]|\s*<tool_call>)")
+"""The tag as a word of a sentence, or doubled. It takes nothing from a turn that has a call."""
+
+
+@dataclass(frozen=True)
+class _Events:
+    """Search for the beginnings of thoughts and calls, and for marks that stand where no call is."""
+
+    pattern: re.Pattern[str]
+    formats: Mapping[str, CallFormat]
+    """Format by the name of its group in the pattern."""
+    bare: tuple[CallFormat, ...]
+    """Formats that have no marks."""
+
+
+@cache
+def _events() -> _Events:
+    formats = {f"f{number}": CALL_FORMATS[name] for number, name in enumerate(CALL_FORMATS)}
+    opens = [f"(?P<{name}>{each.opens})" for name, each in formats.items()]
+    marks = {mark for each in formats.values() for mark in each.marks}
+    thoughts = "|".join(map(re.escape, [*_THOUGHTS, _CLOSED]))
+    stray = "|".join(map(re.escape, sorted(marks)))
+    pattern = re.compile("|".join([f"(?P<thought>{thoughts})", *opens, f"(?P<stray>{stray})"]), re.MULTILINE)
+    return _Events(pattern, formats, tuple(each for each in formats.values() if each.bare))
+
+
+@cache
+def kept_tokens() -> frozenset[str]:
+    """Texts of tokens that are parts of calls or close thoughts. Decoding must keep them, even if they are special."""
+    calls = (text for each in CALL_FORMATS.values() for text in (*each.marks, *each.tokens))
+    return frozenset([*calls, *_THOUGHTS, *_THOUGHTS.values(), "<|channel>"])
+
+
+@dataclass
+class Reading:
+    """The words of a text, and the calls in it."""
+
+    text: str
+    tools: Tools
+    calls: list[ToolCall] = field(default_factory=list)
+    malformed: bool = False
+    """Whether a call is there that cannot be executed as it is written."""
+    _at: int = 0
+    _said: list[list[str]] = field(default_factory=lambda: [[]])  # words before, between and after the calls
+    _may_close: bool = True  # whether a thought may have been opened by the prompt
+    _tried: bool = False  # whether calls without marks have been tried
+    _mentioned: bool = False  # whether a mark stands in a sentence
+    _never_closed: set[str] = field(default_factory=set)  # thoughts that no later mark closes
+
+    @property
+    def said(self) -> str:
+        """Words besides the calls, with thoughts between `<think>` and `</think>`."""
+        return "\n".join(filter(None, ("".join(words).strip() for words in self._said)))
+
+    def run(self) -> Reading:
+        """Read all of the text, in a time that grows with its length."""
+        events = _events()
+        while True:
+            event = events.pattern.search(self.text, self._at)
+            if self._bare(events, event.start() if event else len(self.text)):
+                return self
+            if event is None:
+                self._say(len(self.text))
+                return self._give_up() if self._mentioned and not self.calls else self
+            self._say(event.start())
+            kind = str(event.lastgroup)
+            if kind == "thought":
+                self._think(event)
+                continue
+            read = self._mention() if kind == "stray" else self._call(events.formats[kind])
+            if not read and not self._was_thought(event.start()):
+                return self._give_up()
+
+    def _say(self, end: int) -> None:
+        """Take the text up to `end` as words."""
+        self._said[-1].append(self.text[self._at : end])
+        self._at = end
+
+    def _call(self, form: CallFormat) -> bool:
+        """Take what a format reads here; whether it could."""
+        found = form.read(self.text, self._at, self.tools)
+        if found is None or found.end <= self._at:
+            return False
+        self._at = found.end
+        self._said[-1].append(found.text)
+        if found.calls:
+            self.calls += found.calls
+            self._said.append([])
+        return True
+
+    def _mention(self) -> bool:
+        """Take a mark as a word, if it is one; whether it is."""
+        word = _MENTION.match(self.text, self._at)
+        if word is None:
+            return False
+        self._mentioned = True
+        self._say(word.end())
+        return True
+
+    def _bare(self, events: _Events, limit: int) -> bool:
+        """Take calls without marks, if the text up to its end is such calls; whether all is read."""
+        if self._tried or self.calls or not events.bare:
+            return False
+        begin = _BARE_AT_ONCE.match(self.text, self._at) or _BARE.search(self.text, self._at, limit)
+        if begin is None or begin.end() >= limit:
+            return False
+        self._tried = True
+        start = begin.end() if begin.re is _BARE_AT_ONCE else begin.start()
+        for form in events.bare:
+            found = form.bare(self.text, start) if form.bare else None
+            if found is None:
+                self._give_up()
+                return True
+            if found.calls:
+                self._say(start)
+                self._at, self.calls = found.end, list(found.calls)
+                return True
+        return False
+
+    def _think(self, event: re.Match[str]) -> None:
+        """Take a thought. What it says of calls is not meant to be executed."""
+        if event[0] == _CLOSED:
+            if not (self._may_close and self._was_thought(event.start())):
+                self._say(event.end())
+            return
+        end = -1 if event[0] in self._never_closed else self.text.find(_THOUGHTS[event[0]], event.end())
+        if end < 0:
+            self._never_closed.add(event[0])
+            self._say(event.end())
+            if event.start() == skip_space(self.text, 0):  # otherwise a word about thoughts
+                self._open_thought()
+            return
+        self._may_close = False
+        after = end + len(_THOUGHTS[event[0]])
+        thought = self.text[event.end() : end].strip()
+        if event[0] == "<think>":
+            self._say(after)
+        else:
+            self._said[-1].append(f"<think>\n{thought}\n{_CLOSED}\n\n" if thought else "")
+            self._at = after
+
+    def _open_thought(self) -> None:
+        """Take all of the text as a thought that never ends. If it opens a call, it is malformed."""
+        self.malformed = _events().pattern.search(self.text, self._at) is not None
+        self._say(len(self.text))
+        self._tried = True
+
+    def _was_thought(self, start: int) -> bool:
+        """Take all so far as a thought that the prompt opened, if it is closed from `start` on; whether it is."""
+        end = self.text.find(_CLOSED, start) if self._may_close else -1
+        self._may_close = False
+        if end < 0:
+            return False
+        self._at = end + len(_CLOSED)
+        self.calls.clear()
+        self._said = [[self.text[: self._at]]]
+        return True
+
+    def _give_up(self) -> Reading:
+        """Leave a malformed text as it is, but for thoughts before its first call."""
+        self.malformed = True
+        self._said = [[self.text] if self.calls else [*self._said[0], self.text[self._at :]]]
+        self.calls.clear()
+        return self
+
+
+def read_answer(text: str, tools: Tools = ()) -> Reading:
+    """Read the text of an answer.
+
+    Args:
+        text: What the model wrote, with the marks of calls.
+        tools: Schemas of the tools that are offered. They type arguments that a format writes as text.
+    """
+    return Reading(text, tools).run()
+
+
+def write_calls(calls: Sequence[ToolCall], form: str) -> str:
+    """Calls as text, in a format of `CALL_FORMATS`.
+
+    Raises:
+        DataError: If the format cannot write them, such as a value with the tag that would end it.
+    """
+    text = CALL_FORMATS[form].write(calls) if calls else ""
+    read = read_answer(text, [_schema_of(call) for call in calls])
+    if read.calls != list(calls) or read.malformed:
+        raise DataError(
+            f"the call {calls[0]!r:.200} cannot be written in the format {form!r}; take another format."
+        )
+    return text
+
+
+def _schema_of(call: ToolCall) -> dict[str, Any]:
+    texts = {key: {"type": "string"} for key, value in call.arguments.items() if isinstance(value, str)}
+    return {"type": "function", "function": {"name": call.name, "parameters": {"properties": texts}}}

@@ -1,0 +1,1 @@
+"""Estimates for `--dry-run`: time and memory of each stage."""

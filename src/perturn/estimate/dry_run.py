@@ -1,0 +1,368 @@
+"""The `--dry-run` of every command: its stages, with their time and memory estimated within a factor of two."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from perturn.config.recipe import Recipe
+from perturn.config.stages import Stage, makes, stages, starts_over
+from perturn.data.file_seals import read_manifest, refuse_damage, without_removed
+from perturn.data.run_folder import resolve_recipe, run_folder
+from perturn.data.run_paths import RunPaths
+from perturn.estimate.episode_lengths import Episodes, look_at_episodes, renderer_of
+from perturn.estimate.stage_costs import (
+    KEPT_BY_ALLOCATOR,
+    REPORT_SECONDS,
+    fitting_seconds,
+    generation_seconds,
+    judged_tokens,
+    opening_seconds,
+    passing_seconds,
+    trained_tokens,
+    training_gb,
+    training_seconds,
+)
+from perturn.explore.protocol import Forecast
+from perturn.formats.read_rows import read_rows
+from perturn.io.read_input import user_path
+from perturn.rules import TurnControl
+from perturn.run.execute import check, refuse_early
+from perturn.run.protocol_rules import ruled
+from perturn.run.session import (
+    engine_settings,
+    evaluation_sampling,
+)
+from perturn.run.stages.branch_stage import explorer_of
+from perturn.run.stages.collect_stage import AT_ONCE
+from perturn.table import locate
+
+if TYPE_CHECKING:
+    from perturn.estimate.machine_speed import Machine
+
+KEPT = 0.75
+"""Share of explored episodes assumed to become pairs, or to be corrected, before that is known."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One step of the plan."""
+
+    name: str
+    state: str
+    """done, or to do."""
+    work: str
+    seconds: float | None
+    """Estimated, or as measured where it is done; None: not estimated."""
+    memory_gb: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a command."""
+
+    run: str
+    steps: list[Planned]
+    how: list[str]
+    """How the estimates were made, a sentence each."""
+    problems: list[str]
+    """Failures of the episodes played to see how long they are, a sentence each."""
+    startup: float = 0.0
+    """Seconds before the first step and after the last one: imports, checks, and the report of a run."""
+
+    @property
+    def seconds(self) -> float:
+        """Of all that is left to do and was estimated, and of starting."""
+        return self.startup + sum(step.seconds or 0.0 for step in self.steps if step.state != "done")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON data."""
+        return asdict(self) | {"seconds": self.seconds}
+
+
+def make_plan(
+    source: Path | Recipe, overrides: Sequence[str], command: str | None, began: float | None = None
+) -> Plan:
+    """Check a recipe as a run would, and estimate what it costs; nothing is written.
+
+    Args:
+        source: The recipe, its file, or a run folder.
+        overrides: `key=value` words.
+        command: The one command that would be given; None: the whole loop.
+        began: Moment at which this process began, in seconds of the epoch, so that its imports count; None: now.
+
+    Raises:
+        PerturnError: Whatever the command itself would refuse before it starts.
+    """
+    began = time.time() if began is None else began
+    recipe = ruled(resolve_recipe(source, overrides))
+    refuse_early(recipe, command)
+    folder = run_folder(recipe)
+    manifest = read_manifest(folder) or {}
+    refuse_damage(folder, without_removed(folder, manifest.get("files", {}))[0])
+    panels = check(recipe, command)
+    startup = _import_stages(recipe, command) - began + (REPORT_SECONDS if command is None else 0.0)
+    engine, machine = engine_settings(recipe), None
+    found = look_at_episodes(
+        recipe, panels, renderer_of(recipe) if engine.traits.serves_checkpoints else None
+    )
+    if engine.traits.serves_checkpoints:
+        model = locate("perturn.run.model_check:empty_base")(recipe)
+        machine = _measured(recipe, model, found)
+        how = _how(machine, found)
+    else:
+        how = [f"Time is the server's and is not estimated. What it may spend: {engine.traits.spending}."]
+    done = manifest.get("stages", {})
+    steps = []
+    for stage in stages(recipe):
+        if command in (None, stage.command):
+            work, seconds, memory = _cost(recipe, stage, found, machine)
+            before = done.get(stage.name, {})
+            if before.get("done"):
+                seconds, memory = before.get("seconds"), before.get("peak_memory_gb")
+            steps.append(
+                Planned(stage.name, "done" if before.get("done") else "to do", work, seconds, memory)
+            )
+    return Plan(str(folder), steps, how, list(found.problems), startup)
+
+
+def _import_stages(recipe: Recipe, command: str | None) -> float:
+    """Import what the stages import, as a run does; the moment after it, in seconds of the epoch."""
+    for stage in stages(recipe):
+        if command in (None, stage.command):
+            locate(stage.does)
+    if command in (None, "evaluate"):
+        locate("perturn.report:write_report")
+    return time.time()
+
+
+def _measured(recipe: Recipe, model: Any, found: Episodes) -> Machine:
+    """The machine, with the speed of whole passes if something trains or is read, and the model is small."""
+    machine: Machine = locate("perturn.estimate.machine_speed:measure_machine")(
+        model, recipe.model.dtype, found.memory_gb
+    )
+    settings = next((part for part in (recipe.align, recipe.sft, recipe.base) if part), None)
+    if settings is None:
+        return machine
+    turns = [round(found.prompt)]
+    for _ in range(max(1, round(found.policy_turns(learned=True)))):
+        turns += [max(1, round(found.said)), round(found.heard)]
+    found_now: Machine = locate("perturn.estimate.machine_speed:measure_passes")(
+        machine, model, turns[:-1], settings.token_budget
+    )
+    return found_now
+
+
+def _cost(
+    recipe: Recipe, stage: Stage, found: Episodes, machine: Machine | None
+) -> tuple[str, float | None, float | None]:
+    """Work, seconds and gigabytes; without a machine of ours only the work of a policy is known."""
+    if stage.name in ("expert", "lessons"):
+        file, episodes = recipe.expert and recipe.expert.file, getattr(found, stage.name)
+        work = f"episodes of {file}" if file and stage.name == "expert" else f"{episodes} episodes"
+        opening = opening_seconds(None, found, episodes, AT_ONCE, _cores())
+        return work, opening + episodes * found.turns * found.seconds, found.memory_gb
+    if stage.command == "credit":
+        return _credit_cost(recipe, found, machine)
+    if stage.command == "pair":
+        own, times = recipe.rows and recipe.rows.traits.source, _corrections(recipe, found)
+        work = f"{found.explore} explored episodes" + (f", {times} corrections (assumed)" if times else "")
+        played = 2 * times  # the policy's part again, and then the whole
+        return f"rows of {own}" if own else work, 1.0 + played * found.turns * found.seconds, found.memory_gb
+    if stage.command == "train":
+        assert machine is not None
+        return _training_cost(recipe, stage, found, machine)
+    explores, learned = stage.command == "collect", bool(recipe.base) or stage.name != "evaluate-base"
+    part, episodes = (recipe.explore, found.explore) if explores else (recipe.evaluate, found.evaluate)
+    assert part is not None
+    if not explores and recipe.evaluate and recipe.evaluate.turns:
+        found = _controlled(found, recipe.evaluate.turns)
+    candidates, taught = 1, False
+    if not explores and recipe.evaluate:
+        episodes *= recipe.evaluate.candidates("episodes")
+        candidates, taught = recipe.evaluate.candidates("actions"), "explored" in recipe.evaluate.needs
+    learned_from = f"{found.explore} {'explored ones' if recipe.explore else 'that another run explored'}"
+    work = (
+        f"{episodes} episodes of split {part.tasks.split}, about {found.policy_turns(learned):.0f} turns each"
+        + (f", {candidates} actions a turn" if candidates > 1 else "")
+        + (f", chosen by what it learns from {learned_from}" if taught else "")
+    )
+    if stage.name == f"branch{stage.mark}":
+        expected, policy = (
+            _branches(recipe, found, found.policy_turns(learned)),
+            explorer_of(recipe).traits.policy,
+        )
+        by = f" by {policy}" if policy else ""
+        work = f"{expected.played} episodes played on{by} from turns of {expected.begun} (assumed)"
+        episodes = ceil(expected.played * expected.share)
+    if machine is None:
+        return work, None, None
+    most = (part.sampling if explores and part.sampling else evaluation_sampling(recipe)).max_new_tokens
+    if not (recipe.base or recipe.sft or recipe.align):
+        # Whether the model writes as the expert or all it may is not known: halfway, in factors, errs least.
+        most = ceil(sqrt(most * min(most, found.said)))
+    cache = engine_settings(recipe).traits.cache_gigabytes or 2.0
+    memory = (machine.base_gb + machine.parameters * machine.bytes / 1e9 + cache) * KEPT_BY_ALLOCATOR
+    seconds = generation_seconds(machine, found, episodes, part.concurrency, learned, most, candidates)
+    seconds += opening_seconds(machine, found, episodes, part.concurrency, _cores())
+    if taught:
+        seconds += passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=candidates > 1))
+    return work, seconds, memory
+
+
+def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tuple[str, float, float]:
+    """Passes over the explored episodes for the quantities that the credit reads of policies."""
+    assert recipe.credit is not None
+    needs = locate("perturn.training.credit_choice:make_credit")(recipe.credit).needs
+    wanted = locate("perturn.quantities:wanted")(needs)
+    passes = {
+        name: quantity.traits.passes for name, (quantity, _) in wanted.items() if quantity.traits.passes
+    }
+    members = _members(recipe, found)
+    with_branches = f" and {members - found.explore} branches" if members > found.explore else ""
+    work = f"groups of {found.explore} explored episodes{with_branches}" + (
+        f", read for {', '.join(passes)}" if passes else ""
+    )
+    if machine is None or not passes:
+        return work, 1.0, found.memory_gb
+    tokens = trained_tokens(found, members, on_pairs=False, own=True)
+    seconds = 1.0 + passing_seconds(machine, 2 * sum(passes.values()) * tokens)
+    return work, seconds, (machine.base_gb + machine.parameters * machine.bytes / 1e9) * KEPT_BY_ALLOCATOR
+
+
+def _members(recipe: Recipe, found: Episodes) -> int:
+    """Episodes that a credit of groups weighs: explored ones, and branches where it trains on them too."""
+    credit = locate("perturn.training.credit_choice:make_credit")(recipe.credit) if recipe.credit else None
+    if not makes(recipe, "groups") or credit is None or not credit.traits.trains_branches:
+        return found.explore
+    return found.explore + _branches(recipe, found, found.policy_turns(True)).played
+
+
+def _controlled(found: Episodes, control: TurnControl) -> Episodes:
+    """Lengths where turns are controlled, if every extension is given."""
+    limit = (control.limit or found.limit) + (control.extend or 0) * control.times
+    return replace(found, limit=limit, turns=min(found.turns, limit))
+
+
+def _branches(recipe: Recipe, found: Episodes, turns: float) -> Forecast:
+    """Expected play after the rollouts, which have so many turns."""
+    return explorer_of(recipe).forecast(found.explore, turns, found.turns)
+
+
+def _training_cost(
+    recipe: Recipe, stage: Stage, found: Episodes, machine: Machine
+) -> tuple[str, float, float]:
+    once = stage.section if stage.section in ("base", "sft") else None
+    settings, judges = getattr(recipe, stage.section), stage.section == "reward"
+    on_pairs = judges or (once is None and makes(recipe, "pairs"))
+    own = recipe.rows.traits.source if recipe.rows and once is None and not judges else None
+    rows, what = getattr(found, once) if once else _members(recipe, found), "episodes"
+    if once is None and makes(recipe, "single", "labelled"):
+        rows = stage.iteration * _corrections(recipe, found) or rows
+        rows += (found.sft or found.expert) if starts_over(recipe) else found.explore
+    if on_pairs or own:
+        paths = RunPaths(run_folder(recipe))
+        made = paths.preferences(stage.mark) if judges else paths.pairs(stage.mark)
+        file = user_path(own, "rows.path") if own else made
+        assumed = round(KEPT * found.explore / 2) if judges else _pairs(recipe, found)  # of two episodes each
+        is_there = bool(own) or file.is_file()
+        rows = sum(1 for _ in read_rows(file)) if is_there else assumed
+        what = ("pairs" if on_pairs else "rows") + ("" if is_there else " (assumed)")
+    of_groups = once is None and not judges and makes(recipe, "groups")
+    tokens = trained_tokens(found, rows, on_pairs, own=of_groups)
+    work = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"
+    loss = locate("perturn.training.credit_choice:make_loss")(settings.loss)
+    seconds = training_seconds(machine, settings, tokens, loss.traits.needs_reference)
+    return work, seconds + fitting_seconds(machine, settings, rows), training_gb(machine, settings)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _pairs(recipe: Recipe, found: Episodes) -> int:
+    """Pairs that are assumed: of explored episodes, or of the turns that branches, or nodes of a tree, begin at."""
+    groups = found.explore
+    if recipe.explore and recipe.explore.rounds and not recipe.explore.traits.expert:
+        groups = _branches(recipe, found, found.policy_turns(True)).points
+    return round(KEPT * groups)
+
+
+def _corrections(recipe: Recipe, found: Episodes) -> int:
+    """Episodes that an expert is assumed to take over; 0 where none does."""
+    return round(KEPT * found.explore) * recipe.rows.traits.corrects if recipe.rows else 0
+
+
+def _how(machine: Machine, found: Episodes) -> list[str]:
+    return [
+        f"Lengths: {found.source}: {found.turns:.1f} turns, {found.prompt:.0f} tokens before the first action, then "
+        f"{found.heard:.0f} heard and {found.said:.0f} said a turn; the turn limit is {found.limit:.0f}.",
+        f"Speed: measured now on {machine.device}: {machine.many / 1e9:.0f} GFLOP/s and {machine.few / 1e9:.1f} GB/s "
+        f"of weights ({machine.parameters / 1e6:.0f}M parameters)"
+        + (
+            f"; other work on this machine makes it {machine.crowd:.1f} times slower."
+            if machine.crowd > 1.1
+            else "."
+        ),
+        "Accuracy: about a factor of two, if as much other work runs on the machine as now; docs/how-to/estimate.md "
+        "has what is assumed and what was compared.",
+    ]
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Print the plan as a table."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("step", "", "work", "time", "memory"):
+        table.add_column(name, justify="right" if name in ("time", "memory") else "left")
+    for step in _together(plan.steps):
+        about = "" if step.state == "done" else "~"
+        seconds = "" if step.seconds is None else f"{about}{_duration(step.seconds)}"
+        memory = "" if step.memory_gb is None else f"{about}{step.memory_gb:.1f} GB"
+        table.add_row(step.name, step.state, step.work, seconds, memory)
+    if plan.startup:
+        about = f"~{_duration(plan.startup)}"
+        table.add_row("start-up", "", "imports, checks and the report", about, "")
+    console.print(f"{plan.run}: nothing was done; this is what would be.", soft_wrap=True)
+    console.print(table)
+    console.print(f"left to do: ~{_duration(plan.seconds)}", style="bold")
+    for line in plan.problems:
+        console.print(line, style="red", markup=False, soft_wrap=True)
+    for line in plan.how:
+        console.print(line, style="dim", soft_wrap=True)
+
+
+def _together(steps: Sequence[Planned]) -> Iterator[Planned]:
+    """The steps, those of several iterations as one: its work is one iteration's, its time that of all."""
+    kinds: dict[str, list[Planned]] = defaultdict(list)
+    for step in steps:
+        kinds[re.sub(r"-\d{3,}$", "", step.name)].append(step)
+    for kind, several in kinds.items():
+        if len(several) == 1:
+            yield several[0]
+            continue
+        done = sum(step.state == "done" for step in several)
+        seconds = [step.seconds for step in several if step.seconds is not None]
+        yield Planned(
+            f"{kind} x {len(several)}",
+            "done" if done == len(several) else f"{done} done" if done else "to do",
+            f"{several[0].work}, each time",
+            sum(seconds) if seconds else None,
+            max((step.memory_gb for step in several if step.memory_gb is not None), default=None),
+        )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,180 @@
+"""How many episodes a run plays, and how long they are: from those recorded, or a few that are played now."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from perturn.chat.tokens import NO_TURN, Renderer
+from perturn.config.recipe import Recipe
+from perturn.data.run_folder import run_folder
+from perturn.data.run_paths import RunPaths
+from perturn.data.store import read_trajectories
+from perturn.envs.abilities import abilities_of
+from perturn.episodes.formats import FORMATS
+from perturn.episodes.play_many import Job, episode
+from perturn.episodes.replay import play_script
+from perturn.errors import EngineFailure
+from perturn.faults import closing_world
+from perturn.free_memory import memory_in_use
+from perturn.io.read_input import user_path
+from perturn.run.policy_origin import find_maker
+from perturn.run.session import make_protocol, make_renderer, world_maker
+from perturn.run.stages.collect_stage import demonstrate, own_episodes
+from perturn.run.stages.pretraining_stage import lessons
+from perturn.run.task_lists import Panels
+from perturn.table import locate
+from perturn.types import Action, EpisodeProtocol, Task, Trajectory, failed, succeeded
+
+_PLAYED = 4
+"""Episodes played to see how long they are."""
+_PATIENCE_SECONDS = 20.0
+"""After so long no further one is begun."""
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Number of episodes of each stage, and the length of one; tokens are assumed where no expert is to be seen."""
+
+    base: int = 0
+    lessons: int = 0
+    sft: int = 0
+    expert: int = 0
+    explore: int = 0
+    """Also those that another run explored, where values are learned from them."""
+    evaluate: int = 0
+    limit: float = 1.0
+    """Mean turn limit of the tasks."""
+    turns: float = 1.0
+    """Turns of an expert's episode; of a policy's, where there is no expert."""
+    prompt: float = 200.0
+    """Tokens before the first action."""
+    heard: float = 60.0
+    """Tokens of a later observation, with the template around it."""
+    said: float = 128.0
+    """Tokens of an action."""
+    seconds: float = 0.0
+    """Seconds of a turn in its world."""
+    world_seconds: float = 0.0
+    """Seconds in which a world starts."""
+    memory_gb: float = 0.0
+    """Memory of this process and one world."""
+    source: str = "assumed, as no expert is to be seen"
+    """Origin of the lengths."""
+    problems: tuple[str, ...] = ()
+    """Failures of the episodes played now, a sentence each."""
+
+    def policy_turns(self, learned: bool) -> float:
+        """Turns of a policy's episode: of those between the expert's and the limit, one taught needs half."""
+        return (self.turns + self.limit) / 2 if learned else self.limit
+
+
+RendererOf = Callable[[Sequence[Trajectory]], Renderer]
+"""Conversation -> tokens, from a few episodes; only a tokenizer that is to be made looks at them."""
+
+
+def renderer_of(recipe: Recipe) -> RendererOf:
+    """The renderer of the model that a run begins with; where it is to be made, one that knows a few episodes."""
+    if recipe.base is None:
+        found = make_renderer(recipe, recipe.model.name)
+        return lambda _: found
+    context, make = recipe.base.shape.context, locate("perturn.chat.word_tokenizer:make_tokenizer")
+    return lambda shown: Renderer(
+        make((str(message["content"]) for one in shown for message in one.messages), context)
+    )
+
+
+def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf | None) -> Episodes:
+    """Count the episodes and see how long they are, from those recorded or a few that the expert plays now."""
+    if panels is None:
+        return Episodes(memory_gb=memory_in_use() / 1e9)
+    protocol = make_protocol(recipe.protocol)
+    file = RunPaths(run_folder(recipe)).trajectories("expert")
+    shown = list(read_trajectories(file)) if file.is_file() else []
+    own = recipe.expert and recipe.expert.file
+    if own and not shown:
+        shown = list(own_episodes(user_path(own, "expert.file")))
+    source, seconds, played, began = "recorded expert episodes", 0.0, [], time.monotonic()
+    with closing_world(world_maker(recipe)()) as env:
+        known = panels.expert or panels.tasks.get("base") or panels.tasks.get("evaluate")
+        if not shown and known and "expert" in abilities_of(env):
+            shown, seconds, first = _play(env, known, protocol)
+            starting = max(0.0, first - began - seconds * len(shown[0].turns))
+            source, played = "expert episodes played now", shown
+        elif shown:
+            starting = time.monotonic() - began
+        else:
+            played = [
+                _try_out(env, next(task for tasks in panels.tasks.values() for task in tasks), protocol)
+            ]
+            starting = time.monotonic() - began
+        memory = memory_in_use() / 1e9
+    limit = fmean(protocol.limit(task) for tasks in panels.tasks.values() for task in tasks)
+    lengths: dict[str, Any] = {"turns": limit}
+    if renderer and (shown := [one for one in shown if one.turns]):
+        lengths = {"source": f"{len(shown)} {source}"} | _lengths(shown[:32], renderer(shown[:32]))
+    counts: dict[str, Any] = {name: len(tasks) for name, tasks in panels.tasks.items()}
+    if recipe.explore:
+        counts["explore"] = (recipe.explore.per_iteration or counts["explore"]) * recipe.explore.samples
+    elif recipe.evaluate and "explored" in recipe.evaluate.needs and (maker := find_maker(recipe)):
+        counts["explore"] = maker.episodes
+    if own and recipe.sft:
+        counts["sft"] = sum(map(succeeded, shown))  # taught whatever the panel
+    if recipe.base:
+        counts["lessons"] = len(lessons(recipe.base, panels.tasks["base"]))
+        counts["base"] *= 1 + recipe.base.clumsy
+    return Episodes(
+        **counts,
+        expert=len(panels.expert),
+        limit=limit,
+        seconds=seconds,
+        world_seconds=starting,
+        memory_gb=memory,
+        problems=_problems(played),
+        **lengths,
+    )
+
+
+def _play(
+    env: Any, tasks: Sequence[Task], protocol: EpisodeProtocol
+) -> tuple[list[Trajectory], float, float]:
+    """A few expert episodes of tasks spread over the panel, failed ones too; seconds of a turn; end of the first."""
+    chosen = tasks[:: max(1, len(tasks) // _PLAYED)][:_PLAYED]
+    played = [demonstrate(env, Job(chosen[0], seed=0), protocol)]
+    began = time.monotonic()  # the first one starts the world
+    for task in chosen[1:]:
+        if time.monotonic() - began < _PATIENCE_SECONDS:
+            played.append(demonstrate(env, Job(task, seed=0), protocol))
+    turns = sum(len(one.turns) for one in played[1:])
+    return played, (time.monotonic() - began) / max(turns, 1), began
+
+
+def _try_out(env: Any, task: Task, protocol: EpisodeProtocol) -> Trajectory:
+    """An episode of one action."""
+    once = replace(protocol, max_turns=1, max_turns_by_kind={})
+    look = Action(FORMATS[protocol.format].write("", "look"))
+    return play_script(episode(env, Job(task, seed=0), protocol=once), [look], EngineFailure("unfinished"))
+
+
+def _problems(played: Iterable[Trajectory]) -> tuple[str, ...]:
+    """The errors of the episodes that failed, the most frequent first."""
+    errors = Counter(one.error if failed(one) else None for one in played)
+    return tuple(
+        f"{count} of {errors.total()} episodes played now failed: {error}"
+        for error, count in errors.most_common()
+        if error is not None
+    )
+
+
+def _lengths(shown: Sequence[Trajectory], renderer: Renderer) -> dict[str, float]:
+    """Mean lengths of some episodes, as `Episodes` has them."""
+    encoded = [renderer.encode(one, every_turn=True) for one in shown]
+    first = [next(i for i, turn in enumerate(each.turn) if turn != NO_TURN) for each in encoded]
+    said = sum(turn != NO_TURN for each in encoded for turn in each.turn)
+    turns = sum(each.turns for each in encoded)
+    heard = (sum(len(each.ids) for each in encoded) - said - sum(first)) / max(turns - len(encoded), 1)
+    return {"turns": turns / len(encoded), "prompt": fmean(first), "heard": heard, "said": said / turns}

@@ -1,0 +1,135 @@
+"""Time and memory of a stage, from the lengths of episodes and the speed of the machine."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+from perturn.config.sections import Align, Train
+from perturn.estimate.episode_lengths import Episodes
+
+if TYPE_CHECKING:
+    from perturn.estimate.machine_speed import Machine
+
+EFFICIENCY = {("cpu", 2): 0.3, ("cpu", 4): 0.7}
+"""Speed of a whole pass, forward or backward, over that of its matrix products, by device and bytes of a number."""
+CONVERSATION_SECONDS = {"cpu": 2e-4, "cuda": 5e-5}
+"""Time of a layer beside its matrix products, for the next token of one conversation: attention, mostly."""
+LOADED_BYTES = 1e9
+"""Bytes of weights that are loaded, or saved, in a second."""
+PLAYING_SECONDS = 0.5
+"""Time of a stage that plays, beside its episodes, worlds and weights: the tokenizer, the engine, the notes."""
+TRAINING_SECONDS = 2.0
+"""Time of a training beside its steps and weights: encoding rows, making the trainer, checking the packed passes."""
+STEP_SECONDS = 0.03
+"""Time of an optimizer step beside its passes."""
+REPORT_SECONDS = 2.0
+"""Time of the report at the end of a run."""
+KEPT_BY_ALLOCATOR = 1.4
+"""Memory held over memory needed."""
+LAYER_WIDTHS = 24
+"""Numbers that a layer keeps of a token for the backward pass, over the hidden size; 2 if checkpointed."""
+
+
+def judged_tokens(found: Episodes, episodes: int, *, at_turns: bool) -> float:
+    """Tokens that a value head reads: explored episodes, and those to choose among, whole or up to each turn."""
+    turns = found.policy_turns(learned=True)
+    whole = found.prompt + (turns - 1) * found.heard + turns * found.said
+    up_to_each = turns * (found.prompt + (turns - 1) / 2 * found.heard + (turns + 1) / 2 * found.said)
+    return found.explore * whole + episodes * (up_to_each if at_turns else whole)
+
+
+def generation_seconds(
+    machine: Machine,
+    found: Episodes,
+    episodes: int,
+    concurrency: int,
+    learned: bool,
+    most: int,
+    candidates: int = 1,
+) -> float:
+    """Reading the new tokens and writing one by one, or the worlds if they take longer.
+
+    Args:
+        machine: Model and machine.
+        found: Lengths of episodes.
+        episodes: Number of episodes.
+        concurrency: Played at the same time.
+        learned: Whether the policy was taught by the expert; it then writes no more than the expert.
+        most: Token limit of an action.
+        candidates: Actions that are sampled at each turn, at the same time.
+    """
+    turns = found.policy_turns(learned)
+    said = candidates * (min(found.said, most) if learned else most)
+    read = episodes * (found.prompt + turns * (found.heard + said))
+    together = candidates * max(1, min(concurrency, episodes))
+    step = machine.parameters * machine.bytes / machine.few
+    step += machine.layers * together * CONVERSATION_SECONDS.get(machine.device, 2e-4)
+    playing = read * 2 * machine.parameters / machine.many + episodes * turns * said / together * step
+    return max(playing * machine.crowd, episodes * turns * found.seconds)
+
+
+def opening_seconds(
+    machine: Machine | None, found: Episodes, episodes: int, concurrency: int, cores: int
+) -> float:
+    """Time before the first turn of a stage that plays: its weights are loaded and its worlds start.
+
+    Args:
+        machine: Model and machine; None: the model is not loaded here.
+        found: Seconds in which a world starts.
+        episodes: Number of episodes.
+        concurrency: Played at the same time, each in a world.
+        cores: Worlds that start at the same time.
+    """
+    weights = machine.parameters * machine.bytes / LOADED_BYTES if machine else 0.0
+    worlds = max(1, min(concurrency, episodes)) / max(1, cores)
+    return PLAYING_SECONDS + weights + found.world_seconds * max(1.0, worlds)
+
+
+def trained_tokens(found: Episodes, rows: int, on_pairs: bool, own: bool = False) -> float:
+    """Tokens that one epoch reads, before sharing of prefixes.
+
+    Args:
+        found: Lengths of episodes.
+        rows: Number of rows.
+        on_pairs: Whether a row is an episode of the expert and one of the policy.
+        own: Whether a row is an episode of the policy alone.
+    """
+    policy = found.policy_turns(learned=True)
+    sides = [found.turns, policy] if on_pairs else [policy if own else found.turns]
+    return rows * sum(found.prompt + (turns - 1) * found.heard + turns * found.said for turns in sides)
+
+
+def training_seconds(machine: Machine, settings: Train, tokens: float, reads_reference: bool) -> float:
+    """Forward and backward passes, and the one forward pass of a reference."""
+    reference = passing_seconds(machine, 2 * reads_reference * tokens)
+    if machine.trained is not None:
+        again = machine.passed or 0.0 if settings.gradient_checkpointing else 0.0
+        return reference + settings.epochs * tokens * (machine.trained + again)
+    passes = (4 if settings.lora else 6) + (2 if settings.gradient_checkpointing else 0)
+    return reference + passing_seconds(machine, passes * settings.epochs * tokens)
+
+
+def fitting_seconds(machine: Machine, settings: Train, rows: int) -> float:
+    """Time of a training beside its passes: weights are loaded and saved, and optimizer steps are taken."""
+    minibatches = settings.minibatches if isinstance(settings, Align) else None
+    steps = settings.epochs * (minibatches or ceil(rows / settings.batch_size))
+    return machine.crowd * (
+        TRAINING_SECONDS + 2 * 4 * machine.parameters / LOADED_BYTES + steps * STEP_SECONDS
+    )
+
+
+def passing_seconds(machine: Machine, operations: float) -> float:
+    """So many operations a parameter, each token's, at the speed of whole passes; a forward pass has two."""
+    if machine.passed is not None:
+        return operations / 2 * machine.passed
+    efficiency = EFFICIENCY.get((machine.device, machine.bytes), 0.4)
+    return machine.crowd * operations * machine.parameters / (machine.many * efficiency)
+
+
+def training_gb(machine: Machine, settings: Train) -> float:
+    """Weights, gradients and Adam's two moments in float32, and activations of one token budget."""
+    held = machine.parameters * (4 if settings.lora else 16)
+    widths = LAYER_WIDTHS + (machine.layers - 1) * (2 if settings.gradient_checkpointing else LAYER_WIDTHS)
+    activations = settings.token_budget * widths * machine.hidden * machine.bytes
+    return (machine.base_gb + (held + activations) / 1e9) * KEPT_BY_ALLOCATOR

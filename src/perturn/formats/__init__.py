@@ -1,0 +1,1 @@
+"""Data of other trainers and of users, read as rows of training."""

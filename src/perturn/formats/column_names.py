@@ -1,0 +1,185 @@
+"""Columns of a row: columns of other trainers are renamed to TRL's, and unread columns are named.
+
+Arrow (`datasets`, Parquet) gives each object of a column all keys that any of them has, with None where a row lacks
+one. Such a None means nothing, and a None of a plain row may be meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from perturn.errors import DataError
+from perturn.formats.row_shapes import listed, translate
+from perturn.formats.text_rows import ADDS, ANSWERS, ASKS, is_transcript
+from perturn.io.plain_data import fault, holds
+
+_CONVERSATIONS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
+LABELS = ("label", "kto_tag")
+"""Columns that say whether the answer of a row is desirable, true or false."""
+_COLUMNS = (*_CONVERSATIONS, "tools", *LABELS, "chat_template_kwargs")
+_OTHERS = (
+    *(
+        "functions",
+        "system",
+        "conversation",
+        "rejected_messages",
+        "rejected_response",
+        "text",
+        "history",
+        "kto_tag",
+    ),
+    *("preferred_output", "non_preferred_output", *ASKS, *ADDS, *ANSWERS),
+)
+"""Columns of other trainers' forms."""
+_MEDIA = ("audio", "audios", "image", "images", "objects", "video", "videos")
+_WEIGHTS = (
+    *("loss", "loss_mask", "loss_scale", "loss_weight", "sample_weight", "weight", "weights"),
+    *("train", "trainable", "training"),
+)
+_METADATA = re.compile(
+    r"(?:.*_)?(?:ids?|uuid|index|idx|hash|url|license|date|time|timestamp|created|created_at|version|name|names|source|"
+    r"sources|dataset|split|subset|config|category|categories|topic|domain|task|type|kind|level|difficulty|language|"
+    r"lang|tag|tags|model|models|generator|annotator|author|user|metadata|meta|extra|extra_info|info|comment|comments|"
+    r"note|notes|score|scores|rating|ratings|reward|margin|length|tokens|turns|channel|parallel_tool_calls)"
+    r"(?:_chosen|_rejected)?"
+)
+"""Names of columns that say where a row is from; they are ignored without a word."""
+
+
+class Columns(NamedTuple):
+    """The columns of a row that are read, under TRL's names."""
+
+    read: dict[str, Any]
+    shape: str
+    """The form that the row was recognised as, in words."""
+
+
+def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str]) -> Columns:
+    """The columns of a row that are read, as plain data, under TRL's names.
+
+    Args:
+        row: The row.
+        where: Its place, for error messages.
+        filled: Whether it is of a data set that Arrow holds.
+        unread: Grows by the columns that nothing reads and that hold more than a default.
+
+    Raises:
+        DataError: If a column holds no plain data, says what no training here can do, or the row has several meanings.
+    """
+    given = {str(key): value for key, value in row.items() if value is not None}
+    read = {name: plain_column(given[name], f"{where}: {name}") for name in _COLUMNS if name in given}
+    others = {
+        name: plain_column(given[name], f"{where}: {name}") for name in _OTHERS if _may_be(given.get(name))
+    }
+    unread |= {f"column {name}" for name in _OTHERS if name in given and name not in others}
+    openai = _take_openai(read, others, unread)
+    for name, value in _rest(given, where).items():
+        if not _METADATA.fullmatch(name) and _holds(value):
+            unread.add(f"column {name}")
+    if _is_filled([*read.values(), *others.values()], filled):
+        read, others = _without_nulls(read), _without_nulls(others)
+    written = {name: value for name in _CONVERSATIONS if isinstance(value := read.get(name), str)}
+    read |= {
+        name: listed(read[name], may_be_one=name not in ("messages", "conversations"))
+        for name in _CONVERSATIONS
+        if name in read
+    }
+    shape = translate(read, others, where)
+    if any(is_transcript(text) for text in written.values()):
+        shape += ", transcripts of Human and Assistant"
+    unread |= {f"column {name}" for name, value in others.items() if _holds(value)}
+    form = _form_of(read)
+    unread |= {f"column {name}" for name in _CONVERSATIONS if name not in form and _holds(read.get(name))}
+    unread |= {f"column {name}" for name in LABELS if not isinstance(read.get(name), bool | None)}
+    return Columns(read, openai or shape)
+
+
+def _may_be(value: Any) -> bool:
+    """Whether a column of another trainer may be of its form; a number or a date is not."""
+    return isinstance(value, str | list | tuple | Mapping | bool) or hasattr(value, "tolist")
+
+
+def _take_openai(read: dict[str, Any], others: dict[str, Any], unread: set[str]) -> str | None:
+    """Bring OpenAI's preferences into TRL's columns; returns the name of the form, if the row is of it."""
+    posed = others.get("input")
+    if not isinstance(posed, Mapping):
+        return None
+    del others["input"]
+    read["prompt"] = posed.get("messages", [])
+    if "tools" in posed:
+        read["tools"] = posed["tools"]
+    known = ("messages", "tools", "parallel_tool_calls")
+    unread |= {f"column input.{key}" for key, value in posed.items() if key not in known and _holds(value)}
+    for ours, theirs in (("chosen", "preferred_output"), ("rejected", "non_preferred_output")):
+        if theirs in others:
+            read[ours] = others.pop(theirs)
+    return "input, preferred_output and non_preferred_output, as OpenAI's preferences"
+
+
+def plain_column(value: Any, where: str) -> Any:
+    """A column as plain data."""
+    try:
+        plain = _plain(value)
+    except RecursionError:
+        raise DataError(f"{where}: too many levels of lists and objects. Drop the row.") from None
+    if found := fault(plain, where):
+        raise DataError(f"{found}. Correct it, or drop the row.")
+    return plain
+
+
+def _rest(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The columns that are not read; refuse those that ask for what no training here does."""
+    rest = {name: value for name, value in given.items() if name not in (*_COLUMNS, *_OTHERS)}
+    for name in (each for each in _MEDIA if _holds(rest.get(each))):
+        raise DataError(f"{where}: {name}: images, sound and the like are not supported. Drop the row.")
+    for name in (each for each in _WEIGHTS if plain_column(rest.get(each, 1), f"{where}: {each}") != 1):
+        raise DataError(
+            f"{where}: {name}: a row has no weight of its own here. Mark messages with weight, 0 or 1, or give a "
+            "WeightedTrajectory."
+        )
+    return {name: value for name, value in rest.items() if name not in (*_MEDIA, *_WEIGHTS)}
+
+
+def _form_of(read: Mapping[str, Any]) -> set[str]:
+    """The columns of the form that a row is read as."""
+    if "chosen" in read and "rejected" in read:
+        return {"prompt", "chosen", "rejected"}
+    return {"prompt", "completion"} if {"prompt", "completion"} <= read.keys() else {"messages"}
+
+
+def _is_filled(columns: list[Any], from_arrow: bool) -> bool:
+    """Whether None stands for a key that a row lacks: in each column all messages have the same keys."""
+    found = from_arrow
+    for messages in columns:
+        said = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list) else []
+        if len({frozenset(each) for each in said}) > 1:
+            return False
+        found |= any(value is None and key not in _OFTEN_NULL for each in said for key, value in each.items())
+    return found
+
+
+_OFTEN_NULL = {"annotations", "audio", "content", "function_call", "refusal"}
+"""Keys that hold None in messages of the OpenAI API itself."""
+
+
+def _holds(value: Any) -> bool:
+    """Whether a value says anything, an array of numpy too."""
+    return bool(value.size) if hasattr(value, "size") else holds(value)
+
+
+def _plain(value: Any) -> Any:
+    """Lists, dicts and scalars of Python."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return _plain(value.tolist()) if hasattr(value, "tolist") else value
+
+
+def _without_nulls(value: Any) -> Any:
+    """Plain data without the keys that hold None."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,262 @@
+"""Rows of training data from any source, in any of the forms that training takes: all or none, or one by one."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeVar
+
+from perturn.data.records import pair_from_dict, trajectory_from_dict, weighted_from_dict
+from perturn.data.run_paths import RunPaths
+from perturn.errors import MOST_REFUSED, DataError, ModelError, refusal
+from perturn.formats.column_names import LABELS
+from perturn.formats.json_stream import Record
+from perturn.formats.row_shapes import AS_CHAT
+from perturn.formats.row_sources import Location, Source, open_source
+from perturn.formats.trl_rows import ONLY_KTO, from_trl, label_of, told_unread
+from perturn.io.read_input import user_path
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed
+
+_logger = logging.getLogger(__name__)
+
+_TRAJECTORY, _PAIR, _WEIGHTED = "Perturn trajectory", "Perturn pair", "Perturn trajectory with weights"
+
+_WEIGHTS = (
+    "expected a trajectory, got one with weights. Give such rows to TurnTrainer, or leave the weights out."
+)
+
+Row = Trajectory | WeightedTrajectory | PreferencePair
+"""A row that training takes."""
+
+T = TypeVar("T", bound=Trajectory | PreferencePair | WeightedTrajectory)
+
+
+@dataclass
+class Tally:
+    """Facts that were found in rows beside the rows themselves."""
+
+    unread: Counter[str] = field(default_factory=Counter)
+    """Keys and columns that nothing reads; see `from_trl`."""
+    shapes: Counter[str] = field(default_factory=Counter)
+    """Rows of each shape that was recognised."""
+
+
+def read_row(
+    row: Mapping[str, Any],
+    number: int,
+    tally: Tally | None = None,
+    *,
+    index: int | None = None,
+    filled: bool = False,
+) -> Row:
+    """Return the row that a JSON object is, in any of the forms that training takes.
+
+    A row with a label has weights of 1 or -1, as the loss kto reads them.
+
+    Args:
+        row: The object.
+        number: Its number, for the id of its task.
+        tally: Grows by its shape, and by what nothing reads of it.
+        index: Number for messages; None: they say `row`.
+        filled: Whether Arrow held it; see `from_trl`.
+
+    Raises:
+        DataError: If it is malformed.
+    """
+    found = Tally() if tally is None else tally
+    if (ours := own_row(row, found)) is not None:
+        return ours
+    label = label_of(row) if isinstance(row, Mapping) else None
+    plain = row if label is None else {key: value for key, value in row.items() if key not in LABELS}
+    shapes = Counter[str]()
+    read = from_trl(
+        plain, task_id=f"row-{number}", index=index, counts=found.unread, shapes=shapes, filled=filled
+    )
+    labelled = label is not None and isinstance(read, Trajectory)
+    found.shapes.update(f"{shape}, with a label" if labelled else shape for shape in shapes)
+    if label is None or isinstance(read, PreferencePair):
+        return read
+    return WeightedTrajectory(read, (1.0 if label else -1.0,) * len(read.turns))
+
+
+def own_row(row: Any, tally: Tally | None = None) -> Row | None:
+    """Return the row of Perturn's own that an object is; None if it is none.
+
+    Raises:
+        DataError: If it is malformed.
+    """
+    for shape, is_ours, read in _OURS if isinstance(row, Mapping) else ():
+        if is_ours(row):
+            ours = read(row)
+            if tally is not None:
+                tally.shapes[shape] += 1
+            return ours
+    return None
+
+
+_SAID: Mapping[Any, str] = {
+    PreferencePair: "chosen and rejected",
+    Trajectory: "one conversation",
+    WeightedTrajectory: "a conversation and a label",
+}
+"""Class of a row -> what it is made from, in words."""
+
+_PUBLIC = {"messages", "conversations", "conversation", "completion", "chosen", "text"}
+"""Columns that tell a row of a public form from a trajectory, which has none of them. Both may have `turns`."""
+
+
+def _is_pair(record: Mapping[str, Any]) -> bool:
+    """Whether an object is a pair of ours, whose sides are trajectories."""
+    chosen = record.get("chosen")
+    return isinstance(chosen, Mapping) and "role" not in chosen and "from" not in chosen
+
+
+_OURS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any]], Row]], ...] = (
+    (_TRAJECTORY, lambda row: "turns" in row and not row.keys() & _PUBLIC, trajectory_from_dict),
+    (_PAIR, _is_pair, pair_from_dict),
+    (_WEIGHTED, lambda row: isinstance(row.get("trajectory"), Mapping), weighted_from_dict),
+)
+"""Shapes of our own, how each is told, and its reader."""
+
+
+def open_rows(data: Location) -> Source:
+    """Open a source of rows; of a run folder its newest pairs.
+
+    Raises:
+        DataError: If there is nothing that can be read as rows.
+    """
+    path = user_path(data, "the path of rows")
+    if path.is_dir() and RunPaths(path).is_run:
+        return open_source(RunPaths(path).pairs(RunPaths(path).mark))
+    return open_source(data)
+
+
+def read_each(source: Source, tally: Tally | None = None) -> Iterator[tuple[Record, Row | DataError]]:
+    """Yield the place of each row, and the row or what is wrong with it; a bad row does not end the reading.
+
+    Args:
+        source: From `open_rows`.
+        tally: Grows by what was found in the rows.
+
+    Raises:
+        DataError: If the source cannot be read on.
+    """
+    seen: dict[tuple[str, int], str] = {}
+    for record in source.read():
+        try:
+            if isinstance(record.value, DataError):
+                raise record.value
+            row = read_row(record.value, record.number, tally, filled=source.filled)
+            if isinstance(row, Trajectory) and "turns" in record.value:
+                first = seen.setdefault(row.key, record.label)
+                if first != record.label:
+                    raise DataError(
+                        f"has the task and sample of {source.unit} {first}; delete one of the two."
+                    )
+            yield record, row
+        except DataError as error:
+            yield record, error
+
+
+def read_branches(source: Source, tally: Tally | None = None) -> Iterator[tuple[Record, Row | DataError]]:
+    """As `read_each`, but for branches that FAILED, which nobody trains on: they may have no turn of their own."""
+    return (
+        each for each in read_each(source, tally) if not (isinstance(each[1], Trajectory) and failed(each[1]))
+    )
+
+
+def read_rows(data: Location) -> Iterator[Trajectory | PreferencePair]:
+    """Yield the rows of a source: Perturn's own, or those of any public form.
+
+    After the last row, what nothing reads of them is said in the log.
+
+    Raises:
+        DataError: Naming all bad rows with their places, after the good ones.
+    """
+    return (row for _, row in _strict(data, lambda row: None))
+
+
+def rows_of(data: Location, kind: type[T], check: Callable[[T], None] | None = None) -> Iterator[T]:
+    """Yield the rows of a source that are all of one kind, trajectories, pairs or labelled ones; at least one.
+
+    Args:
+        data: The source.
+        kind: Of its rows.
+        check: Raises a DataError or a ModelError for a row that cannot be used.
+
+    Raises:
+        DataError: Naming all bad rows with their places, after the good ones; or if there is none.
+    """
+
+    def checked(row: Any) -> None:
+        if not isinstance(row, kind):
+            said = _SAID[kind]
+            got = "a pair; see rows.name=file" if kind is Trajectory else "one conversation"
+            raise DataError(f"expected {said}, got {got}.")
+        if check is not None:
+            check(row)
+
+    is_empty = True
+    for _, row in _strict(data, checked, labelled=kind is WeightedTrajectory):
+        is_empty = False
+        yield row
+    if is_empty:
+        raise DataError(f"{data} holds no row; give rows with {_SAID[kind]}.")
+
+
+def _strict(
+    data: Location, check: Callable[[Any], None], *, labelled: bool = False
+) -> Iterator[tuple[Record, Any]]:
+    """Yield the rows that pass a check, and then refuse the source if others did not."""
+    source, tally = open_rows(data), Tally()
+    refused: list[tuple[Record, str]] = []
+    for record, row in read_each(source, tally):
+        if record.is_torn and tally.shapes.keys() == {_TRAJECTORY}:
+            _logger.warning("%s: dropped the last line, whose write was cut short.", record.where)
+            break
+        try:
+            if isinstance(row, DataError):
+                raise row
+            if isinstance(row, WeightedTrajectory) and not labelled:
+                raise DataError(_WEIGHTS if own_row(record.value) else ONLY_KTO)
+            check(row)
+        except (DataError, ModelError) as error:
+            refused.append((record, str(error).removeprefix("row: ")))
+            if len(refused) == MOST_REFUSED:
+                break
+        else:
+            yield record, row
+    refuse_rows(source, refused)
+    for said in told(tally):
+        _say(source.name, said)
+
+
+def refuse_rows(source: Source, refused: list[tuple[Record, str]]) -> None:
+    """Refuse a source with bad rows, if there are any.
+
+    Raises:
+        DataError: Naming the rows with their places, for each reason the first of them.
+    """
+    if len(refused) == 1:
+        record, reason = refused[0]
+        raise DataError(f"{record.where}: {reason}")
+    if refused:
+        found = [(record.label, reason) for record, reason in refused]
+        raise DataError(refusal(f"{source.name}:", found, source.unit))
+
+
+def told(tally: Tally) -> list[str]:
+    """Return what a user should know of rows that were read: guesses at their form, and what nothing reads of them."""
+    found = [f"{rows} rows of {shape}" for shape, rows in tally.shapes.items() if AS_CHAT in shape]
+    said = [f"{', '.join(found)}: plain text is read as a user message and an answer of the chat template"]
+    unread = told_unread(tally.unread)
+    return [*(said if found else []), *([unread] if unread else [])]
+
+
+@cache
+def _say(name: str, said: str) -> None:
+    """Say once what was found in a source; a run reads its rows several times."""
+    _logger.warning("%s: %s", name, said)

@@ -1,0 +1,241 @@
+"""Forms of other trainers -> TRL's columns, and the name of the form that a row was recognised as."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perturn.errors import DataError
+from perturn.formats.text_rows import (
+    ANSWERS,
+    alone,
+    answered,
+    asked,
+    conversation_of,
+    exchanges,
+    parted,
+    question_of,
+)
+
+AS_CHAT = " as text"
+"""Part of the name of a form whose texts are read as messages of the model's chat template."""
+
+_SIDES = ("chosen", "rejected")
+_SHAREGPT = "from and value, as in ShareGPT"
+_SPEAKERS = ("assistant", "gpt", "model", "function_call", "tool_call")
+_SHORT = 40
+"""Characters of a prompt that an answer may well begin with, such as a greeting."""
+
+
+def listed(value: Any, *, may_be_one: bool = False) -> Any:
+    """Return a conversation as a list of messages, where it is JSON text, a list for each key, or a single message."""
+    if isinstance(value, str):
+        found = conversation_of(value)
+        return value if found is None else found
+    if not isinstance(value, Mapping) or not ("role" in value or "from" in value):
+        return value
+    if not all(isinstance(each, list) for each in value.values()):
+        return [value] if may_be_one else value
+    lengths = {len(each) for each in value.values()}
+    if len(lengths) != 1:
+        return value
+    return [{key: each[at] for key, each in value.items()} for at in range(lengths.pop())]
+
+
+def translate(read: dict[str, Any], others: dict[str, Any], where: str) -> str:
+    """Bring what other trainers write under other names into TRL's columns; columns that are used are taken out.
+
+    Returns:
+        The form, in words.
+
+    Raises:
+        DataError: If the row has several meanings, or asks for what no training here does.
+    """
+    if isinstance(functions := others.get("functions"), list) and functions and not read.get("tools"):
+        others.pop("functions")
+        read["tools"] = [{"type": "function", "function": each} for each in functions]
+    name = next(
+        (each for each in ("messages", "conversations", "conversation") if each in read or each in others), ""
+    )
+    shape = _messages(read, others, where) or _questions(read, others, where)
+    messages = read.get("messages")
+    ranked = _ranked(read, others, messages, where) if isinstance(messages, list) else None
+    if ranked is None and (set(_SIDES) <= read.keys() or {"prompt", "completion"} <= read.keys()):
+        shape = None if messages is not None else shape  # a form that comes before messages
+    shape = f"{name}{ranked}" if ranked else shape
+    texts = _plain_texts(read, others, where)
+    shape = shape or texts or _own(read)
+    if isinstance(system := others.get("system"), str) and system:
+        del others["system"]
+        _put_system(read, system, where)
+    return shape
+
+
+def _own(read: Mapping[str, Any]) -> str:
+    """The name of TRL's form that the columns are, or of ShareGPT's messages in it."""
+    names = [each for each in ("prompt", *_SIDES) if each in read]
+    if not set(_SIDES) <= read.keys():
+        names = [each for each in ("prompt", "completion") if each in read]
+        names = names if len(names) == 2 else ["messages"]
+    said = " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
+    first = read.get(names[-1])
+    is_sharegpt = isinstance(first, list) and first and isinstance(first[0], Mapping) and "from" in first[0]
+    return f"{said} ({_SHAREGPT})" if is_sharegpt else said
+
+
+def _messages(read: dict[str, Any], others: dict[str, Any], where: str) -> str | None:
+    """Bring a conversation under another name into `messages`."""
+    if "messages" in read:
+        return None
+    if "conversations" in read:
+        read["messages"] = read.pop("conversations")
+        return f"conversations ({_SHAREGPT})" if _keys_of(read["messages"], "from") else "conversations"
+    told = listed(others.get("conversation"))
+    if not isinstance(told, list):
+        return None
+    del others["conversation"]
+    if _keys_of(told, "human"):
+        read["messages"] = exchanges(told, f"{where}: conversation")
+        return "conversation of human and assistant, as in ms-swift"
+    read["messages"] = told
+    return "conversation"
+
+
+def _keys_of(messages: Any, key: str) -> bool:
+    """Whether the first message of a list has a key."""
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and isinstance(messages[0], Mapping)
+        and key in messages[0]
+    )
+
+
+def _questions(read: dict[str, Any], others: dict[str, Any], where: str) -> str | None:
+    """Bring the columns of Alpaca and ms-swift, a question and its answer or answers, into TRL's."""
+    if read.keys() & {"messages", "completion"}:
+        return None
+    names = [name for name in ANSWERS if isinstance(others.get(name), str)]
+    if "prompt" in read:
+        if len(names) == 1 and not read.keys() & set(_SIDES):
+            read["completion"] = others.pop(names[0])
+            return f"prompt and {names[0]}{AS_CHAT}"
+        return None
+    sides = all(isinstance(read.get(side), str) for side in _SIDES)
+    if not (names or sides):
+        return None
+    known = set(others)
+    prompt = question_of(others, where)
+    if not prompt:
+        return None
+    used = [name for name in known if name not in others]
+    if sides:
+        read["prompt"] = prompt
+        return f"{', '.join(sorted(used))}, chosen and rejected{AS_CHAT}"
+    if len(names) > 1:
+        raise DataError(f"{where}: has several answers, in {' and '.join(names)}. Keep one of them.")
+    read["messages"] = [*prompt, *answered(others.pop(names[0]))]
+    return f"{', '.join(sorted(used))} and {names[0]}{AS_CHAT}"
+
+
+def _ranked(read: dict[str, Any], others: dict[str, Any], messages: list[Any], where: str) -> str | None:
+    """Bring a conversation with two answers, or a second one, into a pair; returns the rest of the form's name."""
+    if others.get("rejected_messages"):
+        read |= {"chosen": messages, "rejected": listed(others.pop("rejected_messages"))}
+        del read["messages"]
+        return " and rejected_messages, as in ms-swift"
+    if isinstance(others.get("rejected_response"), str):
+        read |= {"chosen": messages, "rejected": [*messages[:-1], *answered(others.pop("rejected_response"))]}
+        del read["messages"]
+        return " and rejected_response, as in ms-swift"
+    if "prompt" in read or not all(isinstance(read.get(side), list | str) for side in _SIDES):
+        return None
+    chosen, rejected = (read[side] for side in _SIDES)
+    texts = isinstance(chosen, str) and isinstance(rejected, str)
+    if not texts and _begins_with(chosen, messages[:1]) and _begins_with(rejected, messages[:1]):
+        return None  # each side is the whole conversation, and `messages` says nothing more
+    if not texts and not (_is_said(chosen) and _is_said(rejected)):
+        raise DataError(
+            f"{where}: has messages beside chosen and rejected, which neither begin with its first message nor with an "
+            "answer. Rename messages to prompt, or drop it."
+        )
+    read["prompt"] = read.pop("messages")
+    return f", chosen and rejected{AS_CHAT if texts else ''}, as in LLaMA-Factory"
+
+
+def _begins_with(side: Any, first: list[Any]) -> bool:
+    return isinstance(side, list) and bool(first) and side[:1] == first
+
+
+def _is_said(side: Any) -> bool:
+    """Whether a side begins with an answer."""
+    first = side[0] if isinstance(side, list) and side and isinstance(side[0], Mapping) else {}
+    return str(first.get("role", first.get("from"))).lower() in _SPEAKERS
+
+
+def _plain_texts(read: dict[str, Any], others: dict[str, Any], where: str) -> str | None:
+    """Bring TRL's standard format, plain text, into messages."""
+    texts = {name for name in ("prompt", "completion", *_SIDES) if isinstance(read.get(name), str)}
+    if set(_SIDES) <= read.keys():
+        return _pair_of_texts(read, texts, where)
+    if {"prompt", "completion"} <= read.keys():
+        if "completion" in texts:
+            _refuse_repeated(read, "completion", where)
+            read["completion"] = answered(read["completion"])
+        if "prompt" in texts:
+            read["prompt"] = asked(read["prompt"], f"{where}: prompt")
+        return f"prompt and completion{AS_CHAT}" if texts else None
+    if isinstance(others.get("text"), str) and not {"messages", "completion"} & read.keys():
+        read["messages"] = alone(others.pop("text"), f"{where}: text")
+        return f"an answer without a question{AS_CHAT}" if len(read["messages"]) == 1 else "a transcript"
+    return None
+
+
+def _pair_of_texts(read: dict[str, Any], texts: set[str], where: str) -> str | None:
+    """Bring a pair whose columns are texts into messages."""
+    sides = texts & set(_SIDES)
+    if len(sides) == 1:
+        raise DataError(
+            f"{where}: one of chosen and rejected is text, and the other is not. Write both alike."
+        )
+    if sides and not read.get("prompt"):
+        prompt, read["chosen"], read["rejected"] = parted(read["chosen"], read["rejected"])
+        read["prompt"] = asked(prompt, f"{where}: chosen")
+        name = f"chosen and rejected{AS_CHAT}"
+    elif sides:
+        for side in _SIDES:
+            _refuse_repeated(read, side, where)
+        name = f"prompt, chosen and rejected{AS_CHAT}"
+    else:
+        if "prompt" in texts and _is_said(read["chosen"]) and _is_said(read["rejected"]):
+            read["prompt"] = asked(read["prompt"], f"{where}: prompt")
+            return f"prompt{AS_CHAT}, chosen and rejected"
+        return None
+    for side in sides:
+        read[side] = answered(read[side])
+    if isinstance(read["prompt"], str):
+        read["prompt"] = asked(read["prompt"], f"{where}: prompt")
+    return name
+
+
+def _refuse_repeated(read: Mapping[str, Any], side: str, where: str) -> None:
+    """Refuse an answer that begins with the whole prompt, of which a model would read two."""
+    prompt = read.get("prompt")
+    if isinstance(prompt, str) and len(prompt) > _SHORT and read[side].startswith(prompt):
+        raise DataError(
+            f"{where}: {side}: repeats the prompt. Drop the column prompt, or cut {side} after it."
+        )
+
+
+def _put_system(read: dict[str, Any], text: str, where: str) -> None:
+    """Put the system text of a column before the messages."""
+    starts = [name for name in ("prompt", "messages") if read.get(name)][:1] or list(_SIDES)
+    for name in starts:
+        messages = read.get(name)
+        if not isinstance(messages, list):
+            continue
+        first = messages[0] if messages and isinstance(messages[0], Mapping) else {}
+        if first.get("role", first.get("from")) != "system":
+            read[name] = [{"role": "system", "content": text}, *messages]
+        elif first.get("content", first.get("value")) != text:
+            raise DataError(f"{where}: system: {name} begins with another system text. Keep one of them.")

@@ -1,0 +1,384 @@
+"""One side of a batch of pairs, flat and ragged, and how its tokens become one number for each trajectory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from perturn.credit import Credit, TurnCredit
+from perturn.losses.nested_lists import (
+    NestedLogprobs,
+    check_dtype,
+    check_padded,
+    check_same_nesting,
+    flatten,
+    turn_lengths,
+)
+from perturn.needs import Reference, reads
+
+
+@dataclass(frozen=True, eq=False)
+class TurnLogprobs:
+    """Log-probabilities of the tokens that carry loss, with the turn and trajectory of each.
+
+    Only tokens that carry loss are present, so there is no padding to mask. A turn ends wherever (trajectory, turn)
+    changes between neighbouring tokens: turn ids may restart in each trajectory or count through the batch. The
+    end-of-turn token belongs to its turn. T counts the turns given.
+
+    Reductions compute in float32 at least: bfloat16 and float16 are raised, float64 is kept. All counts are known
+    after construction, so no later call waits for the device.
+    """
+
+    policy: Tensor
+    """log pi of each token, in nats [tokens]. Carries the gradient."""
+
+    reference: Tensor | None
+    """log pi_ref of each token, in nats [tokens]; None where no reference is used. Carries no gradient."""
+
+    turn: Tensor
+    """Turn id of each token, >= 0 and not decreasing inside a trajectory [tokens]."""
+
+    trajectory: Tensor
+    """Trajectory id of each token, 0..n-1 and not decreasing [tokens]."""
+
+    weight: Tensor | None = None
+    """Number of each turn, as a credit wrote it, without unit [turns]; None: a loss asks its own credit."""
+
+    behavior: Tensor | None = None
+    """log mu of each token under the policy that sampled it, in nats [tokens]; None where no loss reads it."""
+
+    proximal: Tensor | None = None
+    """The same under that policy as training computes it, in nats [tokens]; None where no loss reads it."""
+
+    clip: Tensor | None = None
+    """Factor on the clip range of each turn, > 0, without unit [turns]; None: 1. A loss without a clip range does not
+    read it."""
+
+    has_spread: Tensor | None = None
+    """Whether the group of each trajectory has a spread, so that its weights can differ from 0, as booleans
+    [trajectories]; None: each has one. `ppo-clip` divides its clipped term by the trajectories where this is True."""
+
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """Further numbers of each token, by name [tokens]: those of `LossTraits.reads`. Those that are computed from the
+    trained policy carry a gradient."""
+
+    turn_index: Tensor = field(init=False, repr=False)
+    """Turn of each token, counted through the batch [tokens]."""
+
+    num_turns: int = field(init=False, repr=False)
+    """Number of turns in the batch."""
+
+    num_trajectories: int = field(init=False, repr=False)
+    """Number of trajectories in the batch."""
+
+    def __post_init__(self) -> None:
+        """Check the tensors and count the segments; the only place that waits for the device."""
+        if self.policy.dim() != 1:
+            raise ValueError(f"policy must have shape [tokens], got {list(self.policy.shape)}.")
+        for name in ("policy", "turn", "trajectory", "reference", "behavior", "proximal"):
+            self._check(name, getattr(self, name), len(self.policy))
+        for name, values in self.inputs.items():
+            self._check(f"inputs[{name!r}]", values, len(self.policy))
+        if not len(self.policy):
+            raise ValueError("a batch must hold at least one token that carries loss, got none.")
+        found = _segments(self.turn.long(), self.trajectory.long())
+        for name, value in zip(("turn_index", "num_turns", "num_trajectories"), found, strict=True):
+            object.__setattr__(self, name, value)
+        for name in ("weight", "clip"):
+            self._check(name, getattr(self, name), self.num_turns, ", one for each turn")
+        self._check("has_spread", self.has_spread, self.num_trajectories, ", one for each trajectory")
+        if self.clip is not None and not bool(((self.clip > 0) & self.clip.isfinite()).all()):
+            raise ValueError(f"clip must be finite and > 0, got {self.clip.tolist()!r:.200}.")
+
+    def _check(self, name: str, tensor: Tensor | None, count: int, what: str = "") -> None:
+        if tensor is None:
+            return
+        if tensor.shape != (count,):
+            raise ValueError(f"{name} must have shape [{count}]{what}, got {list(tensor.shape)}.")
+        if tensor.device != self.policy.device:
+            raise ValueError(f"{name} must be on {self.policy.device} as policy is, got {tensor.device}.")
+        check_dtype(name, tensor)
+
+    @classmethod
+    def from_nested(
+        cls,
+        policy: NestedLogprobs,
+        reference: NestedLogprobs | None = None,
+        weight: Sequence[Sequence[float] | Tensor] | None = None,
+        behavior: NestedLogprobs | None = None,
+        proximal: NestedLogprobs | None = None,
+        clip: Sequence[Sequence[float] | Tensor] | None = None,
+        inputs: Mapping[str, NestedLogprobs] | None = None,
+    ) -> Self:
+        """Build from nested lists.
+
+        Args:
+            policy: log pi, in nats `[trajectories][turns][tokens]`. Lists of numbers take torch's default dtype; a
+                tensor in place of an innermost list keeps its dtype and its gradient.
+            reference: log pi_ref, in nats, nested alike; or None.
+            weight: Weight of each turn, without unit `[trajectories][turns]`; or None.
+            behavior: log mu, in nats, nested alike; or None.
+            proximal: log pi_proximal, in nats, nested alike; or None.
+            clip: Factor on the clip range of each turn, without unit `[trajectories][turns]`; or None.
+            inputs: Further numbers of each token by name, each nested alike; or None.
+
+        Returns:
+            The flat batch.
+
+        Raises:
+            ValueError: If a level is empty, or the nestings differ.
+        """
+        lengths = turn_lengths("policy", policy)
+        others = {"reference": reference, "behavior": behavior, "proximal": proximal}
+        inputs = inputs or {}
+        for name, other in (others | dict(inputs)).items():
+            if other is not None:
+                check_same_nesting(name, lengths, turn_lengths(name, other))
+        of_turns = {"weight": weight, "clip": clip}
+        for name, numbers in of_turns.items():
+            if numbers is not None and [len(turns) for turns in numbers] != [len(turns) for turns in lengths]:
+                raise ValueError(
+                    f"{name} must hold one number for each turn, {[len(turns) for turns in lengths]} by trajectory, "
+                    f"got {[len(turns) for turns in numbers]}."
+                )
+        flat = flatten(policy)
+        turn = [i for turns in lengths for i, n in enumerate(turns) for _ in range(n)]
+        trajectory = [k for k, turns in enumerate(lengths) for _ in range(sum(turns))]
+        return cls(
+            policy=flat,
+            turn=torch.tensor(turn, device=flat.device),
+            trajectory=torch.tensor(trajectory, device=flat.device),
+            **{
+                name: None if numbers is None else flatten([numbers]).to(flat.device)
+                for name, numbers in of_turns.items()
+            },
+            **{name: None if other is None else flatten(other) for name, other in others.items()},
+            inputs={name: flatten(other) for name, other in inputs.items()},
+        )
+
+    @classmethod
+    def from_padded(
+        cls,
+        policy: Tensor,
+        reference: Tensor | None,
+        turn: Tensor,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> Self:
+        """Build from padded rows, one trajectory each.
+
+        Tokens are selected by indexing, so whatever stands in the other positions, NaN included, reaches
+        neither a value nor a gradient. Tokens of one turn that enclose tokens without loss stay one turn.
+
+        Args:
+            policy: log pi, in nats [trajectories, positions].
+            reference: log pi_ref, in nats [trajectories, positions]; or None.
+            turn: Turn id [trajectories, positions]; -1 where a token carries no loss.
+            inputs: Further numbers by name [trajectories, positions]; or None.
+
+        Returns:
+            The flat batch.
+        """
+        inputs = inputs or {}
+        check_padded({"policy": policy, "reference": reference, **inputs}, turn)
+        loss_mask = turn >= 0
+        return cls(
+            policy=policy[loss_mask],
+            reference=None if reference is None else reference[loss_mask],
+            turn=turn[loss_mask],
+            trajectory=loss_mask.nonzero()[:, 0],
+            inputs={name: values[loss_mask] for name, values in inputs.items()},
+        )
+
+    @cached_property
+    def turn_trajectory(self) -> Tensor:
+        """Trajectory of each turn [turns]."""
+        trajectory = self.trajectory.long()
+        return trajectory.new_zeros(self.num_turns).scatter(0, self.turn_index, trajectory)
+
+    @cached_property
+    def turn_position(self) -> Tensor:
+        """Position t of each turn inside its trajectory, from 0 [turns]."""
+        first_turn = self.turns_per_trajectory.cumsum(0) - self.turns_per_trajectory
+        turns = torch.arange(self.num_turns, device=self.turn_index.device)
+        return turns - first_turn[self.turn_trajectory]
+
+    @cached_property
+    def tokens_per_turn(self) -> Tensor:
+        """Number of tokens n_i of each turn [turns]."""
+        return self.sum_by_turn(torch.ones_like(self.turn_index))
+
+    @cached_property
+    def tokens_per_trajectory(self) -> Tensor:
+        """Number of tokens n of each trajectory [trajectories]."""
+        return self.sum_by_trajectory(torch.ones_like(self.turn_index))
+
+    @cached_property
+    def turns_per_trajectory(self) -> Tensor:
+        """Number of turns T of each trajectory [trajectories]."""
+        return self.sum_over_turns(torch.ones_like(self.turn_trajectory))
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The dtype that reductions compute in: float64 where policy has it, else float32."""
+        return torch.float64 if self.policy.dtype == torch.float64 else torch.float32
+
+    def log_ratio(self) -> Tensor:
+        """Return u = log pi - log pi_ref of each token, in nats [tokens]."""
+        return _raise_precision(self.policy) - self.frozen_reference()
+
+    def frozen_reference(self) -> Tensor:
+        """Return log pi_ref of each token without gradient, in nats [tokens]; an error without one."""
+        if self.reference is None:
+            raise ValueError(
+                "this loss needs reference log-probabilities, got reference=None. "
+                "Pass reference= when building TurnLogprobs, or choose a loss that needs none (sft)."
+            )
+        return _raise_precision(self.reference.detach())
+
+    def input(self, name: str) -> Tensor:
+        """Return an input of each token by its name, float32 at least [tokens]; an error without it."""
+        if name not in self.inputs:
+            raise ValueError(
+                f"this loss reads {name!r} of each token, and the batch has {', '.join(self.inputs) or 'no inputs'}. "
+                "Name it in LossTraits.reads, or pass inputs= when building TurnLogprobs."
+            )
+        return _raise_precision(self.inputs[name])
+
+    def confidence(self) -> Tensor:
+        """Return p_i, the geometric mean of pi_ref over the tokens of a turn, between 0 and 1 [turns]."""
+        return self.mean_by_turn(self.frozen_reference()).exp()
+
+    def sum_by_turn(self, values: Tensor) -> Tensor:
+        """Sum token values [tokens] over each turn [turns]."""
+        return _segment_sum(values, self.turn_index, self.num_turns, "tokens")
+
+    def mean_by_turn(self, values: Tensor) -> Tensor:
+        """Average token values [tokens] over each turn [turns]."""
+        return self.sum_by_turn(values) / self.tokens_per_turn
+
+    def sum_by_trajectory(self, values: Tensor) -> Tensor:
+        """Sum token values [tokens] over each trajectory [trajectories]."""
+        return _segment_sum(values, self.trajectory.long(), self.num_trajectories, "tokens")
+
+    def mean_by_trajectory(self, values: Tensor) -> Tensor:
+        """Average token values [tokens] over each trajectory, every token counting alike [trajectories]."""
+        return self.sum_by_trajectory(values) / self.tokens_per_trajectory
+
+    def sum_over_turns(self, values: Tensor) -> Tensor:
+        """Sum turn values [turns] over each trajectory [trajectories]."""
+        return _segment_sum(values, self.turn_trajectory, self.num_trajectories, "turns")
+
+    def mean_over_turns(self, values: Tensor) -> Tensor:
+        """Average turn values [turns] over each trajectory, every turn counting alike [trajectories]."""
+        return self.sum_over_turns(values) / self.turns_per_trajectory
+
+
+def weighted_sum(side: TurnLogprobs, values: Tensor, weight: Tensor) -> Tensor:
+    """Return sum_i w_i sum_j x_ij: the logarithm of a product over tokens, as papers write it."""
+    return side.sum_over_turns(weight * side.sum_by_turn(values))
+
+
+def weighted_token_mean(side: TurnLogprobs, values: Tensor, weight: Tensor) -> Tensor:
+    """Return (1/n) sum_i w_i sum_j x_ij: every token has an equal vote, then its turn's weight.
+
+    The divisor is n and not sum_i w_i n_i, so that weights keep their size: all 0.2 gives a fifth of all 1.
+    """
+    return weighted_sum(side, values, weight) / side.tokens_per_trajectory
+
+
+def weighted_turn_mean(side: TurnLogprobs, values: Tensor, weight: Tensor) -> Tensor:
+    """Return (1/T) sum_i w_i (1/n_i) sum_j x_ij: every turn has an equal vote, then its weight."""
+    return side.mean_over_turns(weight * side.mean_by_turn(values))
+
+
+REDUCTIONS: dict[str, Callable[[TurnLogprobs, Tensor, Tensor], Tensor]] = {
+    "sum": weighted_sum,
+    "token_mean": weighted_token_mean,
+    "turn_mean": weighted_turn_mean,
+}
+"""By name: from values x_ij of the tokens of a side, in any unit [tokens], and weights w_i [turns], to one number for
+each trajectory, in the unit of x [trajectories]."""
+
+
+def turn_weights(side: TurnLogprobs, credit: Credit) -> Tensor:
+    """Return the weights a batch came with; without them, ask a credit.
+
+    Args:
+        side: The batch.
+        credit: The credit of the loss's paper.
+
+    Returns:
+        Weights, without unit, float32 at least [turns]; without gradient.
+
+    Raises:
+        ValueError: If there are none, and the credit has none for a turn alone.
+    """
+    if side.weight is not None:
+        return side.weight.detach().to(side.precision)
+    if not isinstance(credit, TurnCredit):
+        raise ValueError(
+            f"the batch has no weight, and {type(credit).__name__} needs the whole group of a task to give one. "
+            "Call the credit on the group, and pass what it returns as weight= when building TurnLogprobs."
+        )
+    position = side.turn_position.to(side.precision)
+    turns = side.turns_per_trajectory[side.turn_trajectory].to(side.precision)
+    confidence = side.confidence() if reads(credit.needs, Reference) else None
+    return credit.weigh(position, turns, confidence)
+
+
+def reduced_log_ratio(side: TurnLogprobs, credit: TurnCredit, reduction: str = "sum") -> Tensor:
+    """Return the log-ratios of a side, weighed turn by turn and reduced, in nats [trajectories]."""
+    return REDUCTIONS[reduction](side, side.log_ratio(), turn_weights(side, credit))
+
+
+def reduced_log_ratios(
+    chosen: TurnLogprobs, rejected: TurnLogprobs, credit: TurnCredit, reduction: str = "sum"
+) -> tuple[Tensor, Tensor]:
+    """Return the same of both sides, each [pairs]; they must hold one trajectory for each pair."""
+    if chosen.num_trajectories != rejected.num_trajectories:
+        raise ValueError(
+            "chosen and rejected must hold one trajectory for each pair, "
+            f"got {chosen.num_trajectories} chosen and {rejected.num_trajectories} rejected."
+        )
+    return reduced_log_ratio(chosen, credit, reduction), reduced_log_ratio(rejected, credit, reduction)
+
+
+def _raise_precision(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _segment_sum(values: Tensor, segment: Tensor, count: int, axis: str) -> Tensor:
+    """Sum the values of each segment; segment ids are 0..count-1, one for each value."""
+    if values.shape != segment.shape:
+        raise ValueError(f"values must have shape {list(segment.shape)} ({axis}), got {list(values.shape)}.")
+    values = _raise_precision(values)
+    return values.new_zeros(count).index_add(0, segment, values)
+
+
+def _segments(turn: Tensor, trajectory: Tensor) -> tuple[Tensor, int, int]:
+    """Turn of each token, counted through the batch, with the numbers of turns and trajectories; ids are checked."""
+    trajectory_change, turn_change = trajectory.diff(), turn.diff()
+    starts_turn = (trajectory_change != 0) | (turn_change != 0)
+    turn_index = torch.cat([starts_turn.new_zeros(1), starts_turn]).cumsum(0)
+    facts = [
+        (trajectory[0] != 0) | ((trajectory_change < 0) | (trajectory_change > 1)).any(),
+        turn.min(),
+        ((turn_change < 0) & (trajectory_change == 0)).any(),
+        turn_index[-1] + 1,
+        trajectory[-1] + 1,
+    ]
+    # One transfer for all facts: each would otherwise wait for the device on its own.
+    gap, lowest_turn, unsorted, num_turns, num_trajectories = torch.stack([f.long() for f in facts]).tolist()
+    if gap:
+        raise ValueError("trajectory ids must be 0..n-1, not decreasing, each with at least one token.")
+    if lowest_turn < 0:
+        raise ValueError(
+            f"turn ids must be >= 0, got {lowest_turn}. "
+            "Leave out tokens that carry no loss, or use TurnLogprobs.from_padded."
+        )
+    if unsorted:
+        raise ValueError("turn ids must not decrease: the tokens of a turn of a trajectory stand together.")
+    return turn_index, num_turns, num_trajectories

@@ -1,0 +1,315 @@
+"""Which figures the page shows, and what is said under each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+from plotly.io import to_json
+
+from perturn.analysis.iteration_table import unit_of
+from perturn.analysis.run_contents import RecordedRun, Row
+from perturn.analysis.run_summary import scores_by_task
+from perturn.report import figures
+from perturn.report.figures import Chart, Curve, Line
+from perturn.types import score, succeeded
+
+_SFT = (
+    Chart("Loss", ("loss",), "On expert trajectories."),
+    Chart("Gradient norm", ("grad_norm",), "Before clipping."),
+    Chart("Learning rate", ("learning_rate",)),
+)
+_MARGIN = Chart(
+    "Reward margin",
+    ("rewards/margins",),
+    "Implicit reward of the chosen side less that of the rejected. Compare Figure 3 of the tlm-DRE paper.",
+)
+_ALIGN = (
+    Chart("Loss", ("loss",)),
+    Chart("Rewards", ("rewards/chosen", "rewards/rejected"), "Implicit rewards of the two sides."),
+    Chart(
+        "Reward accuracy", ("rewards/accuracies",), "Share of pairs whose chosen side has the higher reward."
+    ),
+    Chart("Log-probability", ("logps/chosen", "logps/rejected"), "Under the policy, in nats."),
+    Chart("Gradient norm", ("grad_norm",), "Before clipping."),
+    Chart("Learning rate", ("learning_rate",)),
+)
+_DENSITY = (
+    Chart(
+        "Log-ratio",
+        ("log_ratio/chosen", "log_ratio/rejected"),
+        "How far the policy has moved from its reference, in nats. It starts at 0.",
+    ),
+    Chart(
+        "Gradient weight",
+        ("gradient_weight/chosen", "gradient_weight/rejected"),
+        "How strongly each side pulls. A side near 0 no longer trains.",
+        log=True,
+    ),
+    Chart(
+        "Coefficient",
+        ("coefficient",),
+        "C of the chosen side, which carries no gradient. Near 0, chosen episodes do not train.",
+        log=True,
+    ),
+    Chart(
+        "Clamped", ("clamped",), "Log-ratios that met their limit. Above 0, the loss is not the one written."
+    ),
+    Chart(
+        "Turn weights", ("weight/chosen", "weight/rejected"), "Mean weight of a turn, as the credit wrote it."
+    ),
+)
+
+
+_ITERATIONS = (
+    Curve(
+        "Turns an episode",
+        (Line("explored", "mean_turns", "turns_interval"),),
+        "Mean of explored episodes, 95\u00a0% interval.",
+    ),
+    Curve(
+        "Invalid turns",
+        (Line("explored", "invalid_rate", "invalid_interval"),),
+        "Share of all turns that were explored, 95\u00a0% interval.",
+        is_share=True,
+    ),
+    Curve(
+        "Entropy",
+        (
+            Line("training", "entropy", name="in training"),
+            Line("explored", "surprise", name="of sampled tokens"),
+        ),
+        "Of the policy at the tokens it trains on, and the mean negative log-probability of those it sampled, which "
+        "estimates it at temperature 1; in nats a token.",
+    ),
+    Curve(
+        "KL to the reference",
+        (Line("training", "kl"),),
+        "k3, in nats a token: mean over trained turns.",
+    ),
+    Curve(
+        "Clip share",
+        (Line("training", "clip_share"),),
+        "Tokens whose gradient the clip took away.",
+        is_share=True,
+    ),
+    Curve(
+        "Engine against training",
+        (Line("training", "mismatch", name="k3"), Line("training", "agreement", name="absolute difference")),
+        "How far the log-probabilities that were sampled with are from those training computes for the same policy, "
+        "in nats a token. At rounding error there is nothing to correct.",
+    ),
+    Curve(
+        "Gradient norm", (Line("training", "grad_norm"),), "Before clipping, mean over the optimizer steps."
+    ),
+)
+"""Small curves by iteration."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the page."""
+
+    id: str
+    title: str
+    caption: str
+    height: int
+    json: Markup
+    """The plotly figure, safe inside a script element; empty where the caption says all there is."""
+
+
+def sections(
+    runs: Mapping[str, RecordedRun], summaries: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[Figure]]:
+    """Figures of each section, in order; a section without data has none.
+
+    Args:
+        runs: The runs by the name the page gives them.
+        summaries: Their numbers, as `summary.summary_of` gives them.
+    """
+    base = {name: run.base for name, run in runs.items() if run.base}
+    sft = {name: run.sft for name, run in runs.items() if run.sft}
+    align = {name: run.align for name, run in runs.items() if run.align}
+    return {
+        "kind": _by_kind(runs, summaries),
+        "tasks": _differences(runs),
+        "confidence": [
+            each
+            for number, (name, run) in enumerate(runs.items())
+            for each in _confidence(run, _of(name, runs), f"-{number}" if number else "")
+        ],
+        "length": _lengths(runs),
+        "learning": _learning(summaries),
+        "iterations": _by_iteration(summaries),
+        "ledger": _ledgers(summaries),
+        "base": _curves("base", base, (*_SFT, *_others(base, *_SFT))),
+        "sft": _curves("sft", sft, (*_SFT, *_others(sft, *_SFT))),
+        "margin": _curves("margin", align, (_MARGIN,), height=320),
+        "align": _curves("align", align, (*_ALIGN, *_others(align, _MARGIN, *_ALIGN, *_DENSITY))),
+        "density": _curves("density", align, _DENSITY),
+    }
+
+
+def script_json(text: str) -> Markup:
+    """JSON that ends no script element, opens no comment and has no line separators of JavaScript's own."""
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _by_kind(runs: Mapping[str, RecordedRun], summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    """One run: its policies. Several: the last policy of each."""
+    table: dict[str, dict[str, Any]] = {}
+    names: list[str] = []
+    for name, summary in summaries.items():
+        policies = [policy["name"] for policy in summary["policies"]]
+        for policy in policies if len(runs) == 1 else policies[-1:]:
+            label = policy if len(runs) == 1 else f"{name} / {policy}"
+            names.append(label)
+            for kind, row in summary["by_kind"].items():
+                if policy in row:
+                    table.setdefault(kind, {})[label] = row[policy]
+    return draw("kind", "", "", figures.score_by_kind(table, names) if names else None)
+
+
+def _learning(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    """Success and mean reward by iteration; reward in a sentence where it says the same."""
+    says = (
+        "Line: explored episodes, which the policy of that many iterations sampled on tasks of its own. "
+        "Diamonds: evaluations on the panel. 95\u00a0% intervals, those of the line clustered by task."
+    )
+    curve = figures.learning_curve(summaries, "success_rate", "success_interval")
+    drawn = draw("learning-0", "Success", says, curve)
+    explored = [
+        row["explored"] for each in summaries.values() for row in each["iterations"] if row["explored"]
+    ]
+    if drawn and all(abs(row["mean_score"] - row["success_rate"]) < 1e-9 for row in explored):
+        return [
+            *drawn,
+            *draw("learning-1", "Mean reward", "", "An episode's reward is 1 or 0 here: its success."),
+        ]
+    curve = figures.learning_curve(summaries, "mean_score", "interval")
+    return [*drawn, *draw("learning-1", "Mean reward", "As above, the total reward of an episode.", curve)]
+
+
+def _by_iteration(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    runs = {name: summary["iterations"] for name, summary in summaries.items() if summary["iterations"]}
+    return [
+        each
+        for i, curve in enumerate(_ITERATIONS)
+        for each in draw(f"iteration-{i}", curve.title, curve.caption, figures.iteration_curve(runs, curve))
+    ]
+
+
+def _ledgers(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    """Of each run with several iterations, where the episodes of each ended."""
+    caption = {
+        "episodes": "Every episode that was asked for is in one bin; those of the lowest bin are what was trained.",
+        "memberships": "An episode is in a group for each turn that it was played on from. Every membership is in one "
+        "bin; those of the lowest bin are what was trained.",
+        "steps": "Every step of an explored episode, from one turn that was played on from to the next, is in one bin; "
+        "those of the lowest bin gave a pair.",
+        "nodes": "Every state of a tree in which different steps were taken is in one bin; those of the lowest bin "
+        "gave a pair.",
+    }
+    return [
+        each
+        for i, (name, summary) in enumerate(summaries.items())
+        if len(summary["iterations"]) > 1
+        for each in draw(
+            f"ledger-{i}",
+            f"{_of(name, summaries)}Ledger",
+            caption[unit_of(summary["iterations"])],
+            figures.ledger_bars(summary["iterations"]),
+        )
+    ]
+
+
+def _differences(runs: Mapping[str, RecordedRun]) -> list[Figure]:
+    """Of each run, its last policy against the one it began with, task by task."""
+    drawn = []
+    for index, (name, run) in enumerate(runs.items()):
+        if run.compared:
+            a, b = (scores_by_task(run.evaluation[policy]) for policy in run.compared)
+            title = f"{_of(name, runs)}{run.compared[0]} less {run.compared[1]}, task by task"
+            caption = "Each bar is a task; those without a bar tie."
+            drawn += draw(f"tasks-{index}", title, caption, figures.task_differences(a, b))
+    return drawn
+
+
+def _confidence(run: RecordedRun, of: str, tail: str) -> list[Figure]:
+    rows, pivot = run.confidence, run.pivot
+    if not rows:
+        return []
+    mixed = (i for i, row in enumerate(rows) if len(set(row["rejected"]["weight"])) > 1)
+    index = next(
+        mixed, 0
+    )  # the pair whose episodes are shown: one with turns of several weights, if there is
+    pair = run.pairs[index]
+    dotted = "" if pivot is None else f" The dotted line is the pivot, {pivot:g}."
+    mean = f"Mean of {len(rows)} pairs, 95\u00a0% interval. Fewer episodes reach later turns."
+    drawn = []
+    for side, one in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+        bars = figures.confidence_bars(rows[index][side], [turn.action.text for turn in one.turns], pivot)
+        shown = f"Pair {index + 1}, task {one.task.id}, score {score(one):.2f}.{dotted}"
+        drawn += draw(f"confidence-{side}{tail}", f"{of}One {side} episode", shown, bars)
+    figure = figures.values_by_turn(rows, "confidence", "mean confidence", pivot)
+    drawn += draw(f"confidence-all{tail}", f"{of}Confidence by turn", mean + dotted, figure)
+    figure, caption = figures.confidence_spread(rows, pivot), f"All turns of {len(rows)} pairs.{dotted}"
+    drawn += draw(f"confidence-spread{tail}", f"{of}Confidence of all turns", caption, figure)
+    figure = figures.values_by_turn(rows, "weight", "mean weight")
+    return drawn + draw(f"confidence-weight{tail}", f"{of}Weight by turn", mean, figure)
+
+
+def _lengths(runs: Mapping[str, RecordedRun]) -> list[Figure]:
+    found = {
+        policy if len(runs) == 1 else f"{name} / {policy}": [
+            (len(one.turns), succeeded(one)) for one in items
+        ]
+        for name, run in runs.items()
+        for policy, items in run.evaluation.items()
+        if len(runs) == 1 or policy == next(reversed(run.evaluation))
+    }
+    caption = (
+        "Success of evaluated episodes by the turns they took, Wilson intervals. Where the environment ends "
+        "an episode on success, short ones are short because they succeeded."
+    )
+    return draw("length", "Length against success", caption, figures.success_by_length(found))
+
+
+def _of(name: str, runs: Mapping[str, Any]) -> str:
+    return "" if len(runs) == 1 else f"{name}: "
+
+
+def _curves(
+    prefix: str, runs: Mapping[str, Sequence[Row]], charts: Iterable[Chart], height: int = 240
+) -> list[Figure]:
+    return [
+        each
+        for i, chart in enumerate(charts)
+        for each in draw(
+            f"{prefix}-{i}", chart.title, chart.caption, figures.metric_lines(runs, chart, height=height)
+        )
+    ]
+
+
+def _others(runs: Mapping[str, Sequence[Row]], *charts: Chart) -> Iterator[Chart]:
+    """A chart for whatever else was logged, one for each first part of the key."""
+    drawn = {"step", "epoch"}.union(*(chart.keys for chart in charts))
+    groups: dict[str, list[str]] = {}
+    for key in dict.fromkeys(key for rows in runs.values() for row in rows for key in row):
+        if key not in drawn:
+            groups.setdefault(key.rsplit("/", 1)[0], []).append(key)
+    for name, keys in groups.items():
+        yield Chart(name.replace("_", " ").capitalize(), tuple(keys))
+
+
+def draw(name: str, title: str, caption: str, figure: Any) -> list[Figure]:
+    """A figure for the page, or the sentence in its place; none if there is nothing to draw."""
+    if figure is None:
+        return []
+    if isinstance(figure, str):
+        return [Figure(f"figure-{name}", title, figure, 0, Markup(""))]
+    return [Figure(f"figure-{name}", title, caption, figure.layout.height, script_json(to_json(figure)))]

@@ -1,0 +1,315 @@
+"""The loop, done: a run is opened and checked, and each of its stages is done once."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from perturn.chat.model_names import refuse_misspelt
+from perturn.chat.tokens import Renderer
+from perturn.config.parsing import to_yaml
+from perturn.config.recipe import Recipe
+from perturn.config.stages import Stage, makes, own_files, stages
+from perturn.data.file_seals import Seals, read_manifest, refuse_damage
+from perturn.data.run_folder import Run, refuse_other, resolve_recipe, run_folder
+from perturn.data.run_paths import RunPaths, checkpoint_of
+from perturn.display.live_iterations import Iterations, doing, shows_iterations
+from perturn.display.progress_bars import at_work, console
+from perturn.episodes.episode import misfit
+from perturn.errors import ConfigError, DataError, RunError, did_you_mean
+from perturn.faults import closing_world
+from perturn.formats.read_rows import Row, open_rows, rows_of
+from perturn.free_memory import release_memory
+from perturn.io.read_input import user_path
+from perturn.run.checkpoint_retention import let_go
+from perturn.run.follow_up import in_order, planned
+from perturn.run.protocol_rules import ruled
+from perturn.run.recorded_inputs import note_inputs, refuse_changed
+from perturn.run.session import (
+    Session,
+    engine_settings,
+    make_protocol,
+    make_renderer,
+    world_maker,
+)
+from perturn.run.stages.branch_stage import check_explorer
+from perturn.run.stages.expert_corrections import check_corrector
+from perturn.run.stages.measure_distance import check_pathfinder
+from perturn.run.stages.pretraining_stage import check_teacher
+from perturn.run.stages.row_stage import ROWS_OF, check_made
+from perturn.run.stages.selector_checks import check_selection, refuse_seen
+from perturn.run.task_lists import Panels, look_up
+from perturn.table import locate
+from perturn.train_processes import from_leader, leader_first, leads, world_size
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
+
+TRACKERS = ("tensorboard", "trackio", "wandb")
+"""Where training's metrics can go beside the run folder."""
+
+
+def open_run(source: Path | Recipe, overrides: Sequence[str] = (), command: str | None = None) -> Run:
+    """Open the run of a recipe or of a run folder; a new one is checked before its folder is made.
+
+    Args:
+        source: The recipe, its file, or the folder.
+        overrides: `key=value` words.
+        command: The one command the run is opened for; None: the whole loop.
+
+    Raises:
+        PerturnError: The first mistake that can be found without working.
+    """
+    with leader_first(), at_work("opening the run"):
+        return _open(ruled(resolve_recipe(source, overrides)), command)
+
+
+def _open(recipe: Recipe, command: str | None) -> Run:
+    refuse_early(recipe, command)
+    panels = None if RunPaths(run_folder(recipe)).is_run else check(recipe, command)
+    run = Run(recipe)
+    try:
+        if panels is not None:
+            panels.write(run.paths.tasks)
+        refuse_damage(run.folder, run.manifest["files"])
+        _refuse_orphans(run)
+        if leads():
+            note_inputs(run)
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = True) -> None:
+    """Refuse what nothing need be opened for: another recipe's folder, changed inputs, trackers, and impossible stages.
+
+    Args:
+        recipe: Of the run.
+        command: The one command that is given; None: the whole loop.
+        trains_here: Whether a training would be done on this machine.
+
+    Raises:
+        PerturnError: The first mistake.
+    """
+    refuse_other(recipe)
+    for follows in islice(in_order(recipe), 1, None) if command is None else ():
+        begun = RunPaths(run_folder(follows)).is_run
+        refuse_other(ruled(follows) if begun else follows)
+    refuse_changed(recipe, command)
+    check_trackers(recipe.report_to)
+    if command is not None and all(stage.command != command for stage in stages(recipe)):
+        sections = {
+            "collect": "explore",
+            "pair": "pair",
+            "credit": "groups",
+            "train": "base, sft or align",
+            "evaluate": "evaluate",
+        }
+        raise ConfigError(f"the recipe has no stage of `{command}`; add the section {sections[command]}.")
+    if not (recipe.base or recipe.sft or recipe.align) or command not in (None, "train"):
+        return
+    if not engine_settings(recipe).traits.serves_checkpoints:
+        raise ConfigError(
+            f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
+            "or do without training: perturn collect, pair, evaluate or report."
+        )
+    if trains_here:
+        _refuse_gpus(recipe)
+
+
+def _refuse_gpus(recipe: Recipe) -> None:
+    """Refuse a training that is still to be done in a process that sees several GPUs.
+
+    Raises:
+        ConfigError: Naming both ways to do it.
+    """
+    manifest = read_manifest(run_folder(recipe)) or {"stages": {}}
+    trainings = [stage.name for stage in stages(recipe) if stage.command == "train"]
+    waits = [name for name in trainings if not manifest["stages"].get(name, {}).get("done")]
+    gpus = locate("torch.cuda:device_count")() if waits and world_size() == 1 else 0
+    if gpus > 1:
+        raise ConfigError(
+            f"this process sees {gpus} GPUs, and {waits[0]} trains on one in each process; set CUDA_VISIBLE_DEVICES=0 "
+            "to train on one GPU, or do the stages one command at a time, with this one for training: accelerate "
+            f"launch --num_processes {gpus} -m perturn train {run_folder(recipe)}"
+        )
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """Refuse a tracker that is unknown or not installed.
+
+    Raises:
+        ConfigError: Saying what to install.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            raise ConfigError(f"unknown report_to {name!r}.{did_you_mean(name, TRACKERS)}")
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f'report_to: {name} is not installed; run: pip install "perturn[{name}]"')
+
+
+def _refuse_orphans(run: Run) -> None:
+    """Refuse a run of which a stage was removed, but not what was made from it."""
+    for stage in stages(run.recipe):
+        for need in stage.needs if run.is_done(stage.name) else ():
+            if not run.is_done(need) and need in run.manifest["stages"]:
+                remedy = " ".join(made_from(run.folder, run.recipe, run.manifest["files"], need))
+                raise RunError(
+                    f"{run.folder}: {need} is to be done again, but {stage.name} was made from what it was; "
+                    f"restore it from a copy, or have that made again too: rm -r {remedy}"
+                )
+
+
+def made_from(folder: Path, recipe: Recipe, seals: Seals, name: str) -> list[str]:
+    """Files and folders of a stage and of all that follows from it: what to remove to have them made again."""
+    names = {name}
+    for stage in stages(recipe):
+        if names.intersection(stage.needs):
+            names.add(stage.name)
+    files = [file for file, one in seals.items() if one["stage"] in names]
+    roots = [checkpoint_of(file) or file for file in files if os.path.lexists(folder / file)]
+    return list(dict.fromkeys(shlex.quote(str(folder / root)) for root in roots))
+
+
+def check(recipe: Recipe, command: str | None = None) -> Panels | None:
+    """Build everything the stages will need, so that a mistake shows now and not hours later.
+
+    Args:
+        recipe: Of the run.
+        command: The one command it is for; None: the whole loop.
+
+    Returns:
+        The tasks, where anything is played.
+
+    Raises:
+        PerturnError: The first mistake that can be found without working.
+    """
+    for follows in planned(recipe)[1:2] if command is None else ():
+        try:
+            check(follows)
+        except ConfigError as error:
+            raise ConfigError(f"then: {error}") from error
+    engine = engine_settings(recipe)
+    if engine.traits.serves_checkpoints and recipe.base is None:
+        refuse_misspelt(recipe.model.name)  # before torch is loaded
+    if recipe.base is not None or recipe.sft is not None or recipe.align is not None:
+        locate("perturn.run.stages.training_checks:check_training")(recipe)
+    check_teacher(recipe)
+    check_made(recipe)
+    check_selection(recipe)
+    engine.check(lambda: locate("perturn.run.model_check:empty_base")(recipe), to_yaml(recipe))
+    renderer = None
+    if engine.traits.serves_checkpoints:
+        renderer = make_renderer(recipe, recipe.model.name) if recipe.base is None else None
+        locate("perturn.run.model_check:check_model")(recipe, command in (None, "train"), renderer)
+    _check_sources(recipe, renderer)
+    if recipe.environment is None:
+        check_pathfinder(recipe, None)
+        return None
+    protocol = make_protocol(recipe.protocol)
+    with closing_world(world_maker(recipe)()) as env:
+        check_pathfinder(recipe, env)
+        check_corrector(recipe, env)
+        panels = look_up(recipe, env)
+        refuse_seen(recipe, panels)
+        if makes(recipe, "groups"):  # what asks torch is loaded where it is needed
+            locate("perturn.run.stages.credit_checks:check_needed")(recipe, env, panels)
+        if recipe.rows is not None and recipe.rows.needs:
+            locate("perturn.run.stages.credit_checks:check_rows")(recipe, env, panels)
+        if recipe.explore is not None:
+            check_explorer(recipe, panels.tasks.get("explore", []))
+        first = next((tasks[0] for tasks in panels.tasks.values()), None)
+        if first is not None:  # pairs or episodes of the user's own may be all there is
+            try:
+                problem = misfit(env.reset(first, 0), protocol)
+            except Exception:  # noqa: BLE001  a world of others that cannot pose the task is heard of later
+                problem = None
+            if problem:
+                raise ConfigError(f"{env.name} {problem}")
+    return panels
+
+
+def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
+    """Read the user's own rows once, and refuse those that training would.
+
+    Raises:
+        PerturnError: If a source cannot be read, or a row is malformed.
+    """
+    for key, file in own_files(recipe).items():
+        kind = (
+            Trajectory if recipe.rows is None or key == "expert.file" else ROWS_OF[recipe.rows.traits.makes]
+        )
+        try:
+            open_rows(file)
+        except DataError as error:
+            raise ConfigError(f"{key}: {error}") from error
+        can_be_written = None if renderer is None else partial(_check_row, renderer)
+        deque(rows_of(user_path(file, key), kind, can_be_written), maxlen=0)
+
+
+def _check_row(renderer: Renderer, row: Row) -> None:
+    """Refuse a row of the user's own that the chat template rejects, unless nobody will learn it."""
+    one = row.trajectory if isinstance(row, WeightedTrajectory) else row
+    sides = (one.chosen, one.rejected) if isinstance(one, PreferencePair) else (one,)
+    for side in sides:
+        if not failed(side) and (len(sides) == 2 or not side.environment or succeeded(side)):
+            renderer.check(side)
+
+
+def run_stages(
+    run: Run,
+    command: str | None = None,
+    names: Collection[str] | None = None,
+    take_over: Callable[[Stage], bool] = lambda stage: False,
+) -> None:
+    """Do the stages that are not done yet.
+
+    Args:
+        run: The run.
+        command: Do the stages of one command only, those that can be done now; None: of all.
+        names: Do these stages only; None: all.
+        take_over: Has a stage done without work, if it can; whether it could.
+    """
+    planned, trained = [], None
+    for stage in stages(run.recipe):
+        if stage.command == "train" and leads() and run.is_done(stage.name):
+            # A kill may have left what it was trained in.
+            shutil.rmtree(run.paths.partial(stage.policy), ignore_errors=True)
+            trained = stage
+        if command in (None, stage.command) and (names is None or stage.name in names):
+            planned.append(stage)
+    if trained is not None:  # or policies that it followed
+        let_go(run, trained)
+    run.planned = [stage.name for stage in planned]
+    iterations = Iterations(run, planned) if shows_iterations(run, planned) else None
+    with Session(run) as session, at_work(run.recipe.name):
+        for stage in planned:
+            waits, done = from_leader(
+                (
+                    [need for need in stage.needs if not run.is_done(need)],
+                    run.is_done(stage.name) and not _plays_again(run, stage),
+                )
+            )
+            if done:
+                console.print(f"{stage.name}: done before", style="dim")
+            elif command and waits:
+                console.print(f"{stage.name}: waits for {waits[0]}")
+            elif not run.is_done(stage.name) and take_over(stage):
+                console.print(f"{stage.name}: taken over", style="dim")
+            else:
+                with doing(stage, iterations):
+                    locate(stage.does)(session, stage)
+                    release_memory()
+
+
+def _plays_again(run: Run, stage: Stage) -> bool:
+    """Whether a stage is done but for episodes of the expert that failed, and nothing was made from it yet."""
+    if stage.name != "expert" or not run.manifest["stages"]["expert"]["counts"].get("failed"):
+        return False
+    return not any(run.is_done(later.name) for later in stages(run.recipe) if "expert" in later.needs)

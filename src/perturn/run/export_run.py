@@ -1,0 +1,187 @@
+"""A run's data and policies for others: rows for TRL and datasets, and a policy with its card for the Hub."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from perturn.analysis.number_text import cost_lines, interval, protocol_line
+from perturn.analysis.run_contents import RecordedRun, read_run
+from perturn.analysis.run_summary import summary_of
+from perturn.config.recipe import Recipe
+from perturn.config.stages import stages
+from perturn.data.run_folder import resolve_recipe
+from perturn.data.run_paths import OPTIMIZER
+from perturn.errors import RunError, did_you_mean
+from perturn.formats.trl_rows import to_trl
+from perturn.io.atomic_write import replacing, write_whole
+from perturn.table import locate, require
+from perturn.types import PreferencePair, Trajectory, failed, succeeded
+
+FORMS = ("trl", "datasets", "hub")
+
+
+def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
+    """Write a run's rows for others: `pairs`, `expert` (its successes) and `explored` (what did not fail).
+
+    Args:
+        run: The run folder.
+        form: `trl`: one JSONL file each; `datasets`: a DatasetDict on disk.
+        output: A folder that is not there yet.
+
+    Returns:
+        How many rows of each.
+
+    Raises:
+        RunError: If the run has no rows, or `output` exists.
+        ConfigError: If `datasets` is needed and not installed.
+    """
+    _refuse_existing(output)
+    if form == "datasets":
+        require("datasets", "export --to datasets", "datasets")
+    found = {name: [to_trl(row) for row in rows] for name, rows in _rows(read_run(run))}
+    if not found:
+        raise RunError(f"{run} holds no pairs and no episodes to export; run: perturn run {run}")
+    with replacing(output) as fresh:
+        if form == "datasets":
+            made = {name: locate("datasets:Dataset").from_list(rows) for name, rows in found.items()}
+            locate("datasets:DatasetDict")(made).save_to_disk(str(fresh))
+        else:
+            fresh.mkdir()
+            for name, rows in found.items():
+                write_whole(fresh / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    return {name: len(rows) for name, rows in found.items()}
+
+
+def _rows(run: RecordedRun) -> Iterator[tuple[str, list[Trajectory] | list[PreferencePair]]]:
+    """The sets of rows that hold any."""
+    if run.pairs:
+        yield "pairs", list(run.pairs)
+    if experts := [one for one in run.expert if succeeded(one)]:
+        yield "expert", experts
+    if explored := [one for one in run.explored if not failed(one) and one.turns]:
+        yield "explored", explored
+
+
+def export_policy(run: Path, output: Path, policy: str | None = None) -> str:
+    """Copy a trained policy with its card, its recipe and its scores: what the Hub is given.
+
+    Args:
+        run: The run folder.
+        output: A folder that is not there yet.
+        policy: Its name; None: the last that was trained.
+
+    Returns:
+        The policy's name.
+
+    Raises:
+        RunError: If no such policy is trained, or `output` exists.
+    """
+    _refuse_existing(output)
+    recorded, recipe = read_run(run), resolve_recipe(run)
+    trained = [stage.policy for stage in stages(recipe) if stage.command == "train"]
+    trained = [name for name in trained if recorded.paths.checkpoint(name).is_dir()]
+    if not trained:
+        raise RunError(f"{run} has no trained policy; run: perturn train {run}")
+    chosen = policy or trained[-1]
+    if chosen not in trained:
+        raise RunError(f"{run} has no trained policy {chosen!r}.{did_you_mean(chosen, trained)}")
+    with replacing(output) as fresh:
+        optimizer = shutil.ignore_patterns(*OPTIMIZER)
+        shutil.copytree(recorded.paths.checkpoint(chosen), fresh, ignore=optimizer)
+        (fresh / "README.md").write_text(model_card(recorded, recipe, chosen), encoding="utf-8")
+        for file in (recorded.paths.recipe, recorded.paths.summary):
+            if file.is_file():
+                shutil.copy(file, fresh / f"perturn-{file.name}")
+    return chosen
+
+
+def model_card(run: RecordedRun, recipe: Recipe, policy: str) -> str:
+    """The card of a policy: where it comes from, its scores with n, interval and protocol, and its recipe."""
+    trained = {stage.policy: stage.section for stage in stages(recipe) if stage.command == "train"}
+    part = getattr(recipe, trained[policy])
+    loss = str(part.loss["name"])
+    head: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["perturn", "agent", loss],
+    }
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", recipe.model.name) and not Path(recipe.model.name).exists():
+        head["base_model"] = recipe.model.name
+    scores = summary_of(run)
+    begun = "A Llama made from nothing" if recipe.base else f"`{recipe.model.name}`"
+    lines = [
+        f"# {recipe.name}: {policy}",
+        "",
+        f"{begun}, post-trained turn by turn with Perturn, loss `{loss}`.",
+        "",
+        "## Scores",
+        "",
+        *_score_table(scores),
+        "",
+        f"Protocol: {protocol_line(scores['protocol'])}."
+        if scores["protocol"]
+        else "No protocol is on record.",
+        *cost_lines(scores["policies"]),
+        "",
+        "## Use",
+        "",
+        "The chat template in this folder is the one it was trained with. "
+        "`AutoModelForCausalLM.from_pretrained(...)` and `vllm serve` load the folder as it is.",
+        "",
+        "## Recipe",
+        "",
+        "```yaml",
+        (run.recipe or "").rstrip(),
+        "```",
+    ]
+    return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n" + "\n".join(lines) + "\n"
+
+
+def _score_table(scores: Mapping[str, Any]) -> Iterator[str]:
+    """The scores of every policy of the run, so that the card shows what training changed."""
+    if not scores["policies"]:
+        yield "Nothing was scored."
+        return
+    yield "| policy | n | mean score [95 %] | success [95 %] | mean turns |"
+    yield "|---|---|---|---|---|"
+    for row in scores["policies"]:
+        mean, success = (
+            f"{row[value]:.3f} [{interval(row[ends])}]"
+            for value, ends in (("mean_score", "interval"), ("success_rate", "success_interval"))
+        )
+        yield f"| {row['name']} | {row['n']} | {mean} | {success} | {row['mean_turns']:.1f} |"
+
+
+def push(folder: Path, repo: str, private: bool) -> str:
+    """Upload an exported policy to the Hub, under the account that is logged in there.
+
+    Returns:
+        Its address.
+
+    Raises:
+        RunError: If the Hub cannot be reached or refuses; the folder stays as it is.
+    """
+    hub = locate("huggingface_hub:HfApi")()
+    try:
+        address = hub.create_repo(repo, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=repo, folder_path=str(folder))
+    except Exception as error:
+        said = str(error).partition("\n")[0]
+        again = shlex.join(["hf", "upload", repo, str(folder), *(["--private"] if private else [])])
+        raise RunError(
+            f"{repo} cannot be uploaded: {type(error).__name__}: {said}; {folder} is whole, upload it later: {again}"
+        ) from error
+    return str(address)
+
+
+def _refuse_existing(output: Path) -> None:
+    if output.exists():
+        raise RunError(f"{output} exists and is left as it is; choose another --output, or remove it.")

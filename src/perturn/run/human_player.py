@@ -1,0 +1,102 @@
+"""A person as the policy: one task, played in the terminal with what a policy would see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from perturn.config.recipe import Recipe
+from perturn.config.sections import Tasks
+from perturn.envs.load_environment import environment_maker
+from perturn.episodes.formats import FORMATS
+from perturn.episodes.play_many import play
+from perturn.episodes.seeds import make_jobs
+from perturn.errors import ConfigError, EngineFailure, did_you_mean
+from perturn.faults import closing_world
+from perturn.run.session import make_protocol
+from perturn.run.task_lists import choose_tasks
+from perturn.types import Action, EpisodeProtocol, Message, Prompt, Sampling, Task, Trajectory
+
+
+class Person:
+    """An engine whose answers a person types; what it has shown of a conversation it does not show again."""
+
+    name = "person"
+
+    def __init__(
+        self, protocol: EpisodeProtocol, ask: Callable[[], str], show: Callable[[Message], None]
+    ) -> None:
+        """Begin.
+
+        Args:
+            protocol: Rules of the episode, whose format wraps what is typed.
+            ask: Asks for one action.
+            show: Shows a message.
+        """
+        self._format, self._ask, self._show = FORMATS[protocol.format], ask, show
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
+        """The person's answers."""
+        return [self._answer(prompt) for prompt in prompts]
+
+    def _answer(self, prompt: Prompt) -> Action:
+        for message in (*(() if prompt.turns else prompt.messages), *prompt.observation):
+            self._show(message)
+        return Action(self._written(self._ask().strip()))
+
+    def _written(self, typed: str) -> str:
+        """The typed action in the format; a call may be typed as JSON without its tags."""
+        if self._format.native:
+            return f"<tool_call>\n{typed}\n</tool_call>" if typed.startswith("{") else typed
+        return typed if self._format.parse(typed) else self._format.write("", typed)
+
+    def forget(self, conversation: str) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def play_by_hand(
+    recipe: Recipe, task: str | None, ask: Callable[[], str], show: Callable[[Message], None]
+) -> Trajectory | None:
+    """Let a person play one task.
+
+    Args:
+        recipe: From `scoring_recipe`.
+        task: Its id; None: the first of the recipe's panel.
+        ask: Asks for one action; EOFError where there is none.
+        show: Shows a message.
+
+    Returns:
+        The episode; None if the person left it.
+
+    Raises:
+        PerturnError: If there is no such task, or the environment cannot start.
+    """
+    assert recipe.environment is not None
+    assert recipe.evaluate is not None
+    make, protocol = environment_maker(recipe.environment), make_protocol(recipe.protocol)
+    with closing_world(make()) as env:
+        posed = _find(choose_tasks(env, recipe.evaluate.tasks if task is None else _all(recipe)), task)
+    jobs = make_jobs([posed], recipe.seed)
+    person = Person(protocol, ask, show)
+    try:
+        return next(play(jobs, person, make, protocol=protocol, sampling=Sampling(), concurrency=1))
+    except EOFError:
+        return None
+
+
+def _all(recipe: Recipe) -> Tasks:
+    """The whole split of a recipe's panel."""
+    assert recipe.evaluate is not None
+    return Tasks(recipe.evaluate.tasks.split)
+
+
+def _find(tasks: Sequence[Task], wanted: str | None) -> Task:
+    """The task with an id, or the first one."""
+    found = {task.id: task for task in tasks}
+    if wanted is None:
+        return tasks[0]
+    if wanted not in found:
+        raise ConfigError(f"no task {wanted!r} in split {tasks[0].split!r}.{did_you_mean(wanted, found)}")
+    return found[wanted]

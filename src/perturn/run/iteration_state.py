@@ -1,0 +1,72 @@
+"""From one iteration to the next: its policy, optimizer and moving average go on."""
+
+from __future__ import annotations
+
+import math
+import shutil
+
+import torch
+
+from perturn.chat.model_names import load_tokenizer
+from perturn.config.stages import Stage, average_of
+from perturn.data.run_folder import Run
+from perturn.data.run_paths import OPTIMIZER
+from perturn.display.progress_bars import console
+from perturn.episodes.seeds import seed_of
+from perturn.io.atomic_write import replacing
+from perturn.policy.models import load_model
+from perturn.run.session import policy_path
+from perturn.train_processes import world_size
+from perturn.training.turn_config import TurnConfig
+
+
+def go_on(args: TurnConfig, run: Run, stage: Stage, rows: int) -> None:
+    """Set the trainer up as one iteration of several: order of rows, steps, and the optimizer of the one before."""
+    recipe = run.recipe
+    settings = recipe.align
+    assert settings is not None
+    if stage.iteration > 1:
+        args.seed = seed_of(recipe.seed, stage.section, stage.iteration)
+    if stage.section != "align" or settings.minibatches is None:
+        return
+    share = math.ceil(rows / settings.minibatches)
+    args.per_device_train_batch_size = math.ceil(share / world_size())
+    steps = math.ceil(settings.minibatches * settings.epochs)
+    args.schedule_steps = steps * recipe.iterations
+    if steps <= settings.save_steps:  # the iteration is saved as a whole
+        args.save_strategy = "no"
+    args.save_steps = settings.save_steps
+    before = run.paths.checkpoint(stage.start)
+    # There is none before the first iteration that had something to train on.
+    if (before / OPTIMIZER[0]).is_file():
+        args.optimizer_from = str(before)
+
+
+def stay(run: Run, stage: Stage) -> None:
+    """The policy that an iteration makes is the one it began with, with its optimizer."""
+    path, target = policy_path(run, stage.start), run.paths.checkpoint(stage.policy)
+    with replacing(target, foreign=(Exception,)) as fresh:
+        load_model(path, say=console.print).save_pretrained(fresh)
+        load_tokenizer(path).save_pretrained(fresh)
+        for file in (run.paths.checkpoint(stage.start) / name for name in OPTIMIZER):
+            if file.is_file():
+                shutil.copy2(file, fresh)
+    run.paths.metrics(stage.name).touch()
+
+
+def move_average(run: Run, stage: Stage) -> None:
+    """Move the average of policies towards the one that the iteration made.
+
+    average <- decay * average + (1 - decay) * policy
+    """
+    settings = run.recipe.align
+    assert settings is not None
+    before = policy_path(run, average_of(run.recipe, stage.iteration - 1))
+    target = run.paths.checkpoint(average_of(run.recipe, stage.iteration))
+    average, policy = (load_model(path) for path in (before, str(run.paths.checkpoint(stage.policy))))
+    with torch.no_grad():
+        for ours, theirs in zip(average.parameters(), policy.parameters(), strict=True):
+            ours.lerp_(theirs, 1 - settings.reference_decay)
+    with replacing(target, foreign=(Exception,)) as fresh:
+        average.save_pretrained(fresh)
+        load_tokenizer(before).save_pretrained(fresh)

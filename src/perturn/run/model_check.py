@@ -1,0 +1,66 @@
+"""Whether the model of a recipe can be built, without its weights. This needs no trainer, so a score starts sooner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from perturn.chat.tokens import Renderer
+from perturn.config.recipe import Recipe
+from perturn.config.sections import Lora
+from perturn.errors import ConfigError
+from perturn.policy.models import add_adapters, check_vocabulary, context_length, empty_model, new_model
+from perturn.table import locate
+
+_VOCABULARY = 700
+"""Words of a model before the texts are known from which they are taken, about as many as ALFWorld's."""
+
+
+def empty_base(recipe: Recipe) -> Any:
+    """The model that a run begins with, without weights; one that is to be made has a vocabulary of no meaning."""
+    if recipe.base is None:
+        return empty_model(recipe.model.name)
+    with torch.device("meta"):
+        return new_model(recipe.base.shape, _VOCABULARY)
+
+
+def check_model(recipe: Recipe, trains: bool, renderer: Renderer | None) -> None:
+    """Build the model without its weights, and upon it what trains it.
+
+    Args:
+        recipe: Of the run.
+        trains: Whether it is to be trained.
+        renderer: Of the model; None: it is to be made too.
+
+    Raises:
+        PerturnError: If it cannot be trained as the recipe says.
+    """
+    model = empty_base(recipe)
+    if renderer is not None:
+        name = f"chat template of {recipe.model.name}"
+        check_vocabulary(model, renderer.tokenizer, renderer.probe_ids, name)
+    if trains:
+        locate("perturn.policy.logprobs:check_architecture")(model)
+    limit, most = context_length(model), recipe.model.max_length
+    if limit is not None and most is not None and most > limit:
+        raise ConfigError(f"model.max_length must be <= {limit}, the model's own limit, got {most}.")
+    for name, settings in (("sft", recipe.sft), ("reward", recipe.reward), ("align", recipe.align)):
+        if settings is not None and settings.lora is not None:
+            try:
+                add_adapters(empty_base(recipe), lora_config(settings.lora), recipe.seed)
+            except ConfigError as error:
+                raise ConfigError(f"{name}.lora: {error}") from error
+
+
+def lora_config(settings: Lora) -> Any:
+    """A stage's adapters -> peft's settings."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=settings.target_modules,
+        task_type="CAUSAL_LM",
+    )

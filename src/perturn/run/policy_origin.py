@@ -1,0 +1,239 @@
+"""The run that made a policy: which policy it was trained from, and what was explored before it.
+
+A run that trains or explores made its policies itself. Of one that only scores, it is the run in whose `checkpoints`
+its model lies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perturn.chat.model_names import resolve_model
+from perturn.config.recipe import Recipe
+from perturn.config.stages import Stage, explored_before, learned_from, stages
+from perturn.data.file_seals import Seals, file_digest, read_manifest, refuse_damage
+from perturn.data.run_files import Stamp, read_note
+from perturn.data.run_folder import Run, resolve_recipe
+from perturn.data.run_paths import OPTIMIZER, RunPaths
+from perturn.errors import ConfigError, RunError
+from perturn.io.read_input import user_path
+from perturn.table import locate
+
+Needs = Collection[str]
+"""The needs of a selector, as `perturn.select.SelectorTraits` names them; here `start` and `explored` matter."""
+
+
+@dataclass(frozen=True)
+class Maker:
+    """A run that made a policy."""
+
+    folder: Path
+    recipe: Recipe
+    policy: str
+    """Its name in that run."""
+
+    @property
+    def paths(self) -> RunPaths:
+        """Where everything of the run lies."""
+        return RunPaths(self.folder)
+
+    @property
+    def start(self) -> str | None:
+        """The policy that it was trained from; None for the base."""
+        return learned_from(self.recipe, self.policy)
+
+    @property
+    def explored(self) -> Path:
+        """The last exploration before its score."""
+        return self.paths.trajectories(explored_before(self.recipe, self.policy))
+
+    @property
+    def _training(self) -> list[Stage]:
+        """Its stages that train."""
+        return [one for one in stages(self.recipe) if one.command == "train"]
+
+    @property
+    def episodes(self) -> int:
+        """How many were explored then."""
+        stage = (read_manifest(self.folder) or {"stages": {}})["stages"].get(self.explored.stem) or {}
+        return int((stage.get("counts") or {}).get("episodes") or 0)
+
+    def lack(self, needs: Needs) -> str | None:
+        """Why its recipe does not provide what a selector needs; None: it does."""
+        acting = [one.policy for one in self._training if one.section != "reward"]
+        if self.policy not in acting:
+            return f"{self.policy} is no policy that {self.folder} trains to act; name one of {', '.join(acting)}."
+        if "start" in needs and self.start is None:
+            return f"policy {self.policy} of {self.folder} was trained from no other."
+        if "explored" in needs and self.recipe.explore is None:
+            return f"{self.folder} explores nothing to learn from; add the section explore there."
+        if "explored" in needs and self.recipe.explore and "unfinished" in self.recipe.explore.traits.imposes:
+            return (
+                f"{self.folder} explores in windows, where first the short episodes are over, or none; leave the "
+                "window out there."
+            )
+        return None
+
+    def require(self, needs: Needs) -> Seals:
+        """The seals of what is read of it: the policy, and the one that it started from, or what was explored.
+
+        Raises:
+            PerturnError: If it is not done, is gone, or is not what was written.
+        """
+        if problem := self.lack(needs):
+            raise ConfigError(problem)
+        manifest = read_manifest(self.folder) or {"stages": {}}
+        seals, found = manifest.get("files", {}), Seals()
+        for policy in self._read(needs):
+            self._require_done(manifest, next(one.name for one in self._training if one.policy == policy))
+            own = _within(seals, self.paths.name(self.paths.checkpoint(policy)))
+            if not own:
+                raise RunError(f"policy {policy} of {self.folder} is not there any more; name one that is.")
+            found |= own
+        if "explored" in needs:
+            self._require_done(manifest, self.explored.stem)
+            counts = manifest["stages"][self.explored.stem].get("counts") or {}
+            if counts.get("episodes", 1) == counts.get("failed", 0):
+                raise ConfigError(f"all episodes of {self.explored} FAILED.")
+            names = (self.paths.name(self.explored), self.paths.name(self.paths.tasks))
+            found |= {file: one for file, one in seals.items() if file in names}
+            for file in (self.explored, self.paths.tasks):
+                if not file.is_file() or names[0] not in found:
+                    raise RunError(
+                        f"{file} is gone or not sealed, so nobody can tell what was explored; restore it from a copy."
+                    )
+        refuse_damage(self.folder, found)
+        if "start" in needs and self.start not in self._read(needs):
+            locate("perturn.policy.models:empty_model")(self.recipe.model.name)
+        return found
+
+    def _read(self, needs: Needs) -> Collection[str]:
+        """Its policies that are read; a model that it began with is none of these."""
+        start = self.start if "start" in needs else None
+        is_own = start is not None and (start != "base" or self.recipe.base is not None)
+        return [self.policy, *([start] if is_own and start else [])]
+
+    def _require_done(self, manifest: Mapping[str, Any], stage: str) -> None:
+        if not manifest["stages"].get(stage, {}).get("done"):
+            raise RunError(f"stage {stage} of {self.folder} is not done; run: perturn run {self.folder}.")
+
+    def identity(self, needs: Needs) -> dict[str, str]:
+        """Names of all that is read of it, with a SHA-256 each, as a score notes them.
+
+        Raises:
+            PerturnError: As `require`.
+        """
+        seals = self.require(needs)
+        found = {"policy": self.policy, "policy_sha256": self._digest(seals, self.policy)}
+        if "explored" in needs:
+            digest = str(seals[self.paths.name(self.explored)]["sha256"])
+            found |= {"explored": self.explored.stem, "explored_sha256": digest}
+        start = self.start if "start" in needs else None
+        if start in self._read(needs) and start is not None:
+            found |= {"start": start, "start_sha256": self._digest(seals, start)}
+        elif start is not None:
+            found |= {"start": self.recipe.model.name, **_digest_of(self.recipe.model.name)}
+        return found
+
+    def _digest(self, seals: Seals, policy: str) -> str:
+        """Of a policy as it was sealed, without its optimizer, which is let go."""
+        own = _within(seals, self.paths.name(self.paths.checkpoint(policy)))
+        return _digest(
+            {file: str(one["sha256"]) for file, one in own.items() if Path(file).name not in OPTIMIZER}
+        )
+
+
+def _within(seals: Seals, folder: str) -> Seals:
+    return {file: one for file, one in seals.items() if file.startswith(f"{folder}/")}
+
+
+def _digest_of(model: str) -> dict[str, str]:
+    """Of a model in a local folder; nothing of one that has a name alone."""
+    folder = Path(resolve_model(model))
+    if not folder.is_dir():
+        return {}
+    files = {file.name: file_digest(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    return {"start_sha256": _digest(files)}
+
+
+def _digest(files: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def is_made_elsewhere(recipe: Recipe, needs: Needs) -> bool:
+    """Whether a run neither trains nor explores what its selector needs."""
+    own = (recipe.base, recipe.sft, recipe.align, recipe.explore if "explored" in needs else None)
+    return all(section is None for section in own)
+
+
+def find_maker(recipe: Recipe) -> Maker | None:
+    """The run in whose checkpoints a recipe's model lies; None: it lies in none.
+
+    Raises:
+        ConfigError: If this version cannot read that run's recipe.
+    """
+    return made_by(recipe.model.name)
+
+
+def made_by(name: str) -> Maker | None:
+    """Return the run in whose checkpoints a model lies, by the name of the model; None: it lies in none.
+
+    Raises:
+        ConfigError: If this version cannot read that run's recipe.
+    """
+    model = Path(os.path.abspath(user_path(name, "model.name")))
+    paths = RunPaths(model.parent.parent)
+    if model != paths.checkpoint(model.name) or not paths.is_run:
+        return None
+    try:
+        return Maker(paths.folder, resolve_recipe(paths.folder), model.name)
+    except ConfigError as error:
+        raise ConfigError(f"the run that made {model} cannot be read: {paths.recipe}: {error}") from error
+
+
+def maker_of(run: Run, policy: str, needs: Needs) -> Maker:
+    """The run that made a policy of a run.
+
+    Args:
+        run: Which may only score.
+        policy: Its name here.
+        needs: What the selector of the score needs.
+
+    Raises:
+        PerturnError: If no run did.
+    """
+    if not is_made_elsewhere(run.recipe, needs):
+        return Maker(run.folder, run.recipe, policy)
+    found = find_maker(run.recipe)
+    if found is None:
+        raise RunError(
+            f"{run.recipe.model.name} lies in the checkpoints of no run any more; restore that run."
+        )
+    return found
+
+
+def noted_maker(run: Run, policy: str) -> dict[str, dict[str, str]]:
+    """The part of a score's protocol that names another run's files that it is chosen by; empty where there are none.
+
+    Raises:
+        PerturnError: If that is not there, or the score was begun with another.
+    """
+    needs = run.recipe.evaluate.needs if run.recipe.evaluate else frozenset()
+    if needs.isdisjoint(("start", "explored")) or not is_made_elsewhere(run.recipe, needs):
+        return {}
+    maker = maker_of(run, policy, needs)
+    now = maker.identity(needs)
+    before = (read_note(run.paths.stamp, Stamp) or {}).get("maker")
+    if before is not None and before != now:
+        changed = [key for key in now if now[key] != before.get(key)]
+        raise RunError(
+            f"{run.folder} was begun with other {' and '.join(changed)} of {maker.folder} than are there now; restore "
+            "these from a copy, or score anew under another name (name=...)."
+        )
+    return {"maker": now}

@@ -1,0 +1,199 @@
+"""Rules of an episode where a recipe or a command leaves them to the environment: declared ones, else defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.sections import ProtocolSettings, Tasks
+from perturn.data.run_folder import run_folder
+from perturn.data.run_paths import RunPaths
+from perturn.display.progress_bars import console
+from perturn.envs.load_environment import environment_maker
+from perturn.envs.named_protocols import PROTOCOLS
+from perturn.envs.remote_worlds import rules_of
+from perturn.envs.world_process import ProcessWorlds, runs_here
+from perturn.errors import ConfigError, PerturnError, did_you_mean
+from perturn.faults import closing_world
+from perturn.run.task_lists import choose_tasks
+from perturn.types import Environment, Task
+
+EVALUATION_SPLITS = ("test", "valid_unseen", "dev", "validation", "train")
+"""Names under which environments keep tasks to be scored on, the first that one has being taken."""
+MAX_TURNS = 20
+"""Turn limit where neither the environment nor the recipe says any."""
+_SYSTEM = "Solve the task, turn by turn."
+_SHOWN = 70
+"""Characters of a system text that are printed."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Settings of a protocol, and where each comes from."""
+
+    settings: Mapping[str, Any]
+    sources: Mapping[str, str]
+    """Setting -> its source, of those that are declared or defaults."""
+
+    def lines(self, name: str) -> list[str]:
+        """Return the sentences that say what was chosen, for an environment of this name; none of a named protocol.
+
+        Args:
+            name: Of the environment.
+        """
+        if self.settings["name"] in PROTOCOLS:
+            return []
+        shown = [key for key in self.sources if key != "name"]
+        wide = max(map(len, shown), default=0)
+        return [
+            f"rules of {name}, each with its source; change one with protocol.KEY=VALUE, or in the class:",
+            *(f"  {key:{wide}}  {_short(self.settings[key])}  ({self.sources[key]})" for key in shown),
+        ]
+
+
+def rules_for(protocol: str | None, env: Environment, task: Callable[[], Task]) -> Rules:
+    """Return the section `protocol` of a recipe that leaves it to the environment.
+
+    Args:
+        protocol: Name of the rules; None: what the environment declares, else defaults.
+        env: A world of it.
+        task: Finds a task that it can pose, which is posed where only that shows whether it offers tools.
+
+    Raises:
+        ConfigError: If the environment declares rules that are none.
+    """
+    if protocol is not None:
+        return Rules({"name": protocol}, {})
+    declared = rules_of(env)
+    named, source = declared.get("name", ("default", ""))
+    if named not in PROTOCOLS and not {"system", "max_turns"} <= declared.keys() and "name" in declared:
+        raise ConfigError(
+            f"{source} is {named!r}, which is no named protocol.{did_you_mean(str(named), PROTOCOLS)} Make it one of "
+            "these, or a dict of settings such as {'format': 'action', 'max_turns': 20, 'system': '...'}."
+        )
+    chosen = {"name": (named, source), **declared}
+    if named not in PROTOCOLS:
+        chosen.setdefault("max_turns", (MAX_TURNS, "default"))
+        chosen.setdefault("system", (_SYSTEM, "default"))
+        if "format" not in chosen:
+            chosen["format"] = (
+                ("tools", "it offers tools") if _offers_tools(env, task) else ("action", "default")
+            )
+    first: Sequence[str] = ("name", "format", "max_turns", "system")
+    order = [*(key for key in first if key in chosen), *(key for key in chosen if key not in first)]
+    settings = {key: chosen[key][0] for key in order}
+    try:
+        parse(ProtocolSettings, settings, "protocol")
+    except ConfigError as error:
+        raise ConfigError(f"{env.name} declares rules that are none: {error}") from error
+    return Rules(settings, {key: chosen[key][1] for key in order})
+
+
+def ruled(recipe: Recipe) -> Recipe:
+    """Return a recipe with its rules, and say where they come from if the recipe leaves them to the environment.
+
+    A run that has begun keeps the rules that it was begun with.
+
+    Raises:
+        PerturnError: If the environment cannot start, or declares rules that are none.
+    """
+    section, given = recipe.environment, recipe.protocol
+    if section is None or (given is not None and given.name is not None):
+        return recipe
+    own = {} if given is None else {key: value for key, value in asdict(given).items() if value is not None}
+    paths = RunPaths(run_folder(recipe))
+    recorded = read_recipe(paths.recipe).protocol if paths.is_run else None
+    if recorded is not None:
+        return replace(recipe, protocol=replace(recorded, **own))
+    here = runs_here(section, recipe.worlds)
+    make = environment_maker(section) if here else ProcessWorlds(section, recipe.worlds)
+    with closing_world(make()) as env:
+        rules = rules_for(None, env, lambda: some_task(env))
+        told = Rules(rules.settings, {key: each for key, each in rules.sources.items() if key not in own})
+        say_rules(told, env.name)
+    return replace(recipe, protocol=parse(ProtocolSettings, {**rules.settings, **own}, "protocol"))
+
+
+def say_rules(rules: Rules, name: str) -> None:
+    """Print what was chosen, if anything."""
+    for line in rules.lines(name):
+        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def check_rules(name: str, broken: bool = False) -> list[str]:
+    """Print the rules that an environment declares or is played by; return what is wrong with them.
+
+    Args:
+        name: As in `environment.name`.
+        broken: Whether other problems are known: then no task is posed, nothing is printed, and an environment that
+            cannot be made is not told again.
+    """
+    try:
+        made = environment_maker({"name": name})()
+    except PerturnError as error:
+        return [] if broken else [str(error)]
+    try:
+        with closing_world(made) as env:
+            rules = rules_for(None, env, (lambda: Task("")) if broken else (lambda: some_task(env)))
+            if not broken:
+                say_rules(rules, env.name)
+    except PerturnError as error:
+        return [str(error)]
+    return []
+
+
+def some_task(env: Environment) -> Task:
+    """Return a task of the first split that there is.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    return choose_tasks(env, Tasks(first_split(env)))[0]
+
+
+def first_split(env: Environment) -> str:
+    """Return the first of `EVALUATION_SPLITS` that has tasks.
+
+    Raises:
+        ConfigError: If none has.
+    """
+    reasons: list[str] = []
+    for name in EVALUATION_SPLITS:
+        try:
+            choose_tasks(env, Tasks(name))
+        except ConfigError as error:
+            reasons.append(str(error))
+        else:
+            return name
+    last = reasons[-1]
+    said = {
+        reason.partition(f"split {name!r}: ")[2]
+        for name, reason in zip(EVALUATION_SPLITS, reasons, strict=True)
+    }
+    if (
+        len(said) == 1 and "" not in said
+    ):  # a mistake in tasks(); that a split is missing would name the split
+        raise ConfigError(f"{last} It says so of every split.")
+    raise ConfigError(
+        f"{env.name} has no split {', '.join(EVALUATION_SPLITS)}; name one of its own. Of the last: {last}"
+    )
+
+
+def _offers_tools(env: Environment, task: Callable[[], Task]) -> bool:
+    """Whether the world offers tools when it poses a task."""
+    try:
+        return bool(env.reset(task(), 0).tools)
+    except ConfigError:
+        raise
+    except Exception:  # noqa: BLE001  a world of others that cannot pose the task is heard of when it is played
+        return False
+
+
+def _short(value: Any) -> str:
+    """A value as it is printed."""
+    text = " ".join(str(value).split())
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return repr(shown) if isinstance(value, str) and " " in shown else shown

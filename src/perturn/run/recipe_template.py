@@ -1,0 +1,340 @@
+"""Write a recipe to start from: what everybody should look at, or every setting there is with its documentation."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import yaml
+
+from perturn.bounds import texts
+from perturn.config.parsing import apply_overrides, parse
+from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.shipped_recipes import shipped, shipped_recipe
+from perturn.envs.abilities import abilities_of
+from perturn.envs.load_environment import environment_maker
+from perturn.envs.named_protocols import PROTOCOLS
+from perturn.errors import ConfigError, did_you_mean
+from perturn.faults import closing_world
+from perturn.io.atomic_write import write_whole
+from perturn.io.yaml_scalars import value_of
+from perturn.run.protocol_rules import EVALUATION_SPLITS, rules_for, some_task
+from perturn.table import locate, name_of
+from perturn.table_index import table
+
+_TABLES = {
+    "loss": "losses",
+    "credit": "credits",
+    "engine": "engines",
+    "environment": "environments",
+    "explore": "explorers",
+    "rows": "rows",
+}
+"""Sections whose `name` picks an entry, whose settings are theirs."""
+_MOST_TASKS = 10
+_LEFT_OUT = {(Recipe, "base")}
+"""Sections that a recipe for a model that is there has no use for."""
+_WIDTH = 110
+_DOES = {
+    "protocol": "the rules of an episode",
+    "sft": "learn the expert's episodes",
+    "explore": "the policy plays",
+    "rows": "compare episodes",
+    "credit": "one number for each turn",
+    "align": "learn from that number",
+    "evaluate": "score every policy on held-out tasks",
+}
+"""Section of a short recipe -> what it does."""
+
+
+def write_recipe(
+    file: Path,
+    *,
+    environment: str,
+    model: str,
+    loss: str | None = None,
+    lora: bool = False,
+    full: bool = False,
+    overrides: Sequence[str] = (),
+) -> None:
+    """Write a recipe that runs as it is, to be changed.
+
+    Args:
+        file: Where to; it must not exist.
+        environment: A name of `ENVIRONMENTS`, or MODULE:CLASS.
+        model: Hub id, local folder, or a bundled name.
+        loss: Of the alignment, on pairs; None: tlm-dre, and ppo-clip on groups where the environment has no expert.
+        lora: Train adapters instead of all weights.
+        full: Write every setting there is, instead of those that differ from their defaults.
+        overrides: `key=value` words that replace what would be chosen.
+
+    Raises:
+        ConfigError: If the file exists, or there is no such loss or environment.
+    """
+    if file.exists():
+        raise ConfigError(f"{file} exists and is left as it is; choose another name, or remove it.")
+    traits = {
+        name: locate("perturn.losses.protocol:default_traits")(each) for name, each in table("losses").items()
+    }
+    fitting = [name for name, each in traits.items() if each and each.needs_rejected]
+    if loss is not None and loss not in fitting:
+        raise ConfigError(f"unknown loss {loss!r} for an alignment.{did_you_mean(loss, fitting)}")
+    world: dict[str, Any] = {"environment": {"name": environment}}
+    apply_overrides(world, [word for word in overrides if word.startswith("environment.")])
+    chosen = _chosen(file.stem, world["environment"], model, loss, lora)
+    apply_overrides(chosen, overrides)
+    recipe = parse(Recipe, chosen)
+    settings = "\n".join(_fields(Recipe, recipe, chosen, "") if full else _short(chosen))
+    write_whole(file, f"{_header(file, environment, model, full)}{settings}\n")
+    read_recipe(file)
+
+
+def _short(chosen: Mapping[str, Any]) -> Iterator[str]:
+    """The chosen settings alone, a line each, with what each section does."""
+    for name, value in chosen.items():
+        does = f"  # {_DOES[name]}" if name in _DOES else ""
+        if isinstance(value, Mapping) and len(value) > 1:
+            yield f"{name}:{does}"
+            yield from (f"  {key}: {_yaml(value_of(each))}" for key, each in value.items())
+        else:
+            yield f"{name}: {_yaml(value_of(value))}{does}"
+
+
+def copy_recipe(file: Path, name: str) -> None:
+    """Copy a recipe that comes with the package, comments and all.
+
+    Raises:
+        ConfigError: If the file exists, or there is no such recipe.
+    """
+    if file.exists():
+        raise ConfigError(f"{file} exists and is left as it is; choose another name, or remove it.")
+    found = shipped_recipe(name)
+    if found is None:
+        raise ConfigError(f"no recipe {name!r} comes with the package.{did_you_mean(name, shipped())}")
+    write_whole(file, found.read_text(encoding="utf-8"))
+
+
+def _chosen(
+    name: str, environment: dict[str, Any], model: str, loss: str | None, lora: bool
+) -> dict[str, Any]:
+    """The settings that differ from the defaults, or that everybody should look at."""
+    small = model == "smollm2-135m"
+    with closing_world(environment_maker(environment)()) as env:
+        taught, explored, evaluated = _panels(env)
+        protocol = _protocol(env, "action" if small else "react")
+        has_expert = "expert" in abilities_of(env)
+    most = 128 if protocol.get("format") in ("react", "tools") else 32
+    training: dict[str, Any] = {"batch_size": 4}
+    if small:
+        training["token_budget"] = 1024  # for machines with little memory
+    if lora:
+        training |= {"lora": {}, "gradient_checkpointing": True}
+    sft = {
+        "loss": {"name": "sft"},
+        "tasks": taught,
+        "epochs": 2,
+        "learning_rate": 1e-4 if small or lora else 2e-5,
+        **training,
+    }
+    rows: dict[str, Any] = {"rows": {"name": "expert-pairs", "threshold": 0.4}}
+    if not has_expert:
+        explored = {**explored, "skip": 0}
+        grouped = {"rows": {"name": "groups"}, "credit": {"name": "rloo"}}
+        own = grouped if loss is None else {"rows": {"name": "group-pairs"}}
+        rows = {"iterations": 4, **own}
+    return {
+        "name": name,
+        "model": {"name": model},
+        "environment": dict(environment),
+        "protocol": protocol,
+        **({"sft": sft} if has_expert else {}),
+        "explore": {
+            "tasks": explored,
+            **({} if has_expert else {"samples": 8}),
+            "sampling": {"temperature": 1.0, "max_new_tokens": most},
+        },
+        **rows,
+        "align": {
+            "loss": {"name": loss or ("tlm-dre" if has_expert else "ppo-clip")},
+            "epochs": 1,
+            "learning_rate": 3e-6 if small else 1e-5 if lora else 1e-6,
+            **training,
+        },
+        "evaluate": {"tasks": evaluated, "sampling": {"temperature": 0.0, "max_new_tokens": most}},
+        "seed": 0,
+    }
+
+
+def _panels(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Panels to teach, explore and evaluate that the environment has the tasks for."""
+    key, count = "per_kind", _per_kind
+    if _per_kind(env, "train") < 2 <= _number(env, "train"):
+        key, count = "n", _number  # a kind of one task cannot be in two panels
+    half = min(count(env, "train") // 2, _MOST_TASKS)
+    split = next((each for each in EVALUATION_SPLITS if count(env, each)), "train")
+    evaluated = min(count(env, split), _MOST_TASKS)
+    if not half:
+        raise ConfigError(
+            f"environment {env.name!r} has fewer than 2 tasks in split 'train', so that none could be taught and "
+            "another explored; let tasks('train') list more."
+        )
+    return (
+        {"split": "train", key: half},
+        {"split": "train", key: half, "skip": half},
+        {"split": split, key: evaluated},
+    )
+
+
+def _number(env: Any, split: str) -> int:
+    """Tasks of a split; 0 if there is no such split."""
+    return sum(_kinds(env, split).values())
+
+
+def _per_kind(env: Any, split: str) -> int:
+    """Tasks of the kind that has fewest; 0 if there is no such split."""
+    return min(_kinds(env, split).values(), default=0)
+
+
+def _kinds(env: Any, split: str) -> Counter[str]:
+    """Tasks of each kind; none if there is no such split."""
+    try:
+        return Counter(task.kind for task in env.tasks(split))
+    except Exception:  # noqa: BLE001  environments are code of others; here we only ask what there is
+        return Counter()
+
+
+def _protocol(env: Any, form: str) -> dict[str, Any]:
+    """The rules that an environment declares; else defaults, to be changed.
+
+    Args:
+        env: The environment.
+        form: Format under a named protocol, whose own may be too hard for a small model.
+    """
+    rules = dict(rules_for(None, env, lambda: some_task(env)).settings)
+    named = PROTOCOLS.get(str(rules["name"]))
+    return rules if named is None or named.format in ("tools", "plain") else {**rules, "format": form}
+
+
+def _header(file: Path, environment: str, model: str, full: bool) -> str:
+    says = (
+        "# Lines with a key right after # are defaults: take the # away, and that of their section, to change them.\n"
+        "# Learning rates and panels are places to start from, not results.\n"
+        if full
+        else "# Places to start from, not results. Every setting there is, with its meaning: perturn init --full\n\n"
+    )
+    return (
+        f"# {model} on {environment}.\n"
+        f"# Command:  perturn run {file}   (first: perturn run {file} --dry-run)\n"
+        "# Hardware: not measured yet\n"
+        "# Time:     not measured yet\n"
+        "# Result:   not measured yet\n"
+        f"{'#' + chr(10) if full else ''}{says}"
+    )
+
+
+def _fields(
+    kind: Any,
+    value: Any,
+    chosen: Mapping[str, Any],
+    indent: str,
+    live: bool = True,
+    may_be_empty: bool = False,
+) -> Iterator[str]:
+    """All fields of a settings class: those chosen as they are, the others as commented defaults."""
+    active = set(chosen)
+    names = [name for name in _defaults(kind) if (kind, name) not in _LEFT_OUT]
+    if live and not active and not may_be_empty:
+        active = {names[0]}  # a section must not be empty
+    for name in names:
+        item = value[name] if isinstance(value, Mapping) else getattr(value, name)
+        yield from _comment(_documentation(kind).get(name, ""), indent)
+        yield from _field(kind, name, item, chosen.get(name), indent, live and name in active)
+        if not indent:
+            yield ""
+
+
+def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: bool) -> Iterator[str]:
+    """One field, with the fields inside it if it is a section."""
+    mark = "" if live else "#"
+    inner = _inner(kind, name)
+    if name in _TABLES and dataclasses.is_dataclass(value):
+        value = {"name": name_of(table(_TABLES[name]), type(value)), **_values(value)}
+    if name in _TABLES and isinstance(value, Mapping):
+        entry = table(_TABLES[name]).get(str(value["name"]))
+        yield f"{indent}{mark}{name}:"
+        yield f"{indent}  {mark}name: {_yaml(value['name'])}"
+        if entry is None:  # an environment of yours: its settings are not ours to explain
+            yield from (
+                f"{indent}  {mark}{key}: {_yaml(item)}" for key, item in value.items() if key != "name"
+            )
+        else:
+            defaults = {**_defaults(entry), **value}
+            own = {key: item for key, item in (chosen or {}).items() if key in defaults and key != "name"}
+            yield from _fields(entry, defaults, own, f"{indent}  ", live, may_be_empty=True)
+    elif inner is not None:
+        yield f"{indent}{mark}{name}:"
+        if value is None and dataclasses.MISSING not in _defaults(inner).values():
+            value = inner()
+        if value is not None:
+            yield from _fields(inner, value, chosen or {}, f"{indent}  ", live)
+    else:
+        yield f"{indent}{mark}{name}: {_yaml(value)}"
+
+
+def _values(settings: Any) -> dict[str, Any]:
+    """The fields of a dataclass as they are."""
+    return {each.name: getattr(settings, each.name) for each in dataclasses.fields(settings)}
+
+
+def _inner(kind: Any, name: str) -> Any:
+    """The settings class of a field that is a section of its own."""
+    hint = get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
+    return next((part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)), None)
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    """Settings of a class and their defaults."""
+    if dataclasses.is_dataclass(kind):
+        return {
+            each.name: each.default_factory() if callable(each.default_factory) else each.default
+            for each in dataclasses.fields(kind)
+        }
+    return {name: item.default for name, item in inspect.signature(kind).parameters.items()}
+
+
+def _documentation(kind: Any) -> dict[str, str]:
+    """Meaning of each setting, from the text below its field or from the Args of the constructor."""
+    if dataclasses.is_dataclass(kind):
+        return texts(kind)
+    found: dict[str, str] = {}
+    name = ""
+    for line in (inspect.getdoc(kind.__init__) or "").partition("Args:\n")[2].splitlines():
+        if not line.strip():
+            break
+        key, colon, text = line.strip().partition(": ")
+        if colon and key.isidentifier() and line.startswith("    ") and not line.startswith("     "):
+            name, found[key] = key, text
+        elif name:
+            found[name] += f" {line.strip()}"
+    return found
+
+
+def _comment(text: str, indent: str) -> Iterator[str]:
+    for line in textwrap.wrap(" ".join(text.split()), _WIDTH - len(indent)):
+        yield f"{indent}# {line}"
+
+
+def _yaml(value: Any) -> str:
+    """A value on one line."""
+    text = yaml.safe_dump(
+        list(value) if isinstance(value, tuple) else value,
+        default_flow_style=True,
+        width=10_000,
+        sort_keys=False,
+    )
+    return text.strip().removesuffix("\n...").strip()

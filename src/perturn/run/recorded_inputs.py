@@ -1,0 +1,310 @@
+"""A run's inputs from outside its folder: recorded when the run is made, and compared before any later work.
+
+They are declared elsewhere: a setting says at its field that it names files (`perturn.config.outside_files`), and a
+class says in `reads` what else it reads. Files that a run makes itself are sealed instead (`perturn.data.file_seals`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from perturn.chat.model_names import BUNDLED, CONVERTED, PACKAGED
+from perturn.chat.templates import TEMPLATES
+from perturn.config.outside_files import Named, named_inputs, written
+from perturn.config.recipe import Recipe
+from perturn.config.sections import Section
+from perturn.config.stages import stages
+from perturn.data.file_seals import read_manifest, without_removed
+from perturn.data.input_digests import (
+    Change,
+    Files,
+    Inputs,
+    compare,
+    files_below,
+    gather,
+    record,
+    recorded_files,
+)
+from perturn.data.run_folder import Run, run_folder
+from perturn.data.run_paths import OPTIMIZER
+from perturn.display.progress_bars import console
+from perturn.envs.load_environment import files_beside, load_object, module_files
+from perturn.errors import ConfigError, DataError, RunError
+from perturn.formats.hub_datasets import HubName, hub_name, hub_rows
+from perturn.table import locate
+from perturn.table_index import table
+from perturn.traits import traits_of
+
+_READERS = {
+    "expert": ("collect",),
+    "rows": ("pair",),
+    "environment": ("collect", "pair", "credit", "evaluate"),
+    "evaluate": ("evaluate",),
+    "credit": ("credit", "train"),
+}
+"""Section -> commands whose stages read what it names; what other sections name is read by all."""
+_NO_WEIGHTS = ("md", "lock", "log")
+"""Suffixes of files of a model's folder that no policy depends on."""
+_BESIDE = " (files that its code names)"
+"""Behind the setting that names code, in the key of the data files beside it."""
+_SAID_FROM = 1 << 30
+"""Bytes of all inputs from which it is said that they are hashed."""
+
+
+def refuse_changed(recipe: Recipe, command: str | None = None) -> None:
+    """Refuse to go on with a run of which an input from outside has changed, or is gone and still needed.
+
+    Nothing is written. A run that has no records, since an earlier version made it, is not refused.
+
+    Args:
+        recipe: Of the run.
+        command: The one command that is given; None: the whole loop.
+
+    Raises:
+        RunError: Naming the input, with both digests.
+    """
+    folder = run_folder(recipe)
+    manifest = read_manifest(folder) or {"stages": {}}
+    _, removed = without_removed(folder, manifest.get("files", {}))
+    done = {name for name, note in manifest["stages"].items() if note.get("done")} - removed
+    for change in changes(manifest.get("inputs") or {}):
+        waits = _reader(recipe, change.setting, command, done) if change.gone else None
+        if change.gone and waits is None:
+            continue
+        needed = f", and stage {waits} is still to read it" if waits else ""
+        remedy = f"restore {'it' if change.gone else 'the file'}, or "
+        if change.elsewhere:
+            remedy = f"run the command from where {change.given!r} is a path to {change.was}, or {remedy}"
+        raise RunError(
+            f"{change}{needed}: {remedy}give the run another name (name=...), or remove {folder} to make it anew."
+        )
+
+
+def changes(recorded: Inputs, thorough: bool = False) -> list[Change]:
+    """Return the recorded inputs that are not what they were.
+
+    Args:
+        recorded: As the manifest holds them.
+        thorough: Hash every file, whatever its time.
+    """
+    found = (_change(key, noted, thorough) for key, noted in recorded.items())
+    return [each for each in found if each is not None]
+
+
+def _change(setting: str, noted: Mapping[str, Any], thorough: bool) -> Change | None:
+    """How an input has changed: what the setting names here, or where that is nothing, what it named then."""
+    change = compare(setting, noted, _again(noted, thorough))
+    if change is None or not (change.gone and change.elsewhere):
+        return change
+    left = record(noted["given"], noted["kind"], recorded_files(noted), noted, thorough=thorough)
+    there = compare(setting, noted, left)
+    return change if there is None or there.gone else there
+
+
+def _again(noted: Mapping[str, Any], thorough: bool = False) -> dict[str, Any]:
+    """The record of an input as it is now."""
+    given, kind = noted["given"], noted["kind"]
+    found = _expand(given, kind) if given else recorded_files(noted)
+    return {**noted, **record(given, kind, found, noted, thorough=thorough)}
+
+
+def _reader(recipe: Recipe, setting: str, command: str | None, done: Collection[str]) -> str | None:
+    """The first stage to be done that reads a setting; None: none does."""
+    commands = _READERS.get(re.split(r"\W", setting)[0])
+    for stage in stages(recipe):
+        asked = command in (None, stage.command) and (commands is None or stage.command in commands)
+        if asked and stage.name not in done:
+            return stage.name
+    return None
+
+
+def tell_changed(folder: Path) -> None:
+    """Name the inputs of a run that have changed since the run was made, for a reader of its results."""
+    for change in changes((read_manifest(folder) or {}).get("inputs") or {}):
+        if not change.gone:
+            console.print(f"{folder}: {change}", style="yellow", markup=False, soft_wrap=True)
+
+
+def note_inputs(run: Run) -> None:
+    """Keep the digests of a run's inputs: of a new run all of them, later the times of files that were touched.
+
+    A run of an earlier version has none. They are recorded as they are now, which is said aloud.
+
+    Raises:
+        PerturnError: If an input cannot be read.
+    """
+    known, begun = run.manifest.get("inputs"), bool(run.manifest["stages"])
+    if known is None:
+        now = _record_all(run.recipe, begun)
+        if begun and now:
+            console.print(
+                f"{run.folder} was made by a version that kept no digests of its inputs; they are recorded as they are "
+                f"now: {', '.join(now)}",
+                markup=False,
+                soft_wrap=True,
+            )
+    else:
+        again = {key: _again(noted) for key, noted in known.items()}
+        now = {key: again[key] if again[key]["files"] else noted for key, noted in known.items()}
+        _tell_revisions(known)
+    if now != known:
+        run.note_inputs(now)
+
+
+def _record_all(recipe: Recipe, begun: bool) -> Inputs:
+    """Records of all inputs that a recipe names.
+
+    Args:
+        recipe: Of the run.
+        begun: Whether the run was begun before, so that classes which its finished stages needed may be gone.
+    """
+    inside = Path(os.path.abspath(run_folder(recipe)))
+    listed = [each for named in named_inputs(recipe) for each in _with_base(named)]
+    found = {each.setting: (each.text, each.kind, _expand(each.text, each.kind)) for each in listed}
+    found |= {
+        f"{each.setting}{_BESIDE}": ("", "reads", _beside(each.text))
+        for each in listed
+        if each.kind == "code" and each.setting not in ("environment.name", "credit.name")
+    }
+    for section, kind in (("environment", "environments"), ("credit", "credits")):
+        found |= {
+            key: ("", "reads", files)
+            for key, files in _read_by(getattr(recipe, section), section, kind, begun)
+        }
+    kept = {key: (text, kind, files.outside(inside)) for key, (text, kind, files) in found.items()}
+    size = sum(file.stat().st_size for *_, files in kept.values() for file in files.files.values())
+    if size >= _SAID_FROM:
+        console.print(f"hashing {size / 1e9:.1f} GB of inputs, once", style="dim")
+    noted = {key: record(text, kind, files) for key, (text, kind, files) in kept.items() if files.files}
+    revisions = {each.setting: (each, _revision(each.text)) for each in listed if each.kind == "model"}
+    for key, (named, revision) in revisions.items():
+        if revision is not None and key not in noted:
+            noted[key] = {**record(named.text, "model", Files(Path(), {})), "revision": revision}
+    return noted
+
+
+def _with_base(named: Named) -> Iterator[Named]:
+    """An input, and for a folder of adapters the model that they are added to."""
+    yield named
+    adapters = Path(named.text).expanduser() / "adapter_config.json" if named.kind == "model" else None
+    if adapters is not None and adapters.is_file():
+        base = json.loads(adapters.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        if base:
+            yield Named(f"{named.setting} (base of the adapters)", str(base), "model")
+
+
+def _expand(text: str, kind: str) -> Files:
+    """The files that the text of a setting names; none if it names none."""
+    path = Path(os.path.abspath(os.path.expanduser(text)))
+    if kind == "model":
+        path = PACKAGED.get(text, path)
+        is_folder = text not in CONVERTED and os.path.isdir(path)
+        files = [file for file in sorted(path.iterdir()) if _is_of_model(file)] if is_folder else []
+        return gather(path, files)
+    if kind == "code":
+        return gather(*module_files(text)) if ":" in text else gather(path, [])
+    if kind == "template" and (text in TEMPLATES or "{{" in text or "{%" in text):
+        return gather(path, [])
+    if kind == "rows" and not path.exists() and (named := hub_name(text)) is not None:
+        return gather(None, _cached(named))
+    if text and os.path.isfile(path):
+        return gather(path.parent, [path])
+    return gather(path, files_below(path) if text and os.path.isdir(path) else [])
+
+
+def _cached(named: HubName) -> Iterable[Path]:
+    """The files of the local cache that hold a data set of the Hub; none if it cannot be loaded now."""
+    try:
+        return [file for file in hub_rows(named)[1] if file.is_file()]
+    except (ConfigError, DataError) as error:
+        console.print(str(error), style="yellow", markup=False, soft_wrap=True)
+        return ()
+
+
+def _is_of_model(file: Path) -> bool:
+    """Whether a policy that is loaded from a folder may depend on a file of it."""
+    hidden = (
+        file.name.startswith(".") or file.name in OPTIMIZER or file.suffix.removeprefix(".") in _NO_WEIGHTS
+    )
+    return file.is_file() and not hidden
+
+
+def _read_by(section: Section | None, key: str, kind: str, begun: bool) -> Iterator[tuple[str, Files]]:
+    """The files that a section's class reads beyond its settings: as it declares, else those that its code names."""
+    if section is None:
+        return
+    name = str(section.get("name"))
+    beside = _beside(name)
+    try:
+        entry = load_object(name) if ":" in name else table(kind).get(name)
+    except ConfigError as error:
+        if not begun:
+            raise
+        console.print(f"what {name} reads is not recorded: {error}", markup=False, soft_wrap=True)
+        return
+    reads = traits_of(entry).reads if kind == "environments" else getattr(entry, "reads", None)
+    if reads is not None:
+        settings = {each: value for each, value in section.items() if each != "name"}
+        yield key, gather(None, _all_files(_paths_of(reads, settings, name)))
+    else:
+        yield f"{key}.name{_BESIDE}", beside
+
+
+def _paths_of(reads: Any, settings: Mapping[str, Any], name: str) -> list[str | os.PathLike[str]]:
+    """The paths that a class declares to read.
+
+    Raises:
+        ConfigError: If it declares something else, or raises.
+    """
+    try:
+        paths = reads(settings) if callable(reads) else reads
+        return [os.fspath(paths)] if isinstance(paths, str | os.PathLike) else list(map(os.fspath, paths))
+    except Exception as error:  # a class is code of others
+        raise ConfigError(
+            f"reads of {name} gives no paths: {type(error).__name__}: {error}; make it a list of paths, or a function "
+            "from the settings to one."
+        ) from error
+
+
+def _beside(name: str) -> Files:
+    """The data files that the code of `module:object` names, without those that it more likely writes, by name."""
+    root, modules = module_files(name) if ":" in name else (Path(), [])
+    named = ((file, Path(os.path.relpath(file, root)).parts) for file in files_beside(modules))
+    return gather(None, [file for file, parts in named if not any(map(written, parts))])
+
+
+def _all_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
+    """Files and those in folders, by their absolute paths."""
+    for each in paths:
+        path = Path(os.path.abspath(os.path.expanduser(each)))
+        if path.is_dir():
+            yield from files_below(path)
+        elif path.is_file():
+            yield path
+
+
+def _revision(name: str) -> str | None:
+    """The commit of a model of the Hugging Face Hub that is in the local cache; None if it is not known."""
+    if name in BUNDLED or os.path.exists(name) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return None
+    found = locate("huggingface_hub:try_to_load_from_cache")(name, "config.json")
+    return Path(found).parent.name if isinstance(found, str) else None
+
+
+def _tell_revisions(known: Inputs) -> None:
+    """Say which models of the Hub are at another commit than when the run was made."""
+    for key, noted in known.items():
+        before = noted.get("revision")
+        now = _revision(noted["given"]) if before else None
+        if now is not None and now != before:
+            console.print(
+                f"{key}: {noted['given']} is at revision {now} in the cache; this run was made with {before}",
+                style="yellow",
+                markup=False,
+                soft_wrap=True,
+            )

@@ -1,0 +1,125 @@
+"""The recipe of a score: any model on any environment, without a recipe file and without training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from perturn.chat.model_names import PACKAGED
+from perturn.config.parsing import apply_overrides, parse
+from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.sections import Tasks
+from perturn.config.shipped_recipes import shipped_recipe
+from perturn.envs.load_environment import environment_maker
+from perturn.envs.named_protocols import PROTOCOLS
+from perturn.faults import closing_world
+from perturn.run.policy_origin import made_by
+from perturn.run.protocol_rules import Rules, first_split, rules_for, say_rules
+from perturn.run.task_lists import choose_tasks
+from perturn.types import Environment
+
+TASKS = 50
+"""Tasks of a score, where nobody says how many."""
+TURN_TOKENS = 128
+"""Tokens of a turn, where neither protocol nor user says how many."""
+ACTION_TOKENS = 32
+"""The same where a turn is an action without a thought, so that babble costs a quarter of the time."""
+
+
+def scoring_recipe(
+    model: str,
+    environment: str,
+    *,
+    split: str | None = None,
+    n: int | None = None,
+    protocol: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Recipe:
+    """The recipe of a run that scores one model and does nothing else.
+
+    Args:
+        model: Hub id, local folder, bundled name, or the name of a model at the server of `engine.name=api`.
+        environment: A name of `ENVIRONMENTS`, or MODULE:CLASS.
+        split: Split of the tasks; None: the first of `EVALUATION_SPLITS` that there is.
+        n: Tasks, each kind about as often as in the split; None: 50, or all if there are fewer.
+        protocol: Name of the rules; None: those that the policy was trained under, if a run trained it in this
+            environment, else those of the environment, else defaults.
+        overrides: `key=value` words. Without `name=`, the run is named after all that it depends on.
+
+    Raises:
+        PerturnError: If a setting is wrong, or the environment cannot start or has no such tasks.
+    """
+    data: dict[str, Any] = {"name": "", "model": {"name": model}, "environment": {"name": environment}}
+    apply_overrides(data, [word for word in overrides if word.startswith("environment.")])
+    with closing_world(environment_maker(data["environment"])()) as env:
+        panel = scored_panel(env, split, n)
+        learned = None if protocol else learned_rules(model, environment)
+        rules = learned or rules_for(protocol, env, lambda: choose_tasks(env, Tasks(panel.split))[0])
+        name = env.name
+    data["evaluate"] = {"tasks": {"split": panel.split, "n": panel.n}}
+    data["protocol"] = dict(rules.settings)
+    own = [word for word in overrides if word.startswith("protocol.")]
+    apply_overrides(data, own)
+    named = PROTOCOLS.get(data["protocol"]["name"])
+    if named is None or named.sampling is None:
+        data["evaluate"]["sampling"] = {"max_new_tokens": turn_tokens(data["protocol"].get("format"))}
+    apply_overrides(data, overrides)
+    said = {word.partition("=")[0].removeprefix("protocol.") for word in own}
+    sources = {key: each for key, each in rules.sources.items() if key not in said}
+    recipe = parse(Recipe, {**data, "name": data["name"] or "score"})
+    say_rules(replace(rules, sources=sources), name)
+    return recipe if data["name"] else replace(recipe, name=_name(recipe, data))
+
+
+def scored_panel(env: Environment, split: str | None, n: int | None) -> Tasks:
+    """The panel of a score: `n` tasks of a split, and what is chosen where nobody says.
+
+    Raises:
+        ConfigError: If there is no such split.
+    """
+    name = first_split(env) if split is None else split
+    there = len(choose_tasks(env, Tasks(name)))
+    return parse(Tasks, {"split": name, "n": min(TASKS, there) if n is None else n})
+
+
+def learned_rules(model: str, environment: str) -> Rules | None:
+    """Return the rules of the recipe that trained a policy in an environment; None: none is known.
+
+    Args:
+        model: A policy that comes with the package, or the folder of one among the checkpoints of a run.
+        environment: Its name in a recipe.
+
+    Raises:
+        ConfigError: If this version cannot read that recipe.
+    """
+    if model in PACKAGED:  # made by the recipe of its name, which comes with the package too
+        recipe: Recipe | None = read_recipe(shipped_recipe(model) or Path(model))
+    else:
+        maker = made_by(model)
+        recipe = maker.recipe if maker else None
+    if recipe is None or (recipe.environment or {}).get("name") != environment:
+        return None
+    if recipe.protocol is None or recipe.protocol.name is None:
+        return None
+    settings = {key: value for key, value in asdict(recipe.protocol).items() if value is not None}
+    return Rules(settings, dict.fromkeys(settings, "as the policy was trained"))
+
+
+def turn_tokens(form: str | None) -> int:
+    """Tokens of a turn in a format, where neither protocol nor user says how many."""
+    return ACTION_TOKENS if form == "action" else TURN_TOKENS
+
+
+def _name(recipe: Recipe, data: dict[str, Any]) -> str:
+    """A name for the run that says what is scored; other settings give it another name."""
+    digest = hashlib.blake2b(
+        json.dumps(data, sort_keys=True, default=str).encode(), digest_size=3
+    ).hexdigest()
+    words = (str((recipe.environment or {"name": ""})["name"]), recipe.model.name.rstrip("/"))
+    parts = [re.sub(r"[^\w.-]+", "-", word.rpartition("/")[2].rpartition(":")[2])[-60:] for word in words]
+    return "-".join([*parts, digest])

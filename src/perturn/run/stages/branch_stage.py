@@ -1,0 +1,164 @@
+"""The stage that plays what an explorer asks for after the rollouts, and what turns were worth by how that ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
+from typing import cast
+
+from perturn.config.compatibility import explorer_name, providers
+from perturn.config.recipe import Recipe
+from perturn.config.stages import Stage, policy_of
+from perturn.data.file_seals import read_manifest, refuse_damage
+from perturn.data.forks import Forks
+from perturn.data.origins import best_by_task
+from perturn.data.run_paths import RunPaths
+from perturn.data.store import read_records, read_trajectories, write_records
+from perturn.errors import ConfigError, RunError
+from perturn.explore import Explorer
+from perturn.explore.protocol import ExploreInputs
+from perturn.needs import Distance
+from perturn.run.session import Session, engine_settings, make_protocol
+from perturn.run.stages.measure_distance import measured
+from perturn.table import locate
+from perturn.types import Task, Trajectory, came_elsewhere, failed, succeeded
+
+_logger = logging.getLogger(__name__)
+
+
+def explorer_of(recipe: Recipe) -> Explorer:
+    """Return the explorer of a recipe that explores."""
+    assert recipe.explore is not None
+    return cast(Explorer, recipe.explore)
+
+
+def check_explorer(recipe: Recipe, tasks: Sequence[Task]) -> None:
+    """Reject an explorer that would resume nothing or repeat an episode, or that reads a policy behind a server.
+
+    Args:
+        recipe: That explores.
+        tasks: That are explored.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    explorer, name = explorer_of(recipe), explorer_name(recipe)
+    if explorer.traits.reads_policy and not engine_settings(recipe).traits.serves_checkpoints:
+        raise ConfigError(
+            f"explore.name={name} reads the policy that explored, and engine {recipe.engine['name']!r} serves one that "
+            "cannot be read here; take engine.name=local, or another explorer."
+        )
+    if explorer.rounds and not explorer.sampling.temperature and not explorer.traits.expert:
+        explorers = {policy_of(recipe, iteration) for iteration in range(recipe.iterations)}
+        policy = explorer.traits.policy
+        if explorer.rounds > 1 or policy is None or explorers == {policy}:
+            raise ConfigError(
+                f"explore.name={name} resumes episodes with the sampling of explore, which at temperature 0 is the "
+                "same episode again; set explore.sampling.temperature, such as 1.0."
+            )
+    if tasks:
+        longest = max(map(make_protocol(recipe.protocol).limit, tasks))
+        explorer.check(longest, explorer.per_iteration or len(tasks))
+
+
+def branch(session: Session, stage: Stage) -> None:
+    """Let the stage's policy resume episodes as the explorer says."""
+    run, explorer = session.run, explorer_of(session.recipe)
+    file = run.paths.trajectories(stage.name)
+    chosen = (run.paths.forks(stage.mark),) if explorer.traits.reads_policy else ()
+    with run.stage(stage.name, file, *chosen) as counts:
+        explored = list(read_trajectories(run.paths.trajectories(f"explore{stage.mark}")))
+        counts |= _play_rounds(session, stage, explored)
+        counts["played_by"] = stage.policy
+        counts |= not_come_back(stage.name, read_trajectories(file))
+
+
+def _play_rounds(session: Session, stage: Stage, explored: Sequence[Trajectory]) -> dict[str, float]:
+    """Play the rounds after the rollouts; counts of them."""
+    recipe, explorer = session.recipe, explorer_of(session.recipe)
+    file, counts = session.run.paths.trajectories(stage.name), dict[str, float]()
+    begun = sorted(played_on(session, explored), key=lambda one: one.key)
+    sense = next((need.sense for need in explorer.needs if isinstance(need, Distance)), None)
+    inputs = ExploreInputs(
+        recipe.seed,
+        stage.iteration,
+        explored=sorted((one for one in explored if not failed(one)), key=lambda one: one.key),
+        begun=begun if sense is None else measured(recipe, begun, sense),
+    )
+    inputs = replace(inputs, chosen=_chosen(session, stage, inputs))
+    for number in range(1, explorer.rounds + 1):
+        inputs = replace(inputs, played=list(read_trajectories(file)) if file.exists() else ())
+        jobs = explorer.jobs(inputs, number)
+        what = "branches" if explorer.rounds == 1 else f"round {number} of {explorer.rounds}"
+        counts = dict(session.play(file, jobs, stage.policy, explorer.sampling, explorer.concurrency, what))
+        if number == explorer.rounds:
+            counts |= explorer.counts(inputs, jobs, list(read_trajectories(file)))
+    return counts
+
+
+def _chosen(session: Session, stage: Stage, inputs: ExploreInputs) -> list[Forks]:
+    """The turns at which episodes are resumed.
+
+    Where a policy was read they are stored before any is, so that a stage which was stopped goes on with the same.
+    """
+    explorer, file = explorer_of(session.recipe), session.run.paths.forks(stage.mark)
+    if not explorer.traits.reads_policy:
+        return explorer.choose(inputs)
+    if file.is_file():
+        found = list(read_records(file, Forks))
+        if [each.key for each in found] == [one.key for one in inputs.explored]:
+            return found
+    read = locate("perturn.run.stages.explorer_quantities:read_needs")(
+        session, stage, inputs.explored, explorer.needs
+    )
+    write_records(file, explorer.choose(replace(inputs, read=read)))
+    return list(read_records(file, Forks))
+
+
+def played_on(session: Session, explored: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return the episodes that the explorer resumes: explored ones, or the expert's of their tasks."""
+    explorer = explorer_of(session.recipe)
+    experts = walked(session, {one.task.id for one in explored}) if explorer.traits.expert else []
+    return explorer.begun(explored, experts)
+
+
+def walked(session: Session, tasks: Container[str]) -> list[Trajectory]:
+    """The expert's best episode of each of these tasks that he solved."""
+    stored = read_trajectories(session.run.paths.trajectories("expert"))
+    return list(best_by_task(one for one in stored if succeeded(one) and one.task.id in tasks).values())
+
+
+def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajectory]:
+    """Episodes of an iteration that were played on from turns of explored ones.
+
+    Raises:
+        RunError: If they are not there, not all of them are, or their file is damaged.
+    """
+    file = paths.trajectories(f"branch{mark}")
+    if recipe.explore is None or not recipe.explore.rounds:
+        raise RunError(
+            f"the credit reads episodes that were resumed at turns of explored ones, and {file} is not there; explore "
+            f"with explore.name={' or '.join(providers('branches'))}."
+        )
+    manifest = read_manifest(paths.folder) or {}
+    if not manifest.get("stages", {}).get(f"branch{mark}", {}).get("done"):
+        raise RunError(f"{file} is not finished; run: perturn run {paths.folder}")
+    seal = manifest.get("files", {}).get(paths.name(file))
+    refuse_damage(paths.folder, {paths.name(file): seal} if seal else {})
+    return list(read_trajectories(file))
+
+
+def not_come_back(stage: str, episodes: Iterable[Trajectory]) -> dict[str, int]:
+    """The count of episodes of a stage that were not played on, since the world did not come back; warns of them."""
+    played_on = [one for one in episodes if one.origin is not None]
+    count = sum(map(came_elsewhere, played_on))
+    if count:
+        _logger.warning(
+            "%s: the world did not come back to where %d of %d episodes were to go on; they FAILED, and nothing reads "
+            "them.",
+            stage,
+            count,
+            len(played_on),
+        )
+    return {"not_come_back": count}

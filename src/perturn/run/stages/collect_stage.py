@@ -1,0 +1,241 @@
+"""Collect trajectories: the expert's, verified by playing them or recorded by others, and the SFT policy's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from perturn.config.stages import Stage, mark, starts_over
+from perturn.data.episode_outcomes import outcomes
+from perturn.data.run_folder import Run
+from perturn.data.store import TrajectoryStore, read_trajectories
+from perturn.envs.abilities import abilities_of
+from perturn.envs.load_environment import make_environment
+from perturn.episodes.formats import FORMATS
+from perturn.episodes.play_many import Episode, Job, episode, play_alone
+from perturn.episodes.prompts import system_prompt
+from perturn.episodes.replay import play_script
+from perturn.episodes.seeds import make_jobs
+from perturn.episodes.world_threads import Hear
+from perturn.errors import ConfigError, DataError, EngineFailure, RunError
+from perturn.explore.protocol import ExploreInputs
+from perturn.faults import closing_world
+from perturn.formats.read_rows import rows_of
+from perturn.formats.row_sources import open_source
+from perturn.io.read_input import user_path
+from perturn.run.session import Session, WorldMaker, make_protocol, world_maker
+from perturn.run.stages.branch_stage import explorer_of, not_come_back
+from perturn.run.task_lists import dealt, look_up
+from perturn.types import Action, EpisodeProtocol, Task, Trajectory, unfinished
+
+_OURS = {"turns", "messages", "completion", "chosen", "conversations", "conversation", "text"}
+"""Keys of which a row of ours, of TRL's or of ShareGPT's has one."""
+AT_ONCE = 16
+"""Expert episodes played at the same time, where nothing is explored."""
+
+
+def show_expert(session: Session, stage: Stage) -> None:
+    """Play the expert on every task that is taught or explored, and record what happens.
+
+    Episodes that failed before are played again.
+
+    Raises:
+        RunError: If the environment has no expert and no expert trajectories are there.
+    """
+    run, recipe = session.run, session.recipe
+    file = run.paths.trajectories(stage.name)
+    with closing_world(world_maker(recipe)()) as env:
+        has_expert = "expert" in abilities_of(env)
+    if not has_expert and not file.is_file():
+        assert recipe.environment is not None
+        raise RunError(
+            f"environment {recipe.environment['name']!r} has no expert; bring episodes of others with perturn "
+            f"import-expert, name a file of yours in expert.file, or record them in {file} yourself "
+            "(docs: perturn.data.store.TrajectoryStore)."
+        )
+
+    def played(missing: Sequence[Job], make: WorldMaker, at_once: int, hear: Hear) -> Iterator[Trajectory]:
+        start = partial(shown, protocol=session.protocol)
+        return play_alone(missing, start, make, concurrency=at_once, retries=recipe.worlds.retries, hear=hear)
+
+    with run.stage(stage.name, file) as counts:
+        if has_expert:
+            jobs = make_jobs(session.panels.expert, recipe.seed)
+            at_once = recipe.explore.concurrency if recipe.explore else AT_ONCE
+            counts |= session.record(file, jobs, played, at_once, "expert episodes", again=True)
+        else:
+            counts |= outcomes(read_trajectories(file))
+
+
+def bring_expert(session: Session, stage: Stage) -> None:
+    """Take the expert episodes of the user's rows: trajectories of ours as they are, conversations as successes.
+
+    Raises:
+        DataError: If a row is malformed, or a pair, or there is none.
+    """
+    assert session.recipe.expert is not None
+    assert session.recipe.expert.file is not None
+    source = user_path(session.recipe.expert.file, "expert.file")
+    target = session.run.paths.trajectories(stage.name)
+    with session.run.stage(stage.name, target) as counts:
+        target.unlink(missing_ok=True)
+        with TrajectoryStore(target) as store:
+            for one in own_episodes(source):
+                store.append(one)
+            counts |= outcomes(store.read())
+
+
+def own_episodes(source: Path) -> Iterator[Trajectory]:
+    """Episodes of a user's file: trajectories of an environment as they are, conversations as successes.
+
+    Raises:
+        DataError: If a row is malformed, or a pair, or there is none.
+    """
+    for row in rows_of(source, Trajectory):
+        yield row if row.environment else replace(row, success=True, sample=0)
+
+
+def shown(env: Any, job: Job, protocol: EpisodeProtocol) -> Episode:
+    """The expert's episode, which asks no engine."""
+    yield from ()
+    return demonstrate(env, job, protocol)
+
+
+def import_expert(run: Run, file: Path) -> dict[str, int]:
+    """Bring episodes that others recorded into a run, as those of its expert.
+
+    The content of the file says what it is: trajectories of ours or conversations of TRL's, for any environment, or
+    episodes as the environment itself reads them (`read_experts`), as hotpotqa does. Of episodes those on tasks that
+    are taught or explored are kept; conversations have no task, and all are taught where anything is. What the run
+    holds already is left alone, so a second call adds nothing.
+
+    Args:
+        run: The run.
+        file: What was recorded.
+
+    Returns:
+        How many were `imported`, and how many were there `before`.
+
+    Raises:
+        ConfigError: If the environment reads no such files, or no row is of use to the run.
+        DataError: If a row is malformed, a pair, or of another environment.
+    """
+    recipe = run.recipe
+    if recipe.expert is not None and recipe.expert.file is not None:
+        raise ConfigError(
+            "the recipe takes its expert's episodes from expert.file; join the files, or remove that."
+        )
+    with closing_world(make_environment(recipe.environment or {})) as env:
+        tasks = look_up(recipe, env).expert
+        reads_own = "read_experts" in abilities_of(env) and not _is_ours(file)
+        found = list(_theirs(run, file, env, tasks) if reads_own else _ours(run, file, env.name, tasks))
+    if not found:
+        raise ConfigError(
+            f"{file}: no episode is on one of the {len(tasks)} tasks of sft.tasks and explore.tasks, "
+            "and conversations are taught by sft and by rows that start over, such as rows.name=rft, alone."
+        )
+    return _add(run, found, file)
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a source holds our trajectories or rows of the public forms, by the keys of its first object."""
+    rows = (record.value for record in open_source(file).read())
+    first = next((row for row in rows if isinstance(row, dict)), None)
+    return first is None or not _OURS.isdisjoint(first)
+
+
+def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iterator[Trajectory]:
+    """Episodes on the tasks, and conversations if somebody is taught."""
+    known = {task.id for task in tasks}
+    is_taught = run.recipe.sft is not None or starts_over(run.recipe)
+    for number, one in enumerate(own_episodes(file), start=1):
+        if one.environment not in ("", environment):
+            raise DataError(
+                f"{file}: row {number}: expected an episode of {environment}, got one of {one.environment}, whose "
+                "rewards do not compare. Record it again."
+            )
+        if one.task.id in known if one.environment else is_taught:
+            yield one
+
+
+def _theirs(run: Run, file: Path, env: Any, tasks: Sequence[Task]) -> Iterator[Trajectory]:
+    """Episodes that the environment reads, under the prompt of the run's protocol."""
+    protocol = make_protocol(run.recipe.protocol)
+    rules: dict[str, Any] = {
+        "protocol": f"{protocol.name}-{protocol.format}",
+        "prompt": system_prompt(protocol),
+        "history": protocol.history,
+    }
+    for found in env.read_experts(file, tasks, FORMATS[protocol.format].write):
+        yield replace(found, **rules)
+
+
+def _add(run: Run, found: Iterable[Trajectory], file: Path) -> dict[str, int]:
+    """Store what the run does not hold."""
+    counts, target = Counter(imported=0, before=0), run.paths.trajectories("expert")
+    with TrajectoryStore(target) as store:
+        held = {one.key: one for one in store}
+        for one in found:
+            if one.key not in held:
+                if run.is_done("expert"):
+                    raise RunError(
+                        f"{target} is finished, so nothing can be added; import into another run, name=..., or remove "
+                        "that file and what was made from it."
+                    )
+                store.append(one)
+            elif not one.environment and one != held[one.key]:
+                raise DataError(
+                    f"{file}: {one.task.id}: the run holds another conversation under this number, of a file imported "
+                    "before. Join the files, and import them into another run, name=..."
+                )
+            counts["before" if one.key in held else "imported"] += 1
+    return dict(counts)
+
+
+def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
+    """Play the expert's actions on one task; an expert that raises has failed.
+
+    Args:
+        env: A world that is also an `Expert`.
+        job: What to play.
+        protocol: Rules to play by. In the react format, an expert without thoughts of its own (see `Demonstrator`) gets
+            a template for them.
+    """
+    write = FORMATS[protocol.format].write
+    steps = episode(env, job, protocol=protocol, policy="expert")
+    try:
+        script = [Action(write(thought, action)) for thought, action in _demonstration(env, job.task)]
+    except (RunError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001  environments are code of others; a bad episode is data
+        return play_script(steps, [], error)
+    failure = EngineFailure(f"the task was not finished after the expert's {len(script)} actions.")
+    return play_script(steps, script, failure)
+
+
+def _demonstration(env: Any, task: Task) -> Sequence[tuple[str, str]]:
+    """(thought, action) a turn of the expert."""
+    if "demonstration" in abilities_of(env):
+        return list(env.demonstration(task))
+    return [(f"The next thing to do is: {action}.", action) for action in env.expert(task)]
+
+
+def explore(session: Session, stage: Stage) -> None:
+    """Let a policy play the tasks that it is to learn from, and on what the iteration before left unfinished."""
+    explorer, seed = explorer_of(session.recipe), session.recipe.seed
+    file, left = session.run.paths.trajectories(stage.name), list[Trajectory]()
+    if explorer.traits.resumes_earlier and stage.iteration > 1:
+        before = session.run.paths.trajectories(f"explore{mark(session.recipe, stage.iteration - 1)}")
+        left = sorted(filter(unfinished, read_trajectories(before)), key=lambda one: one.key)
+    tasks = dealt(session.panels.tasks["explore"], seed, stage.iteration, explorer.per_iteration)
+    jobs = explorer.jobs(ExploreInputs(seed, stage.iteration, tasks, left), 0)
+    with session.run.stage(stage.name, file) as counts:
+        counts |= session.play(
+            file, jobs, stage.policy, explorer.sampling, explorer.concurrency, "exploration episodes"
+        )
+        if explorer.traits.resumes_earlier:
+            counts |= not_come_back(stage.name, read_trajectories(file))

@@ -1,0 +1,123 @@
+"""Before work: whether a credit will find all that it needs of the world and its tasks."""
+
+from __future__ import annotations
+
+from perturn.config.compatibility import explorer_name, misfit
+from perturn.config.recipe import Recipe
+from perturn.config.stages import makes, rows_name, stages
+from perturn.credit import Credit
+from perturn.errors import ConfigError
+from perturn.quantities import Planned, policies_of, wanted
+from perturn.quantities.protocol import REWARD
+from perturn.run.stages.answer_form import answer_form
+from perturn.run.task_lists import Panels
+from perturn.training.credit_choice import named_credit, weighs_alone
+from perturn.types import Environment
+
+
+def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
+    """Refuse a recipe whose credit of groups reads what the world, or a task to be explored, does not have.
+
+    Raises:
+        PerturnError: Saying what is missing.
+    """
+    if recipe.align is None:
+        return
+    name, credit = named_credit(recipe.align.loss, recipe.credit)
+    tasks = panels.tasks.get("explore", [])
+    needs = wanted(credit.needs, f"credit {name}")
+    check_prover(recipe, name, credit)
+    grouped = makes(recipe, "groups")
+    provides = recipe.explore.traits.provides if grouped and recipe.explore else frozenset()
+    if provides and not reads_branches(credit):
+        raise ConfigError(
+            f"credit {name} does not read {', '.join(sorted(provides))}, which explore.name={explorer_name(recipe)} "
+            "provides; take explore.name=rollouts, or a credit that does, such as credit.name=spo."
+        )
+    if grouped:
+        _check_reward(recipe, name, credit)
+        _check_samples(recipe, name, credit)
+    references = {one.iteration: one.reference for one in stages(recipe) if one.command == "credit"}
+    planned = Planned(f"credit {name}", recipe, lambda: answer_form(recipe), references, env, tasks)
+    for quantity, request in needs.values():
+        quantity.check(request, planned)
+
+
+def check_rows(recipe: Recipe, env: Environment, panels: Panels) -> None:
+    """Refuse rows that need a quantity that cannot be computed.
+
+    Raises:
+        PerturnError: Saying what is missing.
+    """
+    assert recipe.rows is not None
+    reader = f"rows.name={rows_name(recipe)}"
+    planned = Planned(reader, recipe, lambda: answer_form(recipe), {}, env, panels.tasks.get("explore", []))
+    for quantity, request in wanted(recipe.rows.needs, reader).values():
+        quantity.check(request, planned)
+
+
+def reads_branches(credit: Credit) -> bool:
+    """Whether a credit reads branches, or trains on them."""
+    needs = wanted(credit.needs).values()
+    return credit.traits.trains_branches or any(quantity.traits.reads_branches for quantity, _ in needs)
+
+
+def _check_samples(recipe: Recipe, name: str, credit: Credit) -> None:
+    """Refuse groups of one where the credit compares the samples of a task.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    if recipe.explore is None or recipe.explore.samples > 1:
+        return
+    if not weighs_alone(credit):
+        raise ConfigError(
+            f"explore.samples must be > 1 with credit {name}, which compares the samples of a task, got 1; or take one "
+            "that weighs each by itself, such as credit.name=turn-gae; one of your own has the trait weighs_alone."
+        )
+    drops = recipe.rows is not None and recipe.rows.traits.drop_equal_outcomes
+    if drops and not credit.traits.trains_branches:
+        raise ConfigError(
+            "explore.samples must be > 1 with rows.drop_equal_outcomes, since no other outcome is there to be equal "
+            "to, got 1; or leave it out."
+        )
+
+
+def _check_reward(recipe: Recipe, name: str, credit: Credit) -> None:
+    """Refuse a reward model that nothing reads.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    if recipe.reward is not None and REWARD not in policies_of(credit.needs):
+        raise ConfigError(
+            f"credit {name} reads no reward model of the run; leave reward out, or take credit.name=oprl without "
+            "checkpoint."
+        )
+
+
+def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
+    """Reject branches that a credit cannot read, or that are not there.
+
+    Args:
+        recipe: Of the run, which may have branches.
+        name: The credit's.
+        credit: What may read them.
+
+    Raises:
+        ConfigError: Saying what to take.
+    """
+    if recipe.explore is None:
+        return
+    reads, traits = reads_branches(credit), credit.traits
+    takes = {
+        "unfinished": traits.takes_unfinished and not traits.trains_branches,
+        "some-episodes": not reads,
+        "prover": not reads or (traits.takes_prover and not traits.trains_branches),
+        "cut-branches": not reads or traits.takes_unfinished,
+        "dependent-branches": not (traits.trains_branches and traits.unbiased),
+    }
+    needs = ("branches",) if reads else ()
+    problem = misfit(recipe, f"credit {name}", needs, {each for each, taken in takes.items() if taken})
+    if problem:
+        raise ConfigError(problem)

@@ -1,0 +1,315 @@
+"""Credit the stored groups of a run: with the credit of its recipe, or again with any other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from perturn.config.parsing import apply_overrides
+from perturn.config.recipe import Recipe
+from perturn.config.stages import Stage, stages
+from perturn.credit import Credit
+from perturn.data.file_seals import read_manifest, refuse_damage
+from perturn.data.group_account import CreditRow, counted, groups_of, ledger, read_credits, write_credits
+from perturn.data.run_folder import resolve_recipe
+from perturn.data.run_paths import RunPaths, begun
+from perturn.data.store import read_trajectories
+from perturn.errors import ConfigError, RunError
+from perturn.quantities import Computed, Planned, carried_by, compute, figures_of, given, policies_of, wanted
+from perturn.quantities.protocol import State
+from perturn.report.credit_figures import compare_credits, credit_summary
+from perturn.run.stages.answer_form import answer_form
+from perturn.run.stages.credit_checks import check_prover
+from perturn.run.stages.group_members import failures_of, members_of
+from perturn.run.stages.measure_distance import measured
+from perturn.run.stages.quantity_source import RunSource, reference_of_iteration, states_of
+from perturn.training.credit_choice import make_credit
+from perturn.training.sampled_rows import Needed, weigh_groups
+from perturn.types import Trajectory, unfinished
+
+
+def credit_groups(
+    trajectories: Sequence[Trajectory],
+    credit: Credit,
+    needed: Needed | None = None,
+    *,
+    drop_equal_outcomes: bool = False,
+    too_long: Collection[tuple[str, int]] = (),
+    filtered: Collection[tuple[str, int]] = (),
+    failures: str = "leave_out",
+) -> list[CreditRow]:
+    """Weigh the turns of an iteration's episodes, and say where each ends.
+
+    Args:
+        trajectories: Every episode that was asked for, in any order.
+        credit: What weighs.
+        needed: What it needs, by keyword, one entry for each trajectory that counts, by `data.groups.counted`.
+        drop_equal_outcomes: As `ledger` has it.
+        too_long: As `ledger` has it.
+        filtered: As `ledger` has it.
+        failures: As `ledger` has it.
+
+    Returns:
+        One row an episode, by task and sample.
+
+    Raises:
+        ConfigError: If the credit raises, does not give each turn a finite weight, or would take episodes for over that
+            are not.
+    """
+    _refuse_unfinished(trajectories, credit)
+    position = {one.key: index for index, one in enumerate(trajectories)}
+    groups = groups_of(trajectories)
+    order = [[position[one.key] for one in group] for group in groups]
+    weighed = weigh_groups(trajectories, order, credit, needed or {}, failures)
+    rows = [[weighed[index].row(trajectories[index]) for index in members] for members in order]
+    weights, clips = (
+        [[getattr(row, name) for row in of_group] for of_group in rows] for name in ("weight", "clip")
+    )
+    return ledger(
+        groups,
+        weights,
+        clips,
+        drop_equal_outcomes=drop_equal_outcomes,
+        too_long=too_long,
+        filtered=filtered,
+        failures=failures,
+    )
+
+
+def _refuse_unfinished(trajectories: Sequence[Trajectory], credit: Credit) -> None:
+    """Refuse a credit that weighs episodes by how they end where some are not over.
+
+    Raises:
+        ConfigError: Saying what to take.
+    """
+    count = sum(map(unfinished, trajectories))
+    if count and not credit.traits.takes_unfinished:
+        raise ConfigError(
+            f"{count} of {len(trajectories)} episodes go on in the next iteration, and credit {type(credit).__name__} "
+            "weighs by how they end; take one that does not, such as credit.name=turn-gae."
+        )
+
+
+def credit_run(
+    folder: Path,
+    words: Sequence[str],
+    *,
+    against: str | None = None,
+    name: str | None = None,
+    reference: str | None = None,
+    drop_equal_outcomes: bool = False,
+    writes: bool = True,
+) -> dict[str, Any]:
+    """Credit all episodes that a run has explored again, beside its own credit, and change nothing else of it.
+
+    Args:
+        folder: The run folder; the run need not be finished.
+        words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and its settings, such as `credit.gamma=0.9`.
+        against: Another credit to compare with: one that the run has weights of, or a name of CREDITS.
+        name: How the weights are named; None: as the credit.
+        reference: Policy of the run that a credit may read, for values too; None: the one that explored, or for a
+            credit that reads `progress` the reference of the iteration.
+        drop_equal_outcomes: As `ledger` has it.
+        writes: Whether the weights are written down.
+
+    Returns:
+        JSON data: `credit`, and for each iteration its file, counts and weights, and the comparison.
+
+    Raises:
+        PerturnError: If the run has explored nothing, or the credit cannot weigh it.
+    """
+    paths, recipe = begun(folder), resolve_recipe(folder)
+    section = _section(words)
+    credit = _make_credit(section, recipe)
+    label = _named(section, name, against)
+    found, explored = [], _explored(paths, recipe)
+    _check_stored(credit, recipe, explored, reference)
+    other = None if against is None else _against(paths, recipe, explored, against, reference)
+    if other is not None:
+        _check_stored(other.credit, recipe, explored, reference)
+    weigher = _Weigher(paths, recipe, credit, reference)
+    for stage in explored:
+        played = list(read_trajectories(paths.trajectories(stage.name)))
+        episodes = measured(recipe, members_of(credit, played, paths, recipe, stage.mark))
+        comparable = counted(episodes, failures_of(recipe))
+        computed = weigher.computed(stage, comparable)
+        rows = credit_groups(
+            episodes,
+            credit,
+            given(computed),
+            drop_equal_outcomes=drop_equal_outcomes,
+            failures=failures_of(recipe),
+        )
+        file = paths.credit(label, stage.mark)
+        if writes:
+            _write_beside(paths, file, rows)
+        summary = credit_summary(episodes, rows, failures_of(recipe))
+        one = {"iteration": stage.iteration, "file": paths.name(file), **summary}
+        one |= figures_of(computed)
+        if against is not None:
+            theirs = _other(paths, recipe, stage, against, other, episodes)
+            keys = {row.key for row in theirs}
+            both = [each for each in episodes if each.origin is None or each.key in keys]
+            one["against"] = compare_credits(both, rows, theirs).to_dict()
+        found.append(one)
+    return {"run": str(folder), "credit": section, "against": against, "iterations": found}
+
+
+class _Weigher:
+    """A credit on a run's stored episodes, iteration by iteration: what it needs of them, and what is carried over."""
+
+    def __init__(self, paths: RunPaths, recipe: Recipe, credit: Credit, reference: str | None) -> None:
+        self.credit = credit
+        self._paths, self._recipe, self._reference = paths, recipe, reference
+        self._states: dict[str, State] = {}
+
+    def computed(self, stage: Stage, episodes: Sequence[Trajectory]) -> dict[str, Computed]:
+        """Quantities that the credit needs of the episodes of an exploration; ask for those of earlier ones first."""
+        compares = len(policies_of(self.credit.needs)) > 1  # a policy with the reference of its iteration
+        source = RunSource(
+            self._paths,
+            self._recipe,
+            stage.iteration,
+            reference=self._reference or (None if compares else stage.policy),
+            acted=self._reference or stage.policy,
+            start=self._reference,
+            states=self._states,
+        )
+        found = compute(self.credit.needs, episodes, source)
+        self._states = states_of(found)
+        return found
+
+
+def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
+    """Section `credit` -> the credit.
+
+    Raises:
+        ConfigError: If there is no such credit, a setting is wrong, it needs what nothing computes, or it would take
+            a prover's branches for those of the policy that explored.
+    """
+    credit = make_credit(section)
+    wanted(credit.needs, f"credit {section['name']!r}")
+    check_prover(recipe, str(section["name"]), credit)
+    return credit
+
+
+def _check_stored(credit: Credit, recipe: Recipe, explored: Sequence[Stage], reference: str | None) -> None:
+    """Refuse a credit whose quantities cannot be computed of stored episodes.
+
+    Raises:
+        PerturnError: Saying what to name.
+    """
+    references = {
+        stage.iteration: reference or reference_of_iteration(recipe, stage.iteration) for stage in explored
+    }
+    planned = Planned(
+        f"credit {type(credit).__name__}",
+        recipe,
+        lambda: answer_form(recipe),
+        references,
+        stored=True,
+    )
+    for quantity, request in wanted(credit.needs).values():
+        quantity.check(request, planned)
+
+
+def _section(words: Sequence[str]) -> dict[str, Any]:
+    """The section `credit` of the command's words."""
+    data: dict[str, Any] = {}
+    apply_overrides(data, words)
+    section = data.pop("credit", None)
+    if data or not isinstance(section, dict) or not section.get("name"):
+        got = ", ".join(words) or "none"
+        raise ConfigError(
+            f"expected credit.name=NAME and its settings, such as credit.gamma=0.9, got {got:.200}."
+        )
+    return section
+
+
+def _named(section: Mapping[str, Any], name: str | None, against: str | None) -> str:
+    """Name of the files of the weights.
+
+    Raises:
+        ConfigError: If it is none, or that of the weights to compare with.
+    """
+    label = _label(section) if name is None else name
+    if not re.fullmatch(r"[\w.,=+-]*[\w+]", label):
+        raise ConfigError(f"--as must be usable as a file's name, got {label!r:.80}.")
+    if against is not None and _label({"name": against}) == label:
+        raise ConfigError(
+            f"--against {against} would compare these weights with themselves; give them another name, such as --as "
+            "again."
+        )
+    return label
+
+
+def _label(section: Mapping[str, Any]) -> str:
+    """Name of a credit's files."""
+    return str(section["name"]).rpartition(":")[2]
+
+
+def _explored(paths: RunPaths, recipe: Recipe) -> list[Stage]:
+    """The explorations that are done.
+
+    Raises:
+        RunError: If there is none, or an episode file is damaged.
+    """
+    manifest = read_manifest(paths.folder) or {}
+    done = {name for name, note in manifest.get("stages", {}).items() if note.get("done")}
+    found = [stage for stage in stages(recipe) if stage.name == f"explore{stage.mark}" and stage.name in done]
+    if not found:
+        raise RunError(f"{paths.folder} has explored nothing yet; run: perturn collect {paths.folder}")
+    names = {paths.name(paths.trajectories(stage.name)) for stage in found}
+    seals = {file: one for file, one in manifest.get("files", {}).items() if file in names}
+    refuse_damage(paths.folder, seals)
+    return found
+
+
+def _write_beside(paths: RunPaths, file: Path, rows: list[CreditRow]) -> None:
+    """Write a file of credits that no stage made.
+
+    Raises:
+        RunError: If a stage made one of that name, and it holds other weights.
+    """
+    manifest = read_manifest(paths.folder) or {}
+    if manifest.get("files", {}).get(paths.name(file), {}).get("stage") is None:
+        write_credits(file, rows)
+    elif read_credits(file) != rows:
+        raise RunError(
+            f"{file} is the run's own and holds other weights; give these another name, such as --as again."
+        )
+
+
+def _against(
+    paths: RunPaths, recipe: Recipe, explored: Sequence[Stage], name: str, reference: str | None
+) -> _Weigher | None:
+    """The credit to compare with, by its defaults; None where its weights of every iteration are there."""
+    if all(paths.credit(_label({"name": name}), stage.mark).is_file() for stage in explored):
+        return None
+    return _Weigher(paths, recipe, _make_credit({"name": name}, recipe), reference)
+
+
+def _other(
+    paths: RunPaths,
+    recipe: Recipe,
+    stage: Stage,
+    name: str,
+    weigher: _Weigher | None,
+    weighed: Sequence[Trajectory],
+) -> list[CreditRow]:
+    """Rows of the credit to compare with, of its own members: those that are there, else as the credit gives them.
+
+    A quantity that carries something over must be computed of all iterations, whichever rows are there.
+    """
+    file = paths.credit(_label({"name": name}), stage.mark)
+    if weigher is None or (file.is_file() and not carried_by(weigher.credit.needs)):
+        return read_credits(file)
+    credit, explored = weigher.credit, {one.key for one in read_trajectories(paths.trajectories(stage.name))}
+    episodes = [one for one in weighed if one.key in explored]
+    if credit.traits.trains_branches:
+        episodes = measured(recipe, members_of(credit, episodes, paths, recipe, stage.mark))
+    failures = failures_of(recipe)
+    computed = weigher.computed(stage, counted(episodes, failures))
+    return credit_groups(episodes, credit, given(computed), failures=failures)

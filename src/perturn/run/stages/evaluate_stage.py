@@ -1,0 +1,155 @@
+"""Score policies on one panel of held-out tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from perturn.config.evaluation_settings import Evaluate
+from perturn.config.sections import Section
+from perturn.config.stages import Stage, stages, suffix_of
+from perturn.data.episode_outcomes import outcomes
+from perturn.data.store import TrajectoryStore, read_trajectories
+from perturn.episodes.prompts import system_prompt
+from perturn.episodes.seeds import make_jobs
+from perturn.io.atomic_write import write_whole
+from perturn.run.policy_origin import noted_maker
+from perturn.run.session import Session, evaluation_sampling
+from perturn.run.stages.evaluation_strategy import Strategy, controlled, extension_counts
+from perturn.run.stages.selection import Selection, candidate_counts
+from perturn.run.task_lists import panel_digest
+from perturn.select.lookup import traits_of
+from perturn.types import EpisodeProtocol, Sampling, Task
+
+
+def evaluate(session: Session, stage: Stage) -> None:
+    """Play the evaluation panel with a policy and stamp the protocol."""
+    run, recipe = session.run, session.recipe
+    settings, tasks = recipe.evaluate, session.panels.tasks["evaluate"]
+    assert settings is not None
+    jobs = make_jobs(tasks, recipe.seed, settings.candidates("episodes"))
+    file, drawn = run.paths.evaluation(stage.policy), run.paths.drawn(stage.policy)
+    selection = Selection(run, stage.policy, settings.select) if settings.select else None
+    reranks, draws = settings.candidates("actions") > 1, settings.candidates("episodes") > 1
+    strategy = Strategy(turns=settings.turns)
+    if selection and reranks:
+        strategy = dataclasses.replace(strategy, serve=selection.serving(jobs))
+    played, maker = drawn if draws else file, noted_maker(run, stage.policy)
+    with run.stage(stage.name, file, *([drawn] if draws else ())) as counts:
+        write_whole(run.paths.stamp, json.dumps(_conditions(session, settings) | maker, indent=2) + "\n")
+        counts |= session.play(
+            played,
+            jobs,
+            stage.policy,
+            evaluation_sampling(recipe),
+            settings.concurrency,
+            f"evaluating {stage.policy}",
+            strategy,
+        )
+        if settings.turns:
+            rules = controlled(session.rules(stage.policy), settings.turns)
+            counts |= extension_counts(read_trajectories(played), rules)
+        if selection and draws:
+            counts |= _choose(session, selection, drawn, file)
+        if reranks:
+            counts |= candidate_counts(read_trajectories(file))
+        if selection:
+            counts |= selection.counts()
+
+
+def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
+    """The stamp of the scores of a run, with how their episodes or actions are chosen."""
+    recipe = session.recipe
+    found = stamp(
+        session.panels.environment,
+        recipe.environment,
+        settings.tasks.split,
+        session.panels.tasks["evaluate"],
+        controlled(session.protocol, settings.turns),
+        evaluation_sampling(recipe),
+        recipe.seed,
+    )
+    asked = {
+        each.policy: suffix_of(recipe, each.policy) for each in stages(recipe) if each.command == "train"
+    }
+    told = {policy: suffix for policy, suffix in asked.items() if suffix is not None}
+    found |= {"told": told} if told else {}
+    if settings.select is None:
+        return found
+    seen = {"sees_outcome": True} if traits_of(settings.select).sees_outcome else {}
+    return found | {"select": {**settings.select, **seen}}
+
+
+def _choose(session: Session, selection: Selection, drawn: Path, file: Path) -> dict[str, Any]:
+    """Write the best of several episodes of each task as those that are scored; counts of these, and of all."""
+    session.release()  # what chooses may load models of its own
+    episodes = sorted(read_trajectories(drawn), key=lambda one: one.key)
+    chosen = selection.best(episodes)
+    file.unlink(missing_ok=True)
+    with TrajectoryStore(file) as store:
+        for one in chosen:
+            store.append(one)
+    return outcomes(chosen) | {f"drawn_{name}": count for name, count in outcomes(episodes).items()}
+
+
+def stamp(
+    environment: str,
+    settings: Section | None,
+    split: str,
+    tasks: Sequence[Task],
+    protocol: EpisodeProtocol,
+    sampling: Sampling,
+    seed: int,
+) -> dict[str, Any]:
+    """The conditions of a score, as `evaluation/protocol.json` holds them.
+
+    Args:
+        environment: Its name and version.
+        settings: The section `environment`, if there is one.
+        split: Of the tasks.
+        tasks: The panel.
+        protocol: Rules of the episodes.
+        sampling: How actions are decoded.
+        seed: Of the episodes.
+    """
+    return {
+        "environment": environment,
+        "settings": settings,
+        "split": split,
+        "n": len(tasks),
+        "panel_sha256": panel_digest(tasks),
+        **_rules(protocol, tasks),
+        "decoding": dataclasses.asdict(sampling),
+        "departures": _departures(protocol, sampling),
+        "seed": seed,
+    }
+
+
+def _rules(protocol: EpisodeProtocol, tasks: Sequence[Task]) -> dict[str, Any]:
+    """The parts of a protocol that must be equal before two scores are compared."""
+    prompt = json.dumps(system_prompt(protocol), sort_keys=True)
+    return {
+        "name": f"{protocol.name}-{protocol.format}",
+        "prompt_sha256": hashlib.sha256(prompt.encode()).hexdigest(),
+        "max_turns": dict(sorted({task.kind: protocol.limit(task) for task in tasks}.items())),
+        **({"turns": dataclasses.asdict(protocol.turns)} if protocol.turns else {}),
+        "history": "full" if protocol.history is None else protocol.history,
+        "list_admissible": protocol.list_admissible,
+        **({"suffix": protocol.suffix} if protocol.suffix else {}),
+    }
+
+
+def _departures(protocol: EpisodeProtocol, sampling: Sampling) -> dict[str, dict[str, float]]:
+    """Settings of decoding in which a run is not its protocol, with both values."""
+    if protocol.sampling is None:
+        return {}
+    theirs, ours = dataclasses.asdict(protocol.sampling), dataclasses.asdict(sampling)
+    return {
+        name: {"protocol": theirs[name], "here": value}
+        for name, value in ours.items()
+        if value != theirs[name]
+    }

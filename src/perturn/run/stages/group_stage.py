@@ -1,0 +1,138 @@
+"""Groups of an iteration: credited once, and then what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from perturn.config.recipe import Recipe
+from perturn.config.row_maker_settings import Made
+from perturn.config.stages import Stage, mark, traits_of
+from perturn.credit import Credit
+from perturn.data.group_account import CreditRow, counted, counts_of, groups_of, read_credits, write_credits
+from perturn.data.run_folder import Run
+from perturn.data.store import read_trajectories
+from perturn.display.progress_bars import mention
+from perturn.quantities import carried_by, compute, figures_of, given
+from perturn.quantities.protocol import State
+from perturn.run.session import Session
+from perturn.run.stages.branch_stage import stored_branches
+from perturn.run.stages.credit_stage import credit_groups
+from perturn.run.stages.group_members import failures_of, members_of
+from perturn.run.stages.length_limit import too_long
+from perturn.run.stages.measure_distance import measured
+from perturn.run.stages.quantity_source import RunSource, read_state, states_of, write_state
+from perturn.training.credit_choice import carries_own_turns, make_loss, named_credit
+from perturn.types import Trajectory, WeightedTrajectory
+
+
+def own_credit(recipe: Recipe) -> tuple[str, Credit]:
+    """The name of a recipe's credit, and the credit.
+
+    Raises:
+        ConfigError: If there is no such credit, a setting is wrong, or it cannot weigh groups here.
+    """
+    assert recipe.align is not None
+    return named_credit(recipe.align.loss, recipe.credit)
+
+
+def files_of(run: Run, stage: Stage) -> list[Path]:
+    """Files of the stage that weighs groups: the credits, and what quantities have learned for the next iteration."""
+    name, credit = own_credit(run.recipe)
+    carried = (run.paths.carried(key, stage.mark) for key in carried_by(credit.needs))
+    return [run.paths.credit(name, stage.mark), *carried]
+
+
+def trained_branches(run: Run, mark: str) -> list[Trajectory]:
+    """The branches of an iteration, where the recipe's credit trains on them; else none."""
+    _, credit = own_credit(run.recipe)
+    return stored_branches(run.paths, run.recipe, mark) if credit.traits.trains_branches else []
+
+
+def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) -> None:
+    """Weigh the turns of an iteration's groups, account for every episode, and write the credits.
+
+    Args:
+        session: The run.
+        stage: The stage that makes the rows.
+        made: Members of the groups, and which of them are not trained.
+        counts: Of the stage, which grow.
+    """
+    run, traits = session.run, traits_of(session.recipe)
+    assert traits is not None
+    name, credit = own_credit(session.recipe)
+    before = _states_before(run, carried_by(credit.needs), stage)
+    episodes = measured(run.recipe, made.rows)
+    source = RunSource(run.paths, run.recipe, stage.iteration, reference=stage.reference, states=before)
+    computed = compute(credit.needs, counted(episodes, traits.failed), source)
+    rows = credit_groups(
+        episodes,
+        credit,
+        given(computed),
+        drop_equal_outcomes=traits.drop_equal_outcomes,
+        too_long=too_long(session.recipe, episodes),
+        filtered=made.filtered,
+        failures=traits.failed,
+    )
+    counts |= counts_of(groups_of(episodes), rows, traits.failed)
+    said = (f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)
+    mention("episodes:", ", ".join(said))
+    for key, number in figures_of(computed).items():
+        if number is not None:
+            counts[key] = round(number, 4)
+            mention(f"values: {key.replace('_', ' ')} {number:.3f}, each by other episodes")
+    for key, state in states_of(computed).items():
+        write_state(run.paths.carried(key, stage.mark), state)
+    write_credits(run.paths.credit(name, stage.mark), rows)
+
+
+def _states_before(run: Run, carried: Sequence[str], stage: Stage) -> dict[str, State]:
+    """States that quantities have learned in the iteration before, by name; nothing where none has begun.
+
+    Raises:
+        RunError: If it is not there.
+    """
+    earlier = [mark(run.recipe, iteration) for iteration in range(1, stage.iteration)]
+    if not earlier:
+        return {}
+    files = {name: run.paths.carried(name, earlier[-1]) for name in carried}
+    explored = [run.paths.trajectories(f"explore{each}") for each in earlier]
+    if not any(file.is_file() for file in files.values()) and not any(
+        one.turns for each in explored for one in counted(read_trajectories(each), failures_of(run.recipe))
+    ):
+        return {}
+    return {name: read_state(file, name) for name, file in files.items()}
+
+
+def _played(run: Run, credit: Credit, mark: str) -> list[Trajectory]:
+    """The members of an iteration's groups: explored episodes, and branches where the credit trains these too."""
+    explored = list(read_trajectories(run.paths.trajectories(f"explore{mark}")))
+    return members_of(credit, explored, run.paths, run.recipe, mark)
+
+
+def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
+    """The trajectories of an iteration that are trained, with their weights, and how many episodes were asked for.
+
+    Where the loss keeps the policy near a reference, episodes without spread take part in KL alone, if they fit the
+    length limit.
+    """
+    name, credit = own_credit(run.recipe)
+    credited = read_credits(run.paths.credit(name, stage.mark))
+    played = {one.key: one for one in _played(run, credit, stage.mark)}
+    trained = [_row(played[row.key], credit, row) for row in credited if row.bin == "trained"]
+    assert run.recipe.align is not None
+    if make_loss(run.recipe.align.loss, "align.loss").traits.needs_reference:
+        still = [played[row.key] for row in credited if row.bin == "no_spread" and played[row.key].turns]
+        cut = too_long(run.recipe, still)
+        trained += [_row(one, credit, None) for one in still if one.key not in cut]
+    return trained, len(credited)
+
+
+def _row(played: Trajectory, credit: Credit, row: CreditRow | None) -> WeightedTrajectory:
+    """An episode with what a credit wrote of it; None: it has no spread, and takes part in KL alone."""
+    own_turns = carries_own_turns(credit, played)
+    if row is None:
+        none = (0.0,) * len(played.turns)
+        return WeightedTrajectory(played, none, own_turns=own_turns, has_spread=False)
+    return WeightedTrajectory(played, row.weight, row.clip, own_turns)

@@ -1,0 +1,114 @@
+"""Episodes from which a policy learns from nothing: the expert's, those of one who errs, and aimless ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from perturn.config.recipe import Recipe
+from perturn.config.sections import Base
+from perturn.config.stages import Stage
+from perturn.data.run_folder import Run
+from perturn.data.store import read_trajectories
+from perturn.envs.abilities import lacks
+from perturn.episodes.formats import FORMATS
+from perturn.episodes.play_many import Episode, Job, episode, play_alone
+from perturn.episodes.replay import play_script
+from perturn.episodes.seeds import make_jobs
+from perturn.episodes.world_threads import Hear
+from perturn.errors import ConfigError, EngineFailure, RunError
+from perturn.faults import closing_world
+from perturn.run.session import Session, WorldMaker, make_protocol, world_maker
+from perturn.run.stages.collect_stage import AT_ONCE
+from perturn.types import Action, Environment, EpisodeProtocol, Task, Trajectory, succeeded
+
+
+def show_lessons(session: Session, stage: Stage) -> None:
+    """Play every task of the base's panel as its expert does, and badly, and record what happens."""
+    run, recipe = session.run, session.recipe
+    assert recipe.base is not None
+    file = run.paths.trajectories(stage.name)
+    jobs = lessons(recipe.base, session.panels.tasks["base"])
+    start = partial(_shown, settings=recipe.base, protocol=session.protocol)
+
+    def played(missing: Sequence[Job], make: WorldMaker, at_once: int, hear: Hear) -> Iterator[Trajectory]:
+        return play_alone(missing, start, make, concurrency=at_once, retries=recipe.worlds.retries, hear=hear)
+
+    with run.stage(stage.name, file) as counts:
+        counts |= session.record(file, jobs, played, AT_ONCE, "lessons")
+
+
+def lessons(settings: Base, tasks: Sequence[Task]) -> list[Job]:
+    """Episodes to play: sample 0 is the expert's, those after it are clumsy, and the last is aimless, of some tasks."""
+    last = settings.clumsy + 1
+    return [
+        *make_jobs(tasks, settings.seed, last),
+        *(
+            job
+            for job in make_jobs(tasks[:: settings.aimless], settings.seed, last + 1)
+            if job.sample == last
+        ),
+    ]
+
+
+def taught(run: Run) -> list[Trajectory]:
+    """The lessons that a base is taught, in the order of the panel: those of the expert and the clumsy that succeed.
+
+    Raises:
+        RunError: If there is none.
+    """
+    assert run.recipe.base is not None
+    file, last = run.paths.trajectories("lessons"), run.recipe.base.clumsy + 1
+    found = [one for one in read_trajectories(file) if one.sample < last and succeeded(one)]
+    if not found:
+        raise RunError(f"{file} holds no successful episode to teach; raise protocol.max_turns.")
+    return sorted(found, key=lambda one: (one.sample, one.task.id))
+
+
+def heard(run: Run) -> set[str]:
+    """All that is said in the lessons, and what a policy is told whose action was not understood."""
+    texts = {FORMATS[make_protocol(run.recipe.protocol).format].reminder}
+    for one in read_trajectories(run.paths.trajectories("lessons")):
+        texts.update(str(message["content"]) for message in one.messages)
+    return texts
+
+
+def check_teacher(recipe: Recipe) -> None:
+    """Refuse an environment whose expert cannot play badly.
+
+    Raises:
+        ConfigError: Saying which can.
+    """
+    if recipe.base is None:
+        return
+    with closing_world(world_maker(recipe)()) as env:
+        if problem := lacks(env, "expert", "clumsy", "aimless"):
+            raise ConfigError(
+                f"base needs an expert who also errs: {problem}, or leave base out and name a model."
+            )
+
+
+def _shown(env: Environment, job: Job, settings: Base, protocol: EpisodeProtocol) -> Episode:
+    """A lesson, which asks no engine."""
+    yield from ()
+    write = FORMATS[protocol.format].write
+    steps = episode(env, job, protocol=protocol, policy=_player(job, settings))
+    script = [Action(write("", command)) for command in _script(env, job, settings, protocol)]
+    return play_script(steps, script, EngineFailure(f"the lesson ended after {len(script)} actions."))
+
+
+def _player(job: Job, settings: Base) -> str:
+    if job.sample == 0:
+        return "expert"
+    return "clumsy" if job.sample <= settings.clumsy else "aimless"
+
+
+def _script(env: Any, job: Job, settings: Base, protocol: EpisodeProtocol) -> Sequence[str]:
+    """Commands of a lesson."""
+    player = _player(job, settings)
+    if player == "expert":
+        return list(env.expert(job.task))
+    if player == "clumsy":
+        return list(env.clumsy(job.task, job.seed))
+    return list(env.aimless(job.task, job.seed, protocol.limit(job.task)))

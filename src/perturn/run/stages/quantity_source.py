@@ -1,0 +1,172 @@
+"""What quantities are computed from in a run: its policies, its world, its branches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from perturn.chat.templates import chat_template
+from perturn.config.recipe import Recipe
+from perturn.config.sections import TOKEN_BUDGET
+from perturn.config.stages import mark, policy_of, reward_model_of, stages
+from perturn.data.group_account import counted
+from perturn.data.run_paths import RunPaths
+from perturn.display.progress_bars import console
+from perturn.episodes.seeds import seed_of
+from perturn.errors import RunError
+from perturn.faults import closing_world
+from perturn.io.atomic_write import replacing
+from perturn.quantities import Computed, Source
+from perturn.quantities.progress_logprobs import is_of_run
+from perturn.quantities.protocol import ACTED, EXPLORER, REFERENCE, REWARD, START, State
+from perturn.quantities.readers import Reader, open_reader
+from perturn.run.session import world_maker
+from perturn.run.stages.answer_form import answer_form
+from perturn.run.stages.branch_stage import stored_branches
+from perturn.run.stages.group_members import failures_of
+from perturn.types import Environment, Trajectory
+
+
+class RunSource(Source):
+    """An iteration of a run, as what quantities are computed from. Each policy is opened once."""
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        recipe: Recipe,
+        iteration: int = 1,
+        *,
+        reference: str | None = None,
+        acted: str | None = None,
+        start: str | None = None,
+        states: Mapping[str, State] | None = None,
+    ) -> None:
+        """Of a run and an iteration.
+
+        Args:
+            paths: Of the run.
+            recipe: Of the run.
+            iteration: From 1.
+            reference: Name of the reference policy; None: that of the iteration.
+            acted: Name of the policy that stands for the one that played the episodes; None: that one.
+            start: Name of the policy that stands for the one that the loop begins with; None: that one.
+            states: What quantities have learned in the iteration before, by name.
+        """
+        self._paths, self._recipe = paths, recipe
+        explorer = policy_of(recipe, iteration - 1)
+        self._names = {
+            ACTED: acted or explorer,
+            EXPLORER: explorer,
+            REFERENCE: reference or reference_of_iteration(recipe, iteration),
+            START: start or policy_of(recipe, 0),
+            **({REWARD: reward_model_of(recipe, iteration)} if recipe.reward else {}),
+        }
+        self._open: dict[str, Reader] = {}
+        self.states = states or {}
+        self.iteration = iteration
+
+    def policy_name(self, role: str) -> str:
+        """Return the name of the policy that has a role; a name is its own."""
+        return self._names.get(role, role)
+
+    def policy(self, role: str) -> Reader:
+        """Open a policy, by its role or its name.
+
+        Raises:
+            RunError: If it is not there.
+        """
+        name = self.policy_name(role)
+        if name not in self._open:
+            ours = role in self._names or is_of_run(self._recipe, name)
+            self._open[name] = (open_policy if ours else _open_other)(self._paths, self._recipe, name)
+        return self._open[name]
+
+    def answer_form(self) -> str:
+        """Return the text of a turn that gives an answer."""
+        return answer_form(self._recipe)
+
+    def world(self) -> AbstractContextManager[Environment]:
+        """Open the environment of the run."""
+        return closing_world(world_maker(self._recipe)())
+
+    def branches(self) -> list[Trajectory]:
+        """Return the branches of the iteration that count."""
+        found = stored_branches(self._paths, self._recipe, mark(self._recipe, self.iteration))
+        return counted(found, failures_of(self._recipe))
+
+    def seed(self, name: str) -> int:
+        """Return the seed of the run for what is called so."""
+        return seed_of(self._recipe.seed, name)
+
+    def tell(self, text: str) -> None:
+        """Print it where progress is printed."""
+        console.print(text)
+
+
+def reference_of_iteration(recipe: Recipe, iteration: int) -> str:
+    """Return the reference of an iteration; of one without any, the policy that the loop begins with."""
+    found = {one.command: one.reference for one in stages(recipe) if one.iteration == iteration}
+    return found.get("credit") or found.get("train") or policy_of(recipe, 0)
+
+
+def states_of(computed: Mapping[str, Computed]) -> dict[str, State]:
+    """Return what computed quantities have learned for the next iteration, by name."""
+    return {name: one.state for name, one in computed.items() if one.state is not None}
+
+
+def write_state(file: Path, state: State) -> None:
+    """Write what a quantity has learned, whole or not at all."""
+    with replacing(file, foreign=(SafetensorError,)) as fresh:
+        save_file({name: each.contiguous() for name, each in state.items()}, fresh)
+
+
+def read_state(file: Path, quantity: str) -> dict[str, Tensor]:
+    """Read what a quantity has learned.
+
+    Raises:
+        RunError: If it is not there, or damaged.
+    """
+    if not file.is_file():
+        raise RunError(
+            f"{file}, the {quantity} that the iteration before left, is not there; restore it from a copy, or remove "
+            "the run folder to begin anew."
+        )
+    try:
+        # In memory as it was before, or sums are rounded otherwise.
+        return {name: one.clone() for name, one in load_file(file).items()}
+    except SafetensorError as error:
+        raise RunError(f"{file} holds no {quantity}: {error}; restore it from a copy.") from error
+
+
+def _open_other(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
+    """Open a policy that is none of the run: a folder or a Hub id."""
+    budget = recipe.align.token_budget if recipe.align else TOKEN_BUDGET
+    return open_reader(name, None, chat_template(recipe.model), budget)
+
+
+def open_policy(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
+    """Open a policy of the run to be read.
+
+    Raises:
+        RunError: If it is not there.
+    """
+    budget, template = (
+        recipe.align.token_budget if recipe.align else TOKEN_BUDGET,
+        chat_template(recipe.model),
+    )
+    if name == "base" and recipe.base is None:
+        return open_reader(recipe.model.name, None, template, budget)
+    folder = paths.checkpoint(name)
+    if not (folder / "config.json").is_file():
+        others = " or ".join(
+            f"--reference {each}" for each in ("sft", "base") if each == "base" or recipe.sft
+        )
+        raise RunError(
+            f"the credit reads policy {name!r}, and {folder} is not there; name one that is, such as {others}."
+        )
+    return open_reader(folder, None, template, budget)

@@ -1,0 +1,218 @@
+"""Make the rows of an alignment from what an iteration has explored, by the row maker of the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from perturn.config.recipe import Recipe
+from perturn.config.row_maker_settings import Limit, RowInputs, sense_in
+from perturn.config.stages import Stage, mark, rows_name
+from perturn.data.run_folder import Run
+from perturn.data.store import read_pairs, read_records, read_trajectories, write_pairs, write_records
+from perturn.display.progress_bars import mention
+from perturn.errors import ConfigError, RunError
+from perturn.formats.read_rows import rows_of
+from perturn.io.read_input import user_path
+from perturn.needs import Distance, name_of
+from perturn.rows.pairing import pair_within_groups, starting
+from perturn.run.session import Session, engine_settings, make_protocol
+from perturn.run.stages.branch_stage import played_on
+from perturn.run.stages.expert_corrections import corrected
+from perturn.run.stages.measure_distance import measured, measured_pairs
+from perturn.table import locate
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
+
+ROWS_OF = {"pairs": PreferencePair, "single": Trajectory, "labelled": WeightedTrajectory}
+"""Kind of rows -> class of a row of the user's own."""
+
+
+def make_rows(session: Session, stage: Stage) -> None:
+    """Make the rows of an iteration, say what became of its episodes, and write them.
+
+    Raises:
+        RunError: If there is nothing to train on, and nothing is hoped for in a later iteration.
+    """
+    run, recipe = session.run, session.recipe
+    assert recipe.rows is not None
+    traits = recipe.rows.traits
+    grouped = traits.makes == "groups"
+    files: Callable[..., Sequence[Path]] = (
+        locate("perturn.run.stages.group_stage:files_of") if grouped else _files
+    )
+    with run.stage(stage.name, *files(run, stage)) as counts:
+        inputs = _inputs(session, stage)
+        made = recipe.rows(inputs)
+        counts |= made.counts
+        if grouped:
+            locate("perturn.run.stages.group_stage:weigh")(session, stage, made, counts)
+            return
+        rows = list(made.rows)
+        said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+        mention(f"{'pairs' if traits.makes == 'pairs' else 'rows'}: {len(rows)}; counts: {said}")
+        whose = " and the expert's" if traits.expert else ""
+        if made.lacks and (traits.starts_over or recipe.iterations == 1):
+            raise RunError(
+                f"rows.name={rows_name(recipe)}: of {len(inputs.explored)} explored trajectories"
+                f"{whose}, {made.lacks}; explore more tasks, "
+                "or take a higher temperature."
+            )
+        if traits.makes == "pairs":
+            write_pairs(
+                _file(run, stage), rows if sense_in(recipe.rows.needs) else measured_pairs(recipe, rows)
+            )
+        else:
+            counts["rows"] = write_records(_file(run, stage), rows)
+
+
+def prefer(session: Session, stage: Stage) -> None:
+    """Pair an iteration's episodes with each other by how they ended, for its reward model; there may be no pair."""
+    run, settings = session.run, session.recipe.reward
+    assert settings is not None
+    file, played = run.paths.preferences(stage.mark), _explored(run, stage)
+    with run.stage(stage.name, file) as counts:
+        fitting = starting(played, RowInputs(limit=_limit(session.recipe)))
+        pairs, reasons = pair_within_groups(fitting, settings.threshold, per_group=settings.per_group)
+        reasons["too_long"] = len(played) - len(fitting)
+        counts |= reasons
+        mention("in pairs:", ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count))
+        write_pairs(file, measured_pairs(session.recipe, pairs))
+
+
+def read_rows(run: Run, stage: Stage) -> list[Any]:
+    """The rows of an iteration, as `make_rows` made them, but for groups."""
+    file = _file(run, stage)
+    pairs = run.recipe.rows is not None and run.recipe.rows.traits.makes == "pairs"
+    return list(read_pairs(file) if pairs else read_records(file, WeightedTrajectory))
+
+
+def expert_episodes(session: Session) -> list[Trajectory]:
+    """The expert's successful episodes, in the order of SFT's panel, then conversations; of the user's file, all.
+
+    Raises:
+        RunError: If there is none.
+    """
+    recipe, file = session.recipe, session.run.paths.trajectories("expert")
+    episodes = _successes(session.run)
+    if recipe.expert is None or recipe.expert.file is None:
+        panels = session.panels
+        order = {task.id: index for index, task in enumerate(panels.tasks.get("sft", panels.expert))}
+        taught = [one for one in episodes if one.task.id in order or not one.environment]
+        episodes = sorted(taught, key=lambda one: (one.sample, order.get(one.task.id, len(order))))
+    if not episodes:
+        raise RunError(f"{file} holds no successful episode to teach.")
+    return episodes
+
+
+def check_made(recipe: Recipe) -> None:
+    """Refuse rows of which a policy would not see all, and those that read log-probabilities that nobody returns.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    if recipe.rows is None:
+        return
+    traits = recipe.rows.traits
+    if traits.needs_history and make_protocol(recipe.protocol).history is not None:
+        raise ConfigError(
+            f"rows.name={rows_name(recipe)} puts two episodes into one conversation, of which a policy must see all; "
+            "set protocol.history=full."
+        )
+    if traits.reads_logprobs and not engine_settings(recipe).traits.serves_checkpoints:
+        raise ConfigError(
+            f"rows.name={rows_name(recipe)} reads the log-probabilities of what was sampled, which engine "
+            f"{recipe.engine['name']!r} does not give; take rows.takeover=random, or engine.name=local."
+        )
+
+
+def _inputs(session: Session, stage: Stage) -> RowInputs:
+    """Return the inputs of the row maker of the recipe, as its traits say."""
+    run, recipe = session.run, session.recipe
+    assert recipe.rows is not None
+    traits, alone = recipe.rows.traits, recipe.rows.traits.makes in ("single", "labelled")
+    explored = _explored(run, stage) if traits.explored else []
+    given: Sequence[Any] = ()
+    if traits.source is not None:
+        given = list(rows_of(user_path(traits.source, "rows.path"), ROWS_OF[traits.makes]))
+    sense = sense_in(recipe.rows.needs)
+    branches: Sequence[Trajectory] = ()
+    if traits.makes == "groups":
+        branches = locate("perturn.run.stages.group_stage:trained_branches")(run, stage.mark)
+    elif traits.branches:
+        branches = list(read_trajectories(run.paths.trajectories(f"branch{stage.mark}")))
+    return RowInputs(
+        explored=explored,
+        experts=_successes(run) if traits.expert else (),
+        taught=expert_episodes(session) if traits.expert and alone else (),
+        branches=branches,
+        begun=played_on(session, explored) if traits.branches else (),
+        earlier=_earlier(run, stage) if traits.aggregates else (),
+        given=given,
+        quantities=_quantities(session, stage, [one for one in explored if not failed(one)]),
+        seed=recipe.seed,
+        limit=_limit(recipe),
+        measure=list if sense is None else partial(measured, recipe),
+        correct=partial(corrected, recipe),
+    )
+
+
+def _quantities(
+    session: Session, stage: Stage, ended: Sequence[Trajectory]
+) -> dict[str, dict[tuple[str, int], Any]]:
+    """Return what a row maker needs beside the distance to a success, by name and by the key of an episode."""
+    rows = session.recipe.rows
+    assert rows is not None
+    needs = [need for need in rows.needs if name_of(need) != Distance.name]
+    if not needs:
+        return {}
+    read, reader = (
+        locate("perturn.run.stages.explorer_quantities:read_needs"),
+        f"rows.name={rows_name(session.recipe)}",
+    )
+    found: dict[str, Sequence[Any]] = read(session, stage, ended, needs, reader)
+    return {
+        name: {one.key: entry for one, entry in zip(ended, entries, strict=True)}
+        for name, entries in found.items()
+    }
+
+
+def _explored(run: Run, stage: Stage) -> list[Trajectory]:
+    """The explored episodes of an iteration, sorted: they are stored as they end, which depends on timing."""
+    found = read_trajectories(run.paths.trajectories(f"explore{stage.mark}"))
+    return sorted(found, key=lambda one: one.key)
+
+
+def _successes(run: Run) -> list[Trajectory]:
+    """The expert's episodes that solved their tasks."""
+    return [one for one in read_trajectories(run.paths.trajectories("expert")) if succeeded(one)]
+
+
+def _earlier(run: Run, stage: Stage) -> list[WeightedTrajectory]:
+    """The rows of the iteration before, which hold those of all earlier ones."""
+    if stage.iteration == 1:
+        return []
+    before = run.paths.outcomes(mark(run.recipe, stage.iteration - 1))
+    return list(read_records(before, WeightedTrajectory))
+
+
+def _limit(recipe: Recipe) -> Limit:
+    """The length limit of training; what knows tokens is loaded when it is asked."""
+    found = cache(lambda name: partial(locate(f"perturn.run.stages.length_limit:{name}"), recipe))
+    return Limit(
+        too_long=lambda episodes: found("too_long")(episodes),
+        whole=lambda one: found("fits_whole")(one),
+        alike=lambda pairs: found("alike_within_limit")(pairs),
+    )
+
+
+def _files(run: Run, stage: Stage) -> tuple[Path]:
+    return (_file(run, stage),)
+
+
+def _file(run: Run, stage: Stage) -> Path:
+    """The file of an iteration's rows, but for groups."""
+    assert run.recipe.rows is not None
+    pairs = run.recipe.rows.traits.makes == "pairs"
+    return run.paths.pairs(stage.mark) if pairs else run.paths.outcomes(stage.mark)

@@ -1,0 +1,171 @@
+"""The selector of an evaluation at work: among several episodes of each task, or several actions at each turn."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from math import inf, isfinite
+from typing import Any, TypeVar
+
+from perturn.chat.templates import chat_template
+from perturn.config.evaluation_settings import SELECT
+from perturn.config.sections import TOKEN_BUDGET
+from perturn.data.run_folder import Run
+from perturn.data.store import read_trajectories
+from perturn.engines.candidates import with_candidates
+from perturn.episodes.episode import Job, understood
+from perturn.episodes.formats import FORMATS
+from perturn.errors import ConfigError, EngineFailure
+from perturn.run.policy_origin import Maker, maker_of
+from perturn.run.session import make_protocol, policy_path
+from perturn.run.stages.evaluation_strategy import Serve
+from perturn.select.lookup import make_selector
+from perturn.select.protocol import SelectorInputs, SelectorNeed
+from perturn.table import locate
+from perturn.types import Action, Engine, Prompt, Task, Trajectory, failed
+
+T = TypeVar("T")
+
+
+class Selection:
+    """The selector of a run's evaluation, opened for one policy when it is first asked."""
+
+    def __init__(self, run: Run, policy: str, section: Mapping[str, Any]) -> None:
+        """Make the selector.
+
+        Args:
+            run: The run that scores.
+            policy: The policy that is scored.
+            section: Section `evaluate.select` of its recipe.
+        """
+        self._run, self._policy, self._name = run, policy, str(section["name"])
+        self._selector, self._samples = make_selector(section), int(section["samples"])
+        self._needs = self._selector.traits.needs
+        self._counts: dict[str, float] = {}
+        self._among_episodes = section["among"] == "episodes"
+
+    @cached_property
+    def _score(self) -> Any:
+        """The function that scores candidates."""
+        inputs = SelectorInputs(
+            policy=self._policy,
+            open_policy=self._offered("policy", lambda: self._open(policy_path(self._run, self._policy))),
+            open_start=self._offered("start", self._open_start),
+            explored=self._offered("explored", self._explored),
+            command=self._command,
+            counts=self._counts,
+        )
+        made = self._selector.among_episodes if self._among_episodes else self._selector.among_actions
+        return made(inputs)
+
+    def _offered(self, need: SelectorNeed, opened: Callable[[], T]) -> Callable[[], T]:
+        """The function that opens a thing, for a selector whose traits name it.
+
+        Raises:
+            ConfigError: Once the function is called, if the traits do not name it.
+        """
+
+        def refuse() -> T:
+            raise ConfigError(
+                f"{SELECT}.name={self._name} reads {need!r}, and its traits do not say so; add it to "
+                "SelectorTraits(needs=...)."
+            )
+
+        return opened if need in self._needs else refuse
+
+    def _open(self, path: str) -> Any:
+        """A `perturn.select.protocol.OpenPolicy`."""
+        recipe = self._run.recipe
+        budget = recipe.align.token_budget if recipe.align else TOKEN_BUDGET
+        return locate("perturn.quantities.readers:open_reader")(
+            path, None, chat_template(recipe.model), budget
+        )
+
+    @property
+    def _maker(self) -> Maker:
+        return maker_of(self._run, self._policy, self._needs)
+
+    def _open_start(self) -> Any:
+        maker = self._maker
+        return None if maker.start is None else self._open(policy_path(maker, maker.start))
+
+    def _explored(self) -> list[Trajectory]:
+        return sorted(read_trajectories(self._maker.explored), key=lambda one: one.key)
+
+    @cached_property
+    def _command(self) -> Callable[[Prompt, Action], str | None]:
+        reader = FORMATS[make_protocol(self._run.recipe.protocol).format]
+        return lambda prompt, action: understood(action, reader, prompt.tools)
+
+    def best(self, drawn: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return the episode of each task with the highest score, in the order of tasks.
+
+        Of equal episodes it is the first sample. A FAILED episode is chosen where all of its task are.
+
+        Args:
+            drawn: All episodes.
+
+        Raises:
+            PerturnError: If the engine gave no log-probabilities that are needed, or code of the user's fails.
+        """
+        whole = [one for one in drawn if not failed(one)]
+        self._require_logprobs([turn.action for one in whole for turn in one.turns])
+        scores = dict(zip((one.key for one in whole), self._score(whole) if whole else (), strict=True))
+        of_task: dict[str, list[Trajectory]] = defaultdict(list)
+        for one in drawn:
+            of_task[one.task.id].append(one)
+
+        def rank(one: Trajectory) -> tuple[bool, Any, int]:
+            return one.key in scores, scores.get(one.key, -inf), -one.sample
+
+        return [max(each, key=rank) for each in of_task.values()]
+
+    def serving(self, jobs: Iterable[Job]) -> Serve:
+        """Return what makes of an engine one that answers each prompt with the best of several actions.
+
+        Args:
+            jobs: The episodes that may be played.
+        """
+        tasks = {job.conversation: job.task for job in jobs}
+
+        def serve(engine: Engine) -> Engine:
+            return with_candidates(
+                engine,
+                self._samples,
+                lambda prompt, actions: self.index(tasks[prompt.conversation], prompt, actions),
+            )
+
+        return serve
+
+    def index(self, task: Task, prompt: Prompt, actions: Sequence[Action]) -> int:
+        """Return the index of the action with the highest score; of equal ones the first.
+
+        Raises:
+            PerturnError: If the engine gave no log-probabilities that are needed, or code of the user's fails.
+        """
+        numbers = range(len(actions))
+        for number in numbers:  # weights that hold NaN: the episode refuses the action, and says so
+            if not all(map(isfinite, actions[number].logprobs or ())):
+                return number
+        self._require_logprobs(actions)
+        scores = self._score(task, prompt, actions)
+        return max(numbers, key=lambda number: (scores[number], -number))
+
+    def _require_logprobs(self, actions: Sequence[Action]) -> None:
+        if "logprobs" in self._needs and actions and not any(one.logprobs for one in actions):
+            raise EngineFailure(
+                f"{SELECT}.name={self._name} reads the log-probabilities of what was sampled, and the engine gives "
+                "none; take another of `perturn list selectors`, or an engine that does, such as local."
+            )
+
+    def counts(self) -> dict[str, float]:
+        """Return numbers on the selector's work; one that was not asked yet is opened for that."""
+        self._score  # noqa: B018
+        return self._counts
+
+
+def candidate_counts(episodes: Iterable[Trajectory]) -> dict[str, int]:
+    """How many actions were sampled for the turns of episodes, and their tokens, those that were taken included."""
+    written = [turn.action.candidates for one in episodes for turn in one.turns]
+    return {"candidates": sum(map(len, written)), "candidate_tokens": sum(map(sum, written))}

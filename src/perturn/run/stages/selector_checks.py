@@ -1,0 +1,137 @@
+"""Whether an evaluation can choose as it is told to, before any work."""
+
+from __future__ import annotations
+
+from perturn.config.evaluation_settings import SELECT
+from perturn.config.recipe import Recipe
+from perturn.config.stages import learned_from, stages
+from perturn.errors import ConfigError, PerturnError, RunError
+from perturn.run.policy_origin import Maker, find_maker, is_made_elsewhere
+from perturn.run.session import engine_settings, evaluation_sampling
+from perturn.run.task_lists import Panels, read_panels
+from perturn.select import SELECTORS
+from perturn.select.lookup import make_selector
+from perturn.select.protocol import Among, SelectorNeed, SelectorTraits
+
+_OF_ENGINE: dict[SelectorNeed, str] = {
+    "logprobs": "the log-probabilities of what was sampled",
+    "policy": "the policy in memory",
+}
+"""The needs that an engine which serves checkpoints provides."""
+_OF_RUN: dict[SelectorNeed, str] = {
+    "start": "it reads the policy from which another was trained, and no policy here is trained; score a policy in "
+    "the checkpoints of the run that trained it.",
+    "explored": "it learns from explored episodes, and nothing is explored here; add the section explore, or score a "
+    "policy in the checkpoints of a run that explored.",
+}
+"""The needs that the run which made a policy provides, and the remedy where there is no such run."""
+
+
+def check_selection(recipe: Recipe, maker: Maker | None = None) -> None:
+    """Refuse an evaluation that would choose among equal candidates, or by what is not there.
+
+    Args:
+        recipe: Of the run that scores.
+        maker: The run that will have made its policy; None: look.
+
+    Raises:
+        PerturnError: Saying what to set.
+    """
+    if recipe.evaluate is None or recipe.evaluate.select is None:
+        return
+    section = recipe.evaluate.select
+    traits = make_selector(section).traits
+    if not evaluation_sampling(recipe).temperature:
+        raise ConfigError(
+            f"{SELECT} chooses among several samples, which are all alike at temperature 0; set "
+            "evaluate.sampling.temperature, such as 1.0."
+        )
+    try:
+        if problem := _problem(recipe, traits, section["among"], maker):
+            raise ConfigError(problem)
+    except PerturnError as error:
+        others = ", ".join(
+            name for name in SELECTORS if _fits(recipe, SELECTORS[name].traits, section["among"])
+        )
+        raise type(error)(
+            f"{SELECT}.name={section['name']}: {error} Or take {SELECT}.name={others} or a function of yours."
+        ) from error
+
+
+def _fits(recipe: Recipe, traits: SelectorTraits, among: Among) -> bool:
+    """Whether a selector could choose here, whatever runs make."""
+    return traits.needs.isdisjoint(_OF_RUN) and _problem(recipe, traits, among, None) is None
+
+
+def _problem(recipe: Recipe, traits: SelectorTraits, among: Among, planned: Maker | None) -> str | None:
+    """Return a sentence on what a selector lacks here; None: it lacks nothing.
+
+    Raises:
+        PerturnError: Saying what is missing in the run that made the policy.
+    """
+    if among not in traits.among:
+        only = traits.among[0]
+        return f"it chooses among {only} alone, got {SELECT}.among={among}; set {SELECT}.among={only}."
+    missing = [each for each in _OF_ENGINE if each in traits.needs]
+    if missing and not engine_settings(recipe).traits.serves_checkpoints:
+        return f"it needs {_OF_ENGINE[missing[0]]}, which engine {recipe.engine['name']!r} does not give."
+    needs = [each for each in _OF_RUN if each in traits.needs]
+    if not needs:
+        return None
+    if planned is None and not is_made_elsewhere(recipe, needs):
+        made = {"start": _is_trained(recipe), "explored": recipe.explore is not None}
+        return next((_OF_RUN[each] for each in needs if not made[each]), None)
+    maker = planned or find_maker(recipe)
+    if maker is None:
+        return _OF_RUN[needs[0]]
+    if planned is not None:
+        return planned.lack(needs)
+    maker.require(needs)
+    return None
+
+
+def _is_trained(recipe: Recipe) -> bool:
+    """Whether a policy that is evaluated was trained from another."""
+    scored = [stage.policy for stage in stages(recipe) if stage.command == "evaluate"]
+    return any(learned_from(recipe, policy) is not None for policy in scored)
+
+
+def refuse_seen(recipe: Recipe, panels: Panels) -> None:
+    """Refuse a selector that has learned from the outcomes of the tasks that it chooses on.
+
+    Raises:
+        PerturnError: If tasks are explored and scored, or nobody can tell.
+    """
+    if recipe.evaluate is None or "explored" not in recipe.evaluate.needs:
+        return
+    theirs = panels
+    if is_made_elsewhere(recipe, {"explored"}):
+        theirs = _panels_elsewhere(recipe, panels.environment)
+    explored = {task.id for task in theirs.tasks.get("explore", ())}
+    scored = {task.id for task in panels.tasks.get("evaluate", ())}
+    if both := sorted(explored & scored):
+        raise ConfigError(
+            f"{SELECT} learns from explored episodes, and {len(both)} of {len(scored)} tasks of evaluate.tasks are "
+            f"explored too, such as {both[0]!r:.80}, so that it would know their outcomes; score tasks that are held "
+            "out, such as another split."
+        )
+
+
+def _panels_elsewhere(recipe: Recipe, environment: str) -> Panels:
+    """Tasks of the run that made the policy.
+
+    Raises:
+        PerturnError: If it has none, or they are of another world.
+    """
+    maker = find_maker(recipe)
+    panels = None if maker is None else read_panels(maker.paths.tasks)
+    if maker is None or panels is None:
+        raise RunError(
+            f"{SELECT}: nothing tells which tasks were explored before {recipe.model.name}; restore it from a copy."
+        )
+    if panels.environment != environment:
+        raise ConfigError(
+            f"{SELECT}: {maker.folder} explored {panels.environment}, and {environment} is scored, so nobody can tell "
+            "whether its tasks are held out; score the same world in the same version, or take another selector."
+        )
+    return panels

@@ -1,0 +1,358 @@
+"""Train a run's policies: a base from nothing, SFT on expert episodes, then alignment on pairs, groups or episodes.
+
+And its reward models, which are policies too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerState
+from transformers.trainer_callback import PrinterCallback
+
+from perturn.chat.model_names import load_tokenizer
+from perturn.chat.tokens import NO_TURN
+from perturn.chat.word_tokenizer import learn, make_tokenizer
+from perturn.config.recipe import Recipe
+from perturn.config.sections import Train
+from perturn.config.stages import Stage, average_of, makes
+from perturn.data.run_files import note_tokens
+from perturn.data.run_folder import Run
+from perturn.data.store import read_pairs
+from perturn.display.progress_bars import Work, bar, console, track
+from perturn.display.time_left import Tokens
+from perturn.errors import ConfigError, RunError
+from perturn.io.atomic_write import append_line, replacing, write_whole
+from perturn.losses import TurnLogprobs
+from perturn.policy.examples import Example
+from perturn.policy.models import load_model, new_model
+from perturn.policy.packing import Examples
+from perturn.policy.sampler_agreement import differences, summary
+from perturn.run.checkpoint_retention import goes_on, keeps_average, let_go
+from perturn.run.interrupts import Stopping
+from perturn.run.iteration_state import go_on, move_average, stay
+from perturn.run.metric_trackers import open_trackers
+from perturn.run.model_check import lora_config
+from perturn.run.session import Session, policy_path
+from perturn.run.stages.group_stage import read_groups
+from perturn.run.stages.pretraining_stage import heard, taught
+from perturn.run.stages.row_stage import expert_episodes, read_rows
+from perturn.run.stages.training_checks import make_config
+from perturn.train_processes import from_leader, leads
+from perturn.training.turn_trainer import TurnTrainer
+
+ONCE = ("base", "sft")
+"""Training stages that come before the iterations."""
+_ROUNDING = 0.1
+"""Nats by which bfloat16 may change half of the tokens' log-probabilities; 0.03 was seen."""
+
+
+def train(session: Session, stage: Stage) -> None:
+    """Train a policy, going on from the last complete checkpoint, and save it whole."""
+    run, recipe = session.run, session.recipe
+    if recipe.iterations == 1 or stage.name in ONCE:  # else the engine stays open, and gets the new weights
+        session.release()
+    rows, episodes = _rows(session, stage)
+    with run.stage(stage.name, *_files(run, stage)) as counts:
+        if rows:
+            counts |= _train(session, stage, rows, episodes)
+        elif leads():
+            what = "reward model" if stage.section == "reward" else "policy"
+            console.print(f"nothing to learn from; the {what} stays as it is", style="yellow")
+            counts["examples"] = 0
+            stay(run, stage)
+        if leads() and keeps_average(recipe) and stage.section == "align":
+            move_average(run, stage)
+    if leads():
+        shutil.rmtree(run.paths.partial(stage.policy), ignore_errors=True)
+        let_go(run, stage)
+
+
+def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
+    """The rows that a stage learns from, and the number of episodes of which they are left; None: of these."""
+    run, recipe = session.run, session.recipe
+    if stage.name == "base":
+        return taught(run), None
+    if stage.name == "sft":
+        return expert_episodes(session), None
+    if stage.section == "reward":
+        return list(read_pairs(run.paths.preferences(stage.mark))), None
+    return read_groups(run, stage) if makes(recipe, "groups") else (read_rows(run, stage), None)
+
+
+def _settings(recipe: Recipe, stage: Stage) -> Train:
+    """The section of a training stage."""
+    settings = getattr(recipe, stage.section)
+    assert isinstance(settings, Train)
+    return settings
+
+
+def _begin(run: Run, stage: Stage) -> tuple[Any, Any]:
+    """The model that a stage trains, as it was before, and its tokenizer."""
+    base = run.recipe.base
+    if stage.name != "base" or base is None:
+        path = policy_path(run, stage.start)
+        model, tokenizer = load_model(path, say=console.print), load_tokenizer(path)
+        told = run.recipe.rows.traits.told if stage.name not in ONCE and run.recipe.rows else None
+        if told:
+            learn(model, tokenizer, tuple(f"\n{text}" for text in told), run.recipe.seed)
+        return model, tokenizer
+    tokenizer = make_tokenizer(heard(run), base.shape.context)
+    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    with torch.random.fork_rng():
+        torch.manual_seed(base.seed)
+        return new_model(base.shape, len(tokenizer), **ends), tokenizer
+
+
+def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | None) -> dict[str, int]:
+    """Train on at least one row; counts of the training data."""
+    run, recipe = session.run, session.recipe
+    settings = _settings(recipe, stage)
+    partial = run.paths.partial(stage.policy)
+    model, tokenizer = _begin(run, stage)
+    progress = _Progress(run, stage.name, f"training {stage.policy}")
+    resume = from_leader(last_checkpoint(partial) if leads() else None)
+    step = int(resume.rpartition("-")[2]) if resume else 0
+    args = make_config(recipe, settings, partial, model)
+    args.save_steps = _save_steps(settings, len(rows))
+    args.episodes = episodes
+    if stage.name not in ONCE:
+        go_on(args, run, stage, len(rows))
+    trainer = TurnTrainer(
+        model,
+        args=args,
+        train_dataset=rows,
+        processing_class=tokenizer,
+        ref_model=None if stage.reference == stage.start else policy_path(run, stage.reference),
+        peft_config=settings.lora and lora_config(settings.lora),
+        track=lambda work: track(work, "reference", "packs"),
+        callbacks=[progress],
+    )
+    trainer.remove_callback(PrinterCallback)
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise ConfigError(
+            "`perturn train` keeps the whole model in each process, without FSDP and DeepSpeed; leave them out of "
+            "accelerate's configuration, or train in a script with TurnTrainer."
+        )
+    assert isinstance(trainer.train_dataset, Examples)
+    examples = trainer.train_dataset.rows
+    progress.follow(trainer, sum(len(side.ids) for each in examples for side in each.sides))
+    if trainer.needs_reference and makes(recipe, "pairs") and leads():
+        _write_reference(run, stage, settings, trainer, examples)
+        _note_agreement(run, stage, rows, examples)
+    with (
+        closing(progress),
+        Stopping(progress.say) as stopping,
+        open_trackers(
+            recipe.report_to if leads() else [], run.paths.tracking, recipe.name, stage.policy, step
+        ) as others,
+    ):
+        for callback in (stopping, *others):
+            trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=resume)
+    if leads():
+        _save_whole(
+            trainer,
+            run.paths.checkpoint(stage.policy),
+            with_optimizer=stage.section == "align" and goes_on(recipe),
+        )
+    return _count_tokens(examples)
+
+
+def _files(run: Run, stage: Stage) -> list[Path]:
+    """Files of a training stage: a checkpoint and files in `metrics/`."""
+    paths, mark = run.paths, stage.mark
+    notes = [paths.confidence(mark), paths.reference(mark), paths.loss(mark), paths.agreement(mark)]
+    made = [paths.checkpoint(stage.policy), paths.metrics(stage.name)]
+    if keeps_average(run.recipe) and stage.section == "align":
+        made.append(paths.checkpoint(average_of(run.recipe, stage.iteration)))
+    if stage.name in ONCE or not makes(run.recipe, "pairs"):
+        return made
+    return made + notes
+
+
+def _save_steps(settings: Train, rows: int) -> int:
+    """Steps between checkpoints: at most a quarter of the training."""
+    steps = math.ceil(settings.epochs * math.ceil(rows / settings.batch_size))
+    return min(settings.save_steps, math.ceil(steps / 4))
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The newest checkpoint that was written to its end; what a kill left half-written is removed."""
+    complete = []
+    for checkpoint in folder.glob("checkpoint-*"):
+        try:  # the trainer writes its state last
+            json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+            complete.append(checkpoint)
+        except (OSError, ValueError):
+            console.print(f"removing half-written {checkpoint}")
+            shutil.rmtree(checkpoint)
+    newest = max(complete, key=lambda checkpoint: int(checkpoint.name.rpartition("-")[2]), default=None)
+    return str(newest) if newest else None
+
+
+def _count_tokens(examples: Sequence[Example]) -> dict[str, int]:
+    """Counts of the training data: tokens of all sequences, those with loss, turns, and turns cut by the limit."""
+    found = [side for example in examples for side in example.sides]
+    return {
+        "examples": len(examples),
+        "tokens": sum(len(side.ids) for side in found),
+        "loss_tokens": sum(turn >= 0 for side in found for turn in side.turn),
+        "turns": sum(side.turns for side in found),
+        "dropped_turns": sum(side.dropped_turns for side in found),
+    }
+
+
+def _write_reference(
+    run: Run, stage: Stage, settings: Train, trainer: TurnTrainer, examples: Sequence[Example]
+) -> None:
+    """Keep what the reference says of each turn and token of the pairs, and the loss with its defaults.
+
+    `metrics/confidence.jsonl` and `metrics/reference.jsonl` have a row a pair, in the order of `pairs.jsonl`.
+    """
+    turns, tokens, ids = "", "", set[int]()
+    for example in examples:
+        sides = zip(("chosen", "rejected"), range(len(example.sides)), strict=False)
+        noted = {name: _note_side(example, index) for name, index in sides}
+        turns += json.dumps({name: found[0] for name, found in noted.items()}) + "\n"
+        tokens += json.dumps({name: found[1] for name, found in noted.items()}) + "\n"
+        ids.update(token for found in noted.values() for token in found[1]["ids"])
+    write_whole(run.paths.confidence(stage.mark), turns)
+    write_whole(run.paths.reference(stage.mark), tokens)
+    loss: Any = trainer.loss
+    _write_json(run.paths.loss(stage.mark), {**settings.loss, **asdict(loss)})
+    note_tokens(run.paths.tokens, ids, trainer.renderer.tokenizer)
+
+
+def _write_json(file: Path, value: Any) -> None:
+    write_whole(file, json.dumps(value, indent=2) + "\n")
+
+
+def _note_agreement(run: Run, stage: Stage, pairs: Sequence[Any], examples: Sequence[Example]) -> None:
+    """Say how far the log-probabilities that the reference sampled its episodes with are from those just computed.
+
+    The reference pass has computed them for training, so this costs nothing. Written to `metrics/agreement.json`.
+    """
+    found = summary(
+        differences(episode, side, logprobs)
+        for pair, example in zip(pairs, examples, strict=True)
+        for episode, side, logprobs in zip(
+            (pair.chosen, pair.rejected), example.sides, example.reference, strict=True
+        )
+        if episode.policy.startswith(f"{stage.reference}@")
+    )
+    if not found.tokens:
+        return
+    _write_json(run.paths.agreement(stage.mark), asdict(found))
+    console.print(f"sampling and training differ by, over {found}")
+    if found.median > _ROUNDING:
+        console.print(
+            "that is more than rounding explains: were the episodes sampled from other weights?",
+            style="yellow",
+        )
+
+
+def _note_side(example: Example, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Confidence and weight of the turns of one side that carry loss, and the log-probabilities of their tokens."""
+    side, logprobs = example.sides[index], example.reference[index]
+    kept = [(token, turn) for token, turn in zip(side.ids, side.turn, strict=True) if turn != NO_TURN]
+    turn = torch.tensor([turn for _, turn in kept])
+    both = TurnLogprobs(logprobs, logprobs, turn, torch.zeros_like(turn))
+    of_turns = {
+        "turn": turn.unique_consecutive().tolist(),
+        "confidence": [round(value, 6) for value in both.confidence().tolist()],
+        "weight": [round(value, 6) for value in example.weight[index].tolist()],
+    }
+    of_tokens = {
+        "ids": [token for token, _ in kept],
+        "turn": turn.tolist(),
+        "logprobs": [round(value, 4) for value in logprobs.tolist()],
+    }
+    return of_turns, of_tokens
+
+
+def _save_whole(trainer: TurnTrainer, target: Path, with_optimizer: bool) -> None:
+    """Save a plain model folder in one step; adapters are merged into the weights."""
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    if hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
+    with replacing(target, foreign=(Exception,)) as fresh:
+        model.save_pretrained(fresh)
+        trainer.renderer.tokenizer.save_pretrained(fresh)
+        if with_optimizer:
+            trainer._save_optimizer_and_scheduler(str(fresh))
+
+
+def _logged(entry: Mapping[str, Any]) -> str:
+    """A line of metrics; a checkpoint keeps its entries sorted, so a resumed training writes the same."""
+    return json.dumps(entry, sort_keys=True)
+
+
+class _Progress(TrainerCallback):
+    """A bar on the screen, the metrics in a file that survives a kill, and one checkpoint kept."""
+
+    def __init__(self, run: Run, stage: str, what: str) -> None:
+        self._run, self._file, self._what = run, run.paths.metrics(stage), what
+        self._open = ExitStack()
+        self._bar: Work | None = None
+        self._passed: Callable[[], int] = lambda: 0
+        self._an_epoch = 0.0
+        self._tokens: Tokens | None = None
+
+    def follow(self, trainer: TurnTrainer, an_epoch: int) -> None:
+        """Measure progress by the tokens that pass through a trainer, of which an epoch has about so many."""
+        self._passed, self._an_epoch = (lambda: trainer.tokens_passed), an_epoch
+
+    def close(self) -> None:
+        """Take the bar from the screen, also after an error."""
+        self._open.close()
+
+    def say(self, notice: str) -> None:
+        """Show a notice in the place of what is being trained."""
+        self._what = notice
+        if self._bar is not None:
+            self._bar.what = notice
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        # After a resume, entries past the checkpoint will be made again.
+        if leads():
+            write_whole(self._file, "".join(_logged(entry) + "\n" for entry in state.log_history))
+        self._run.expect(self._file, state.max_steps, state.global_step, "steps")
+        a_step = self._an_epoch * float(args.num_train_epochs) / max(1, state.max_steps)
+        self._tokens = Tokens(self._passed, state.max_steps - state.global_step, a_step)
+        shown = bar(self._what, state.max_steps, state.global_step, "steps", self._tokens)
+        self._bar = opened = self._open.enter_context(shown)
+        self._run.follow(lambda: opened.seconds_left)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        assert self._bar is not None
+        assert self._tokens is not None
+        self._tokens.stepped()
+        self._bar.advance()
+
+    def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        # `save_total_limit` doubts the file system where two checkpoints are less than a second apart.
+        for checkpoint in Path(args.output_dir).glob("checkpoint-*"):
+            if leads() and checkpoint.name != f"checkpoint-{state.global_step}":
+                shutil.rmtree(checkpoint)
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, float] | None = None, **_: Any
+    ) -> None:
+        if logs is None or "train_runtime" in logs:  # the trainer's closing summary is no step
+            return
+        entry = {**logs, "step": state.global_step}
+        if leads():
+            append_line(self._file, _logged(entry))
+        if not math.isfinite(entry.get("loss", 0.0)):
+            raise RunError(
+                f"the loss is {entry['loss']} at step {state.global_step}; lower the learning rate."
+            )

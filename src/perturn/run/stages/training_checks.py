@@ -1,0 +1,135 @@
+"""Whether the losses and credits of a recipe can train, and a stage's settings as the trainer takes them."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import MISSING, asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perturn.chat.templates import chat_template
+from perturn.config.recipe import Recipe
+from perturn.config.row_maker_settings import RowMaker
+from perturn.config.sections import Train
+from perturn.data.run_folder import run_folder
+from perturn.errors import ConfigError
+from perturn.losses import LOSSES
+from perturn.losses.protocol import default_traits
+from perturn.needs import Distance, request_of
+from perturn.policy.models import compute_dtype, context_length, device
+from perturn.rows import ROWS
+from perturn.run.checkpoint_retention import goes_on
+from perturn.run.metric_trackers import PROJECT
+from perturn.train_processes import share_of
+from perturn.training.credit_choice import choose_credit, make_loss
+from perturn.training.turn_config import TurnConfig
+
+_ARGUMENTS = {
+    "epochs": "num_train_epochs",
+    "batch_size": "per_device_train_batch_size",
+    "warmup_ratio": "warmup_steps",
+    "scheduler": "lr_scheduler_type",
+}
+"""Settings of `Train` that transformers has by other names."""
+if "activation_checkpointing" in TurnConfig.__dataclass_fields__:  # not in older versions, such as vLLM's
+    _ARGUMENTS["gradient_checkpointing"] = "activation_checkpointing"
+
+_SAID = {"single": "single trajectories", "labelled": "labelled trajectories"}
+"""Kind of rows -> the kind in words, where that is another."""
+_OF_THE_BASE = ("shape", "clumsy", "aimless")
+_OF_THE_LOOP = ("minibatches", "reference", "reference_decay", "threshold", "per_group")
+"""Settings of `Base`, and of `Align` and `Reward`, that are not of one training."""
+
+
+def check_training(recipe: Recipe) -> None:
+    """Make the losses, credits and the trainer's settings, before work.
+
+    Raises:
+        ConfigError: If a setting is wrong, or what it needs is not installed.
+    """
+    sections = ("base", "sft", "reward", "align")
+    for name, settings in ((name, getattr(recipe, name)) for name in sections):
+        if settings is None:
+            continue
+        rows = _rows_for(recipe, name)
+        loss = make_loss(settings.loss, f"{name}.loss")
+        if (kind := loss.traits.rows) != rows:
+            known = {key: default_traits(each) for key, each in LOSSES.items()}
+            fitting = ", ".join(key for key, traits in known.items() if traits and traits.rows == rows)
+            makers = (
+                f"rows.name one of {', '.join(_makers_of(kind))}{', or into sft' if kind == 'single' else ''}"
+            )
+            raise ConfigError(
+                f"{name}.loss.name must be a loss on {_SAID.get(rows, rows)} ({fitting}), got "
+                f"{settings.loss['name']!r}, which is one on {_SAID.get(kind, kind)}; such a loss goes into align, "
+                f"with {makers}."
+            )
+        choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
+        try:
+            make_config(recipe, settings, run_folder(recipe), model=None)
+        except (ValueError, ConfigError) as error:  # of the trainer's own settings
+            raise ConfigError(f"{name}: {error}") from error
+        if settings.lora and name == "align" and goes_on(recipe):
+            raise ConfigError(
+                "align.lora: adapters are merged when an iteration ends, so no optimizer can go on with them; leave "
+                "align.minibatches out, or train all weights."
+            )
+        if settings.lora and importlib.util.find_spec("peft") is None:
+            raise ConfigError(f'{name}.lora needs peft; run: pip install "perturn[lora]"')
+
+
+def _rows_for(recipe: Recipe, name: str) -> str:
+    """The kind of rows that a training stage has."""
+    if name == "align" and recipe.rows is not None:
+        return recipe.rows.traits.makes
+    return "pairs" if name == "reward" else "single"
+
+
+def distances_read(recipe: Recipe) -> set[str]:
+    """Return the senses in which credits of a recipe read the remaining path of each turn."""
+    found = []
+    for name in ("reward", "align"):
+        settings = getattr(recipe, name)
+        if settings is not None:
+            loss = make_loss(settings.loss, f"{name}.loss")
+            credit = choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
+            found.append(request_of(credit.needs, Distance))
+    return {each.sense for each in found if each is not None}
+
+
+def _makers_of(kind: str) -> list[str]:
+    """Row makers that make a kind of rows, of those that have a default for each setting."""
+    made = {name: _with_defaults(each) for name, each in ROWS.items()}
+    return [name for name, each in made.items() if each is not None and each.traits.makes == kind]
+
+
+def _with_defaults(maker: Any) -> RowMaker | None:
+    """A row maker with its defaults; None where a setting has none."""
+    has_all = all(one.default is not MISSING or one.default_factory is not MISSING for one in fields(maker))
+    return maker() if has_all else None
+
+
+def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None) -> TurnConfig:
+    """A stage's settings -> the trainer's; without a model what depends on it is left open."""
+    where, config = device(), None if model is None else model.config
+    own = {_ARGUMENTS.get(name, name): value for name, value in asdict(settings).items()}
+    for name in ("tasks", "lora", *_OF_THE_BASE, *_OF_THE_LOOP):
+        own.pop(name, None)
+    own["per_device_train_batch_size"] = share_of(settings.batch_size)
+    own.setdefault("seed", recipe.seed)
+    return TurnConfig(
+        **own,
+        output_dir=str(output),
+        credit=None if settings is not recipe.align or recipe.credit is None else dict(recipe.credit),
+        max_length=recipe.model.max_length or (context_length(model) if model is not None else None),
+        chat_template=chat_template(recipe.model),
+        bf16=compute_dtype(recipe.model.dtype, where, config) is torch.bfloat16,
+        use_cpu=where.type == "cpu",
+        logging_steps=1,
+        report_to=[],  # trackers are opened for each stage, in the run folder
+        run_name=f"{recipe.name}-{output.stem}",
+        project=PROJECT,
+        disable_tqdm=True,
+    )

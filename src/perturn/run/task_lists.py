@@ -1,0 +1,196 @@
+"""Panels: the tasks that a run teaches, explores and is scored on, looked up once and kept in `tasks.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from perturn.config.recipe import Recipe
+from perturn.config.sections import Tasks
+from perturn.data.run_files import read_note
+from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError
+from perturn.faults import UNAWAITED, is_unawaited, task_fault
+from perturn.io.atomic_write import write_whole
+from perturn.io.plain_data import told
+from perturn.types import Environment, Task
+
+
+class _Task(TypedDict):
+    id: str
+    kind: str
+    split: str
+    data: dict[str, Any]
+
+
+class _Noted(TypedDict):
+    environment: str
+    panels: dict[str, list[_Task]]
+
+
+@dataclass(frozen=True)
+class Panels:
+    """The tasks of a run, by the section that names them: base, sft, explore and evaluate."""
+
+    environment: str
+    """Name and version of the environment."""
+    tasks: dict[str, list[Task]]
+
+    @property
+    def expert(self) -> list[Task]:
+        """Tasks that are taught or explored, each once."""
+        both = [*self.tasks.get("sft", ()), *self.tasks.get("explore", ())]
+        return list({task.id: task for task in both}.values())
+
+    def refuse_other_world(self, environment: str) -> None:
+        """Refuse another world, or another version of it or of its data, than the one that the tasks are of.
+
+        Raises:
+            RunError: With both names.
+        """
+        if environment != self.environment:
+            raise RunError(
+                f"this run's tasks are of {self.environment}, and the world that plays is {environment} now; their "
+                "scores do not compare. Bring the first one back (its package, its data), or begin a run of another "
+                "name."
+            )
+
+    def write(self, file: Path) -> None:
+        """Keep the panels."""
+        panels = {name: [asdict(task) for task in tasks] for name, tasks in self.tasks.items()}
+        write_whole(file, json.dumps({"environment": self.environment, "panels": panels}) + "\n")
+
+
+def read_panels(file: Path) -> Panels | None:
+    """The panels that `Panels.write` kept; None if there is no such file.
+
+    Raises:
+        RunError: If it holds something else.
+    """
+    noted = read_note(file, _Noted)
+    if noted is None:
+        return None
+    panels = {name: [Task(**task) for task in tasks] for name, tasks in noted["panels"].items()}
+    return Panels(noted["environment"], panels)
+
+
+def look_up(recipe: Recipe, env: Environment) -> Panels:
+    """The tasks of every section of a recipe.
+
+    Raises:
+        ConfigError: Naming the section whose panel is empty or lacks tasks.
+    """
+    named = {
+        "base": (recipe.base.tasks or Tasks()) if recipe.base else None,
+        "sft": sft_tasks(recipe) if recipe.sft else None,
+        "explore": recipe.explore.tasks if recipe.explore else None,
+        "evaluate": recipe.evaluate.tasks if recipe.evaluate else None,
+    }
+    if recipe.expert and recipe.expert.file is None and not (recipe.sft or recipe.explore):
+        named["sft"] = Tasks()
+    found: dict[str, list[Task]] = {}
+    for name, panel in named.items():
+        try:
+            found |= {} if panel is None else {name: choose_tasks(env, panel)}
+        except ConfigError as error:
+            raise ConfigError(f"{name}.tasks: {error}") from error
+    most = recipe.explore and recipe.explore.per_iteration
+    if most and most > len(found["explore"]):
+        raise ConfigError(
+            f"explore.per_iteration must be at most the {len(found['explore'])} tasks of explore.tasks, got {most}."
+        )
+    return Panels(env.name, found)
+
+
+def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
+    """The tasks of a panel: `n` of all, or `per_kind` of each kind, after `skip`, in a fixed shuffled order.
+
+    The choice depends on the split and the kind alone, not on the run's seed, so all runs meet the same panel.
+
+    Raises:
+        ConfigError: If the panel is empty or a kind has too few tasks.
+        EnvironmentFailure: If a task cannot be stored, or two have one id.
+    """
+    groups: dict[str, list[Task]] = defaultdict(list)
+    ids = set()
+    for task in _tasks(env, panel.split):
+        if problem := task_fault(task):
+            raise EnvironmentFailure(f"{env.name}: {problem}")
+        if task.id in ids:
+            raise EnvironmentFailure(
+                f"{env.name}: two tasks of split {panel.split!r} have the id {task.id!r:.60}. Remedy: one id a task."
+            )
+        ids.add(task.id)
+        groups[task.kind if panel.n is None else ""].append(task)
+    chosen = [task for kind, tasks in groups.items() for task in _picked(kind, tasks, panel)]
+    if not chosen:
+        raise ConfigError(f"split {panel.split!r} has no task.")
+    return chosen
+
+
+def _picked(kind: str, tasks: list[Task], panel: Tasks) -> list[Task]:
+    """A panel's tasks of one kind, or of all kinds together where it asks for `n`."""
+    random.Random(f"{panel.split}/{kind}").shuffle(tasks)
+    key, wanted = ("per_kind", panel.per_kind) if panel.n is None else ("n", panel.n)
+    if wanted is None:
+        return tasks[panel.skip :]
+    if len(tasks) < panel.skip + wanted:
+        whose = (
+            f"kind {kind!r} has {len(tasks)} tasks in" if panel.n is None else f"{len(tasks)} tasks are in"
+        )
+        raise ConfigError(
+            f"{whose} split {panel.split!r}, but {key}={wanted} and skip={panel.skip} ask for {panel.skip + wanted}."
+        )
+    return tasks[panel.skip : panel.skip + wanted]
+
+
+def sft_tasks(recipe: Recipe) -> Tasks:
+    """The panel whose expert episodes SFT is taught."""
+    return (recipe.sft and recipe.sft.tasks) or Tasks()
+
+
+def _tasks(env: Environment, split: str) -> Sequence[Task]:
+    try:
+        tasks = env.tasks(split)
+        if is_unawaited(tasks):
+            raise EnvironmentFailure(f"tasks({split!r}) returned {UNAWAITED}")
+        return list(tasks)
+    except EnvironmentFailure as error:  # what crossed from another process names its type already
+        raise ConfigError(f"{env.name} has no tasks for split {split!r}: {error}") from error
+    except (PerturnError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # environments are code of others
+        raise ConfigError(
+            f"{env.name} has no tasks for split {split!r}: {type(error).__name__}: {told(error)}"
+        ) from error
+
+
+def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) -> list[Task]:
+    """The tasks that an iteration explores.
+
+    The panel is shuffled and dealt out, so many an iteration; it is shuffled anew when too few are left, and none is
+    dealt twice before that.
+
+    Args:
+        tasks: The panel.
+        seed: Of the run.
+        iteration: From 1.
+        number: Tasks of an iteration, at most those of the panel; None: all, in the panel's order.
+    """
+    if number is None:
+        return list(tasks)
+    rounds, hand = divmod(iteration - 1, len(tasks) // number)
+    shuffled = random.Random(f"{seed}/{rounds}").sample(tasks, len(tasks))
+    return shuffled[hand * number : (hand + 1) * number]
+
+
+def panel_digest(tasks: Sequence[Task]) -> str:
+    """SHA-256 of the panel's task ids: equal digests are equal panels."""
+    return hashlib.sha256("\n".join(sorted(task.id for task in tasks)).encode()).hexdigest()

@@ -1,0 +1,145 @@
+"""Two sets of scores compared task by task.
+
+The flips of the sign test come from a generator of their own with a fixed seed, so that the same scores always give the
+same p-value and no global state is touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from perturn.stats.intervals import Bounds, Floats, at_bounds, checked, mean_interval
+from perturn.stats.scipy_distributions import stats
+
+FLIPS = 10_000
+SEED = 20_240_101
+MOST_TO_ENUMERATE = 16
+"""Up to this many tasks with a difference, all 2^16 sign flips are tried and the p-value is exact."""
+_CHUNK = 2_000_000  # numbers drawn at a time, to bound memory
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """How `a` compares with `b` on the tasks both have a score for; differences are a - b."""
+
+    n: int
+    mean_difference: float
+    low: float
+    high: float
+    p_value: float
+    """Two-sided: how often flipped signs give a mean difference at least this far from zero. Holds if the differences
+    are as likely to lie on either side, the same distance from zero, were `a` and `b` alike."""
+    mcnemar_p_value: float | None
+    """Two-sided and exact, of wins against losses alone; None unless all scores are the lowest or the highest."""
+    wins: int
+    """Tasks on which `a` scores higher."""
+    losses: int
+    ties: int
+
+
+def paired_comparison(
+    a: Mapping[str, float],
+    b: Mapping[str, float],
+    confidence: float = 0.95,
+    *,
+    bounds: Bounds = (0.0, 1.0),
+) -> PairedComparison:
+    """Compare two sets of scores task by task.
+
+    The interval is `mean_interval` of the differences, so both scores of a task stay together; where each score is the
+    lowest or the highest, that of a difference of paired rates. The p-value comes from flipping signs: were `a` and
+    `b` alike, each difference could as well have had the other sign. As a test of the mean it assumes that the
+    differences are symmetric around it: rare large gains against many small losses can be significant either way. It
+    is exact for up to 16 tasks that differ, and otherwise counts 10 000 random flips, the observed one included. Where
+    scores are the lowest or the highest, McNemar's exact test stands beside it, which assumes nothing of the kind.
+
+    Source: Fisher 1935, "The design of experiments", Section 21 (sign flips); Phipson and Smyth 2010,
+    "Permutation p-values should never be zero" (counting the observed flip); Bonett and Price 2012, "Adjusted Wald
+    confidence interval for a difference of binomial proportions based on paired data" (the interval); McNemar
+    1947, "Note on the sampling error of the difference between correlated proportions". Differs: nothing.
+
+    Args:
+        a: Score of each task id.
+        b: Score of each task id to compare with.
+        confidence: As in `mean_interval`.
+        bounds: Lowest and highest score possible, or None if there are none.
+
+    Returns:
+        The comparison, over the tasks found in both.
+
+    Raises:
+        ValueError: No task is in both, or a score of such a task is not finite or outside the bounds.
+    """
+    shared = sorted(a.keys() & b.keys())
+    if not shared:
+        raise ValueError(f"no task has a score in both: {len(a)} tasks against {len(b)}, none shared.")
+    first = checked([a[task] for task in shared], "scores of a", bounds)
+    second = checked([b[task] for task in shared], "scores of b", bounds)
+    difference = first - second
+    difference[np.isclose(first, second, rtol=1e-12, atol=1e-12)] = 0.0
+    wins, losses = int((difference > 0).sum()), int((difference < 0).sum())
+    mean, binary = float(difference.mean()), at_bounds(first, bounds) and at_bounds(second, bounds)
+    low, high = _interval_of_difference(difference, confidence, bounds, binary)
+    return PairedComparison(
+        n=len(shared),
+        mean_difference=mean,
+        low=min(low, mean),
+        high=max(high, mean),
+        p_value=_sign_flip_p_value(difference),
+        mcnemar_p_value=_mcnemar_p_value(wins, losses) if binary else None,
+        wins=wins,
+        losses=losses,
+        ties=len(shared) - wins - losses,
+    )
+
+
+def _interval_of_difference(
+    difference: Floats, confidence: float, bounds: Bounds, binary: bool
+) -> tuple[float, float]:
+    """Interval of the mean of paired differences [tasks]; of paired rates, where scores are lowest or highest."""
+    if bounds is None:
+        estimate = mean_interval(difference.tolist(), confidence, bounds=None)
+        return estimate.low, estimate.high
+    width = bounds[1] - bounds[0]
+    if binary:
+        return _interval_of_paired_rates(difference, confidence, width)
+    estimate = mean_interval(difference.tolist(), confidence, bounds=(-width, width))
+    return estimate.low, estimate.high
+
+
+def _interval_of_paired_rates(difference: Floats, confidence: float, width: float) -> tuple[float, float]:
+    """Interval of a difference of two rates of one panel, as if one win and one loss more had been seen."""
+    seen = np.append(difference, [width, -width])
+    mean = float(seen.mean())
+    half = float(stats.norm.ppf(0.5 + confidence / 2)) * float(seen.std()) / math.sqrt(len(seen))
+    return max(-width, mean - half), min(width, mean + half)
+
+
+def _mcnemar_p_value(wins: int, losses: int) -> float:
+    """McNemar's exact test; 1 where no task differs."""
+    return float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+
+
+def _sign_flip_p_value(difference: Floats) -> float:
+    """Share of sign flips whose sum is at least as far from zero as the observed one.
+
+    As scipy's `permutation_test`, but fifty times as fast where all flips are tried.
+    """
+    moving = np.abs(difference[difference != 0])
+    if moving.size == 0:
+        return 1.0
+    observed = abs(float(difference.sum())) - 1e-9 * float(moving.sum())  # equal sums may differ in rounding
+    if moving.size <= MOST_TO_ENUMERATE:
+        codes = np.arange(2**moving.size)[:, None] >> np.arange(moving.size) & 1
+        return float((np.abs((1.0 - 2.0 * codes) @ moving) >= observed).mean())
+    generator = np.random.default_rng(SEED)
+    extreme = 1
+    rows = max(1, _CHUNK // moving.size)
+    for begun in range(1, FLIPS, rows):
+        signs = 1.0 - 2.0 * generator.integers(0, 2, (min(rows, FLIPS - begun), moving.size))
+        extreme += int((np.abs(signs @ moving) >= observed).sum())
+    return extreme / FLIPS

@@ -1,0 +1,233 @@
+"""Scores of several seeds on the same tasks: means and differences that are to hold for other seeds and other tasks.
+
+Seeds and tasks are both samples, and every seed meets every task. Scores of one seed are alike, and so are those of one
+task, so neither 3 x 140 scores are 420 independent ones, nor is a mean over seeds as sure as its tasks make it look.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perturn.stats.intervals import (
+    Bounds,
+    Estimate,
+    Floats,
+    check_confidence,
+    checked,
+    interval_with_spread,
+    mean_interval,
+    rounding,
+)
+from perturn.stats.paired_tests import paired_comparison
+from perturn.stats.scipy_distributions import stats
+
+DRAWS = 2_000
+SEED = 20_240_101
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard error of a mean over seeds and tasks, and what it is made of."""
+
+    error: float
+    freedom: float
+    """Degrees of freedom of the error; inf if it is 0."""
+    between_seeds: float
+    """Variance that a seed has of its own, over all its tasks; 0 where it is not more than chance, or for one seed."""
+    between_tasks: float
+    """Variance that a task has of its own, over all seeds; 0 where it is not more than chance."""
+    within: float
+    """Variance that is left: of a task under a seed."""
+
+
+@dataclass(frozen=True)
+class CrossedComparison:
+    """How `a` compares with `b` on the seeds and tasks both have; differences are a - b."""
+
+    seeds: int
+    tasks: int
+    mean_difference: float
+    low: float
+    high: float
+    p_value: float
+    """Two-sided, for other seeds and other tasks."""
+    p_value_of_tasks: float
+    """Two-sided, for other tasks under these very seeds: exact McNemar's for one seed, sign flips of the tasks' means
+    for several. It says nothing of another seed."""
+    spread: Spread
+    spread_of_tasks: Spread
+    """As if the seeds were all there are."""
+
+
+def crossed_spread(values: Sequence[Sequence[float]]) -> Spread:
+    """Standard error of the mean of a table, for other seeds and other tasks.
+
+    With S seeds, T tasks and the mean squares of a two-way analysis of variance, MS_s between seeds, MS_t between tasks
+    and MS_e of what is left,
+
+        error^2 = (MS_s + max(MS_t - MS_e, 0)) / (S T)
+        freedom = (MS_s + max(MS_t - MS_e, 0))^2 / (MS_s^2 / (S - 1))
+
+    For one seed it is that of independent tasks; for one task, of independent seeds.
+
+    Source: Hillis 2007, "A comparison of denominator degrees of freedom methods for multiple observer ROC analysis",
+    Statistics in Medicine 26, for readers (here: seeds) who read the same cases (tasks). The question is that of
+    Clark 1973, "The language-as-fixed-effect fallacy". Differs: the freedom is at most S T - 1.
+
+    Args:
+        values: A row a seed, a column a task.
+
+    Raises:
+        ValueError: If there is no value, or the rows differ in length.
+    """
+    table = _table(values)
+    count, width = table.shape
+    by_seed, by_task = table.mean(1), table.mean(0)
+    rest = table - by_seed[:, None] - by_task + table.mean()
+    if min(count, width) == 1:
+        squares = float(table.var(ddof=1)) if table.size > 1 else 0.0
+        of_seeds, of_tasks = (0.0, squares) if count == 1 else (squares, 0.0)
+        return Spread(math.sqrt(squares / table.size), table.size - 1 or math.inf, of_seeds, of_tasks, 0.0)
+    seeds = width * float(by_seed.var(ddof=1))
+    tasks = count * float(by_task.var(ddof=1))
+    left = float((rest**2).sum()) / ((count - 1) * (width - 1))
+    own = max(tasks - left, 0.0)
+    total = seeds + own
+    freedom = (count - 1) * (total / seeds) ** 2 if seeds > 0 else math.inf
+    return Spread(
+        error=math.sqrt(total / table.size),
+        freedom=min(freedom, table.size - 1.0),
+        between_seeds=max(seeds - left, 0.0) / width,
+        between_tasks=own / count,
+        within=left,
+    )
+
+
+def crossed_interval(
+    values: Sequence[Sequence[float]], confidence: float = 0.95, *, bounds: Bounds = (0.0, 1.0)
+) -> Estimate:
+    """Mean over seeds and tasks, with an interval for other seeds and other tasks.
+
+    The wider of two: that of `crossed_spread`, and that of the tasks' means, as if the seeds were all there are. For no
+    mean is surer for all seeds than for these; without the second, few seeds that agree by chance would have it so.
+    With 2 or 3 seeds it is wide where seeds differ, since so few say little of others: Student's quantile for 2 degrees
+    of freedom is 4.3.
+
+    Args:
+        values: A row a seed, a column a task.
+        confidence: As in `mean_interval`.
+        bounds: As in `mean_interval`.
+
+    Returns:
+        The mean and its interval; n counts the tasks.
+    """
+    table = _table(values)
+    check_confidence(confidence)
+    checked(table.ravel().tolist(), "values", bounds)
+    of_tasks = mean_interval(table.mean(0).tolist(), confidence, bounds=bounds)
+    return _wider(of_tasks, table, confidence, bounds)
+
+
+def crossed_comparison(
+    a: Sequence[Sequence[float]],
+    b: Sequence[Sequence[float]],
+    confidence: float = 0.95,
+    *,
+    bounds: Bounds = (0.0, 1.0),
+) -> CrossedComparison:
+    """Compare two tables of scores, paired by seed and task.
+
+    Student's t of the mean difference over `crossed_spread`, and beside it `paired_comparison` of the tasks' means; the
+    interval is the wider one, the p-value the larger one. For one seed it is `paired_comparison`, with McNemar's exact
+    test where the scores are the lowest or the highest. How often both hold, docs/verdicts.md says.
+
+    Args:
+        a: A row a seed, a column a task.
+        b: The same seeds and tasks.
+        confidence: As in `mean_interval`.
+        bounds: As in `paired_comparison`.
+
+    Raises:
+        ValueError: If the tables differ in their shape, or as `paired_comparison`.
+    """
+    first, second = _table(a), _table(b)
+    if first.shape != second.shape:
+        raise ValueError(f"expected tables of one shape, got {first.shape} and {second.shape}.")
+    count, width = first.shape
+    left, right = ({str(i): float(x) for i, x in enumerate(side.mean(0))} for side in (first, second))
+    of_tasks = paired_comparison(left, right, confidence, bounds=bounds)
+    exact = of_tasks.mcnemar_p_value if count == 1 else None
+    p_value = of_tasks.p_value if exact is None else exact
+    difference = first - second
+    difference[np.isclose(first, second, rtol=1e-12, atol=1e-12)] = 0.0
+    spread = crossed_spread(difference.tolist())
+    reach = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
+    found = _wider(
+        Estimate(of_tasks.mean_difference, of_tasks.low, of_tasks.high, width), difference, confidence, reach
+    )
+    return CrossedComparison(
+        seeds=count,
+        tasks=width,
+        mean_difference=found.mean,
+        low=found.low,
+        high=found.high,
+        p_value=p_value if count == 1 else max(p_value, _p_value(found.mean, spread)),
+        p_value_of_tasks=p_value,
+        spread=spread,
+        spread_of_tasks=crossed_spread([difference.mean(0).tolist()]),
+    )
+
+
+def crossed_bootstrap(
+    values: Sequence[Sequence[float]], confidence: float = 0.95, *, draws: int = DRAWS, seed: int = SEED
+) -> tuple[float, float]:
+    """Percentile interval of the mean from seeds and tasks that are drawn anew, each with replacement.
+
+    It is too narrow where few seeds differ, since drawing 3 seeds from 3 cannot show how far a fourth may lie, and too
+    wide where they do not: what is drawn twice is counted as noise twice. `crossed_interval` is the one to report.
+
+    Source: Owen 2007, "The pigeonhole bootstrap", Annals of Applied Statistics 1; McCullagh 2000, "Resampling and
+    exchangeable arrays". Differs: nothing.
+
+    Args:
+        values: A row a seed, a column a task.
+        confidence: As in `mean_interval`.
+        draws: How often the table is drawn.
+        seed: Of the draws.
+    """
+    table = _table(values)
+    check_confidence(confidence)
+    count, width = table.shape
+    generator = np.random.default_rng(seed)
+    rows = generator.multinomial(count, np.full(count, 1 / count), size=draws) / count
+    columns = generator.multinomial(width, np.full(width, 1 / width), size=draws) / width
+    means = ((rows @ table) * columns).sum(1)
+    low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    return float(low), float(high)
+
+
+def _table(values: Sequence[Sequence[float]]) -> Floats:
+    if not values or not all(len(row) == len(values[0]) > 0 for row in values):
+        raise ValueError("expected a row a seed, all of one length and with at least one task each.")
+    return np.asarray(values, dtype=np.float64)
+
+
+def _wider(found: Estimate, table: Floats, confidence: float, bounds: Bounds) -> Estimate:
+    """An interval of the tasks' means, widened to that of seeds and tasks where this is the wider one."""
+    spread, mean = crossed_spread(table.tolist()), float(table.mean())
+    low, high = found.low, found.high
+    if table.shape[0] > 1 and spread.error > rounding(float(np.abs(table).max()), bounds):
+        ends = interval_with_spread(mean, spread.error, spread.freedom, confidence, bounds)
+        low, high = min(low, ends[0]), max(high, ends[1])
+    return Estimate(mean, min(low, mean), max(high, mean), table.shape[1])
+
+
+def _p_value(mean: float, spread: Spread) -> float:
+    """Two-sided p of Student's t; 0 for an error of 0, which leaves the word to the test over tasks."""
+    if spread.error == 0:
+        return 0.0
+    return 2 * float(stats.t.sf(abs(mean) / spread.error, spread.freedom))

@@ -1,0 +1,109 @@
+"""Results of cells, read from the folders of their runs; and the choice of a point by them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from perturn.data.episode_outcomes import Outcome, read_outcomes
+from perturn.data.file_seals import read_manifest
+from perturn.data.run_files import read_note
+from perturn.data.run_paths import RunPaths, checkpoint_of
+from perturn.io.atomic_write import write_whole
+from perturn.run.policy_origin import Maker
+from perturn.study.cells import Cell, Point
+
+Panel = Literal["tune", "test"]
+_SCORED = "scored.json"
+"""The note, in the folder of a cell's score, of which weights were scored."""
+PANELS: tuple[Panel, ...] = ("tune", "test")
+
+
+def is_done(cell: Cell, panel: Panel) -> bool:
+    """Whether a cell's run is finished, and for the test panel its score too."""
+    done = _stages(cell.folder)
+    whole = all(done.get(name, {}).get("done") for name in cell.stages)
+    if not whole or panel == "tune":
+        return whole
+    return bool(_stages(cell.scored).get("evaluate-base", {}).get("done")) and not _is_stale(cell)
+
+
+def forget_stale(cell: Cell) -> None:
+    """Remove the score of a cell whose policy has been made anew since, with other weights."""
+    if _is_stale(cell):
+        shutil.rmtree(cell.scored)
+
+
+def note_scored(cell: Cell) -> None:
+    """Keep, in the folder of a cell's score, which weights are scored there."""
+    write_whole(cell.scored / _SCORED, json.dumps(_weights(cell)) + "\n")
+
+
+def _is_stale(cell: Cell) -> bool:
+    """Whether a cell's score is that of other weights, or chosen by other files, than are there.
+
+    Without a note nobody can tell.
+    """
+    noted = read_note(cell.scored / _SCORED, dict[str, str])
+    return noted is not None and noted != _weights(cell)
+
+
+def _weights(cell: Cell) -> dict[str, str]:
+    """SHA-256 of the files of a cell's policy, and of what its score is chosen by, by path in its run.
+
+    None of a model that no run makes.
+    """
+    maker, scoring = Maker(cell.folder, cell.recipe, cell.policy), cell.scoring_recipe(cell.policy).evaluate
+    needs = scoring.needs if scoring else frozenset()
+    paths, read = maker.paths, [maker.paths.checkpoint(cell.policy)]
+    read += [maker.explored] if "explored" in needs else []
+    read += [paths.checkpoint(maker.start)] if "start" in needs and maker.start else []
+    names = {paths.name(each) for each in read}
+    manifest = (read_manifest(cell.folder) if cell.folder.is_dir() else None) or {}
+    seals = manifest.get("files", {})
+    return {
+        file: one["sha256"] for file, one in seals.items() if file in names or checkpoint_of(file) in names
+    }
+
+
+def _stages(folder: Path) -> dict[str, Any]:
+    """Notes of the stages in the manifest of a run; none where there is no run."""
+    manifest = read_manifest(folder) if folder.is_dir() else None
+    found: dict[str, Any] = (manifest or {"stages": {}})["stages"]
+    return found
+
+
+def seconds(cell: Cell, panel: Panel) -> float:
+    """Time of all stages of a cell as if it were made alone: of those taken over, the time of who made them."""
+    folders = [cell.folder] if panel == "tune" else [cell.folder, cell.scored]
+    found = [float(note.get("seconds", 0.0)) for folder in folders for note in _stages(folder).values()]
+    return round(sum(found), 1)
+
+
+def peak_gb(cell: Cell) -> float:
+    """The most memory that the run of a cell has had."""
+    return max(
+        (float(note.get("peak_memory_gb", 0.0)) for note in _stages(cell.folder).values()), default=0.0
+    )
+
+
+def outcomes(cell: Cell, panel: Panel) -> list[Outcome]:
+    """Episodes of a cell's policy on a panel, by task."""
+    paths = RunPaths(cell.folder if panel == "tune" else cell.scored)
+    return sorted(
+        read_outcomes(paths.evaluation(cell.policy if panel == "tune" else "base")), key=lambda one: one.task
+    )
+
+
+def choose(scores: Iterable[tuple[Point, Sequence[Outcome]]]) -> Point | None:
+    """The point with the best mean success over all its seeds and tasks; of equal ones the first.
+
+    Args:
+        scores: Of each point that was finished on every seed, its episodes.
+    """
+    means = [(fmean(one.success for one in episodes), point) for point, episodes in scores]
+    return max(means, key=lambda each: each[0])[1] if means else None

@@ -1,0 +1,166 @@
+"""Cells done on the nodes of a Ray cluster, all of which see the study's folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from perturn.cluster.ray_connection import Connection, Lost, Server, check_identity, identity
+from perturn.config.cluster_settings import Cluster
+from perturn.errors import ConfigError
+from perturn.study.cell_processes import do_logged
+from perturn.study.cells import Cell
+from perturn.study.stage_sharing import Sources
+
+_TRIES = 2
+"""How often a cell is begun whose node is lost."""
+
+
+class CellServer:
+    """Does cells on a node, one at a time."""
+
+    def __init__(self, folder: str) -> None:
+        """Work where the study was started."""
+        os.chdir(folder)
+
+    def identity(self) -> str:
+        """Which perturn is here."""
+        return identity()
+
+    def holds(self, file: str, text: str) -> bool:
+        """Whether a file holds a text."""
+        path = Path(file)
+        return path.is_file() and path.read_text(encoding="utf-8") == text
+
+    def work(self, cell: Cell, sources: Sources, test: bool, threads: int, log: str) -> str | None:
+        """Do a cell; why it failed, or None."""
+        return do_logged(cell, sources, test, threads, log)
+
+
+class Nodes:
+    """The nodes of a cluster; a cell takes what a replica of the policy would: `engine_cpus` and `engine_gpus`."""
+
+    def __init__(self, cluster: Cluster, folder: Path, most: int | None) -> None:
+        """Connect.
+
+        Args:
+            cluster: The cluster.
+            folder: Of the study, which the nodes must see too.
+            most: Cells at the same time; None: as many as there is room for.
+
+        Raises:
+            ConfigError: If no node is large enough for a cell.
+        """
+        self.connection, self._cluster, self._folder, self._most = Connection(cluster), cluster, folder, most
+        size = f"cluster.engine_cpus={cluster.engine_cpus:g} CPUs and cluster.engine_gpus={cluster.engine_gpus:g} GPUs"
+        self.connection.require_node(size, cluster.engine_cpus, cluster.engine_gpus)
+        self._idle: list[Server] = []
+
+    def most(self, peak_gb: float) -> int:
+        """Cells at the same time; their memory is what the nodes have, and is not looked at."""
+        cpus, gpus = self._cluster.engine_cpus, self._cluster.engine_gpus
+        held = [
+            min(node.cpus // max(cpus, 1e-9), node.gpus // gpus if gpus else 1e9)
+            for node in self.connection.nodes()
+        ]
+        return max(1, min(int(sum(held)), self._most or 10**9))
+
+    def start(self, cell: Cell, sources: Sources, test: bool, log: Path) -> NodeWorker:
+        """Start a cell."""
+        threads = max(1, round(self._cluster.engine_cpus))
+        return NodeWorker(self, cell, (cell, sources, test, threads, str(log.absolute())))
+
+    def server(self) -> Server:
+        """A server that is idle, or a new one.
+
+        Raises:
+            ConfigError: If its node has another perturn, or does not see the study's folder.
+        """
+        if self._idle:
+            return self._idle.pop()
+        need: dict[str, Any] = {"num_cpus": self._cluster.engine_cpus, "num_gpus": self._cluster.engine_gpus}
+        actor = self.connection.actor(CellServer, os.getcwd(), **need)
+        server = Server(actor, actor.identity.remote(), actor.identity.remote())
+        self._check(server)
+        return server
+
+    def _check(self, server: Server) -> None:
+        probe, text = self._folder / f".{uuid4().hex}", uuid4().hex
+        probe.write_text(text, encoding="utf-8")
+        try:
+            check_identity("a node of the cluster", self.connection.get(server.identity))
+            if not self.connection.get(server.actor.holds.remote(str(probe), text)):
+                raise Lost("it does not see the folder", None)
+        except Lost as error:
+            self.connection.end(server)
+            raise ConfigError(
+                f"a node of the cluster cannot work in {self._folder.absolute()}: {error}; put `output` on a file "
+                "system that all nodes have under that path, or leave `cluster` out."
+            ) from error
+        finally:
+            probe.unlink()
+
+    def release(self, server: Server) -> None:
+        """A server is idle."""
+        self._idle.append(server)
+
+    def wait(self, workers: Iterable[NodeWorker], seconds: float) -> None:
+        """Wait until one of them has ended, or so long."""
+        self.connection.ready([worker.reply for worker in workers], seconds)
+
+    def close(self) -> None:
+        """End all servers."""
+        for server in self._idle:
+            self.connection.end(server)
+        self._idle = []
+
+
+@dataclass(eq=False)
+class NodeWorker:
+    """One cell on a node."""
+
+    nodes: Nodes
+    cell: Cell
+    work: tuple[Any, ...]
+    began: float = field(default_factory=time.monotonic)
+    tries: int = 0
+
+    def __post_init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self.tries += 1
+        self.server = self.nodes.server()
+        self.reply = self.server.actor.work.remote(*self.work)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended; where its node is lost, it is begun once more."""
+        if not self.nodes.connection.ready([self.reply]):
+            return False
+        try:
+            self._error: str | None = self.nodes.connection.get(self.reply)
+            self.nodes.release(self.server)
+        except Lost as error:
+            self._error = f"its process on a node was lost: {error}"
+            self.nodes.connection.end(self.server)
+            if error.cause is None and self.tries < _TRIES:
+                self._begin()
+                return False
+        return True
+
+    def error(self) -> str | None:
+        """Why it failed, once it has ended; None: it did not."""
+        return self._error
+
+    def stop(self) -> None:
+        """End it: what its stages hold is on the disk."""
+        self.nodes.connection.end(self.server)
+
+    def end(self) -> None:
+        """Nothing is left to wait for."""

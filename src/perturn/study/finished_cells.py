@@ -1,0 +1,117 @@
+"""Results of cells whose runs are gone: the rows that a study has left of them count as done."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from perturn.data.episode_outcomes import Outcome
+from perturn.errors import ConfigError, RunError
+from perturn.study.cell_results import Panel, is_done
+from perturn.study.cells import Cell, point_text
+from perturn.study.tables.episode_table import EPISODES, read_episodes
+from perturn.study.tables.study_records import read_cells
+
+_Runs = tuple[str, ...]
+"""Runs of a row of `cells.json`; their names hold digests of all settings."""
+
+
+class Kept:
+    """Rows of `cells.json` and `episodes.parquet` of finished cells, for those whose run is not there, finished."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read what a study has left.
+
+        Raises:
+            RunError: If a file of it is malformed.
+        """
+        self._folder = folder
+        self._cells: dict[tuple[_Runs, str], Mapping[str, Any]] = {}
+        self._episodes: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+        if not (folder / "cells.json").is_file():
+            return
+        for row in read_cells(folder / "cells.json"):
+            if row["state"] == "done" and row.get("runs"):
+                self._cells[tuple(row["runs"]), row["panel"]] = row
+        for each in read_episodes(folder / EPISODES):
+            self._episodes[_key(each, each["point"])].append(each)
+
+    def row(self, cell: Cell, panel: Panel) -> Mapping[str, Any] | None:
+        """The row of a finished cell whose run is gone; None if there is none, or the run speaks for itself."""
+        found = self._cells.get((runs_of(self._folder, cell, panel), panel))
+        return None if found is None or _speaks(cell) else found
+
+    def episodes(self, cell: Cell, panel: Panel) -> list[Mapping[str, Any]]:
+        """The rows of the episodes of such a cell.
+
+        Raises:
+            RunError: If there is none.
+        """
+        row = self.row(cell, panel)
+        if row is None:
+            return []
+        found = self._episodes[_key(row, point_text(row["point"]))]
+        if not found:
+            raise RunError(
+                f"{self._folder / EPISODES} has no row of {cell.label} ({panel}), which cells.json says is "
+                "done and whose runs are gone; restore it, or remove cells.json to have all made again."
+            )
+        return found
+
+    def outcomes(self, cell: Cell, panel: Panel) -> list[Outcome]:
+        """The episodes of such a cell, by task."""
+        found = [
+            Outcome(
+                task=each["task"],
+                score=each["score"],
+                success=each["success"],
+                failed=each.get("failed", False),
+                turns=each["turns"],
+                invalid=each["invalid"],
+                surprise=None,
+                policy="",
+                kind=each["kind"],
+            )
+            for each in self.episodes(cell, panel)
+        ]
+        return sorted(found, key=lambda one: one.task)
+
+    def refuse_loss(self, cells: Iterable[tuple[Cell, Panel]]) -> None:
+        """Refuse to write results without rows that nothing could make again from what is there.
+
+        Args:
+            cells: All that the study has a row of.
+
+        Raises:
+            ConfigError: Naming such a row.
+        """
+        planned = {(runs_of(self._folder, cell, panel), panel) for cell, panel in cells}
+        lost = [
+            row
+            for (runs, panel), row in self._cells.items()
+            if (runs, panel) not in planned and not (self._folder / runs[0]).exists()
+        ]
+        if lost:
+            first = lost[0]
+            raise ConfigError(
+                f"{self._folder} has results of {len(lost)} cells that this study does not have, or not yet, the first "
+                f"{first['method']} seed {first['seed']}, and their runs are gone, so they would be lost; give this "
+                "study another name."
+            )
+
+
+def runs_of(folder: Path, cell: Cell, panel: Panel) -> _Runs:
+    """Runs of a cell's row, relative to the study's folder; of a study again, the policy's run is the other's."""
+    runs = [cell.folder] if panel == "tune" else [cell.folder, cell.scored]
+    return tuple(str(run.relative_to(folder)) for run in runs if run.is_relative_to(folder))
+
+
+def _speaks(cell: Cell) -> bool:
+    """Whether the run of a cell is there, finished; of a model that no run makes, its score."""
+    return is_done(cell, "tune") and (cell.folder.is_dir() or cell.scored.is_dir())
+
+
+def _key(row: Mapping[str, Any], point: str) -> tuple[Any, ...]:
+    return row["environment"], row["method"], point, row["seed"], row["panel"]

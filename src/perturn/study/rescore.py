@@ -1,0 +1,154 @@
+"""A study again: the policies that another study chose, scored on another panel or decoded otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from perturn.bounds import check_bounds
+from perturn.config.parsing import parse
+from perturn.config.sections import COUNT, require
+from perturn.config.stages import stages
+from perturn.data.run_paths import RunPaths
+from perturn.errors import ConfigError, did_you_mean
+from perturn.study.cell_results import is_done
+from perturn.study.cells import Cell, Plan, Point
+from perturn.study.finished_cells import Kept
+from perturn.study.settings import Study, Test, read_words, require_name, study_of
+from perturn.study.tables.study_records import read_recorded
+
+
+@dataclass(frozen=True)
+class AgainFile:
+    """A study file that names another study instead of methods."""
+
+    name: str
+    again: str
+    """The other study, under `output`; methods, seeds, comparisons and policies are its own."""
+    test: Test
+    """The panel of the verdicts, and how actions are decoded there."""
+    workers: Annotated[int, COUNT] | None = None
+    output: str = "studies/results"
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        require_name(self.name)
+        require(
+            self.name != self.again,
+            f"again names the study itself, {self.name!r}; give this one another name.",
+        )
+
+    @property
+    def other(self) -> Path:
+        """Folder of the other study."""
+        return Path(self.output) / self.again
+
+    def study(self, other: Study) -> Study:
+        """The other study, on this panel."""
+        if other.again is not None:
+            raise ConfigError(
+                f"again: study {other.name!r} has no policies of its own; name {other.again!r}."
+            )
+        return replace(
+            other,
+            name=self.name,
+            again=self.again,
+            test=self.test,
+            workers=self.workers,
+            output=self.output,
+            share=[],
+        )
+
+
+class Again:
+    """The cells of a study again: as `Plan` has them, but for the score."""
+
+    def __init__(self, study: Study, plan: Plan) -> None:
+        """Take the points that the other study chose.
+
+        Args:
+            study: The study again.
+            plan: Of the other study.
+
+        Raises:
+            ConfigError: If the other study is not finished, or was another one when it was done.
+        """
+        self.study, self._plan, self.cluster = study, plan, plan.cluster
+        self.points = {method: [point] for method, point in _chosen(plan).items()}
+        kept = Kept(study.folder)
+        for method, (point,) in self.points.items():
+            for cell in self.testing(*method, point):
+                if kept.row(cell, "test") is None:
+                    _refuse_unmade(cell)
+
+    def cell(self, environment: str, method: str, point: Point, seed: int) -> Cell:
+        """A cell of the other study, with the score of this one."""
+        scored = self.study.test, self.study.folder / "runs"
+        return replace(self._plan.cell(environment, method, point, seed, scored), tuned=False)
+
+    def tuning(self) -> Iterator[Cell]:
+        """None: the points are chosen."""
+        return iter(())
+
+    def testing(self, environment: str, method: str, point: Point) -> Iterator[Cell]:
+        """The cells of a method on all seeds."""
+        for seed in self.study.seeds:
+            yield self.cell(environment, method, point, seed)
+
+
+def _chosen(plan: Plan) -> dict[tuple[str, str], Point]:
+    """Environment and method -> the point that a study has chosen.
+
+    Raises:
+        ConfigError: If it is not finished.
+    """
+    study, found = plan.study, dict[tuple[str, str], Mapping[str, Any]]()
+    for row in read_recorded(study.folder).cells:
+        if row["state"] != "done":
+            raise ConfigError(
+                f"again: study {study.name!r} is not finished: {row['method']} seed {row['seed']} is {row['state']}; "
+                "finish it first."
+            )
+        if row["panel"] == "test":
+            found[row["environment"], row["method"]] = row["point"]
+    missing = [" ".join(each) for each in plan.points if each not in found]
+    if missing:
+        raise ConfigError(f"again: study {study.name!r} has no result of {missing[0]}; finish it first.")
+    return {each: dict(found[each]) for each in plan.points}
+
+
+def _refuse_unmade(cell: Cell) -> None:
+    """Refuse a cell whose policy is not there, which would have to be made in the other study's folder.
+
+    Raises:
+        ConfigError: Naming the cell.
+    """
+    makes = any(stage.command == "train" and stage.policy == cell.policy for stage in stages(cell.recipe))
+    is_there = not makes or RunPaths(cell.folder).checkpoint(cell.policy).is_dir()
+    if not is_done(cell, "tune") or not is_there:
+        raise ConfigError(
+            f"again: {cell.folder} does not hold the policy of {cell.label}: the recipe of the other study has changed "
+            "since, or the run was removed; make that study again under another output, and this one there too."
+        )
+
+
+def open_plan(file: Path, overrides: Sequence[str] = ()) -> Plan | Again:
+    """Read a study file, of either kind, and apply `key=value` words to it.
+
+    Raises:
+        ConfigError: The first mistake.
+        RunError: If the folder of the other study is damaged.
+    """
+    data = read_words(file, overrides)
+    if data.get("again") is None:
+        return Plan(*study_of(data, file.parent))
+    asked = parse(AgainFile, data)
+    if not (asked.other / "study.yaml").is_file():
+        known = {each.parent.name for each in Path(asked.output).glob("*/study.yaml")} - {asked.name}
+        raise ConfigError(
+            f"again: there is no study {asked.again!r} in {asked.output}.{did_you_mean(asked.again, known)}"
+        )
+    other, recipe = study_of(read_words(asked.other / "study.yaml"), file.parent)
+    return Again(asked.study(other), Plan(replace(other, output=asked.output), recipe))

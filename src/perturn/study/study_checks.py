@@ -1,0 +1,127 @@
+"""Mistakes of a study that can be found before any work."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+
+from perturn.config.recipe import Recipe
+from perturn.config.sections import Tasks
+from perturn.config.stages import own_files
+from perturn.data.run_paths import RunPaths
+from perturn.errors import ConfigError, PerturnError
+from perturn.faults import closing_world
+from perturn.formats.read_rows import read_rows
+from perturn.io.read_input import user_path
+from perturn.run.execute import check, refuse_early
+from perturn.run.policy_origin import Maker
+from perturn.run.session import world_maker
+from perturn.run.stages.selector_checks import check_selection
+from perturn.run.task_lists import choose_tasks, look_up
+from perturn.study.cells import Cell
+from perturn.study.settings import Study
+from perturn.study.tables.episode_table import check_parquet
+from perturn.table import locate
+from perturn.types import Environment, PreferencePair
+
+
+def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True) -> None:
+    """Check the recipe of each cell as `perturn run` would, and that nothing is learned where it is tuned or tested.
+
+    Of cells that differ in nothing but seed and swept settings, the world and the model of one are opened.
+
+    Args:
+        study: The study.
+        cells: All that may be worked on.
+        trains_here: Whether they are done on this machine, and not on the nodes of a cluster.
+
+    Raises:
+        PerturnError: The first mistake; it names the cell.
+    """
+    check_parquet()
+    methods, panels = set(), set()
+    for cell in cells:
+        try:
+            scoring = cell.scoring_recipe(cell.recipe.model.name)
+            check_selection(scoring, _maker(cell))
+            refuse_early(cell.recipe, None, trains_here=trains_here)
+            if (key := _panels(cell.recipe)) not in panels:
+                _refuse_overlap(study, cell)
+                panels.add(key)
+            if (cell.environment, cell.method) not in methods and not RunPaths(cell.folder).is_run:
+                check(cell.recipe)
+            elif cell.recipe.sft or cell.recipe.align:
+                locate("perturn.run.stages.training_checks:check_training")(cell.recipe)
+            methods.add((cell.environment, cell.method))
+        except PerturnError as error:
+            raise type(error)(f"{cell.label}: {error}") from error
+
+
+def _maker(cell: Cell) -> Maker | None:
+    """The run of a cell, as what makes the policy that is scored; None where it scores a model as it is."""
+    if cell.policy == "base" and cell.recipe.base is None:
+        return None
+    return Maker(cell.folder, cell.recipe, cell.policy)
+
+
+def _panels(recipe: Recipe) -> str:
+    """All that decides which tasks the stages of a recipe see."""
+    sections = (recipe.base, recipe.sft, recipe.explore)
+    tasks = [each and each.tasks and dataclasses.asdict(each.tasks) for each in sections]
+    made = [each is not None for each in (*sections, recipe.expert, recipe.evaluate)]
+    return json.dumps([recipe.environment, tasks, made, own_files(recipe)], sort_keys=True, default=str)
+
+
+def _refuse_overlap(study: Study, cell: Cell) -> None:
+    """Refuse a panel to tune or test on of which a stage of the cell's run would learn a task.
+
+    Raises:
+        ConfigError: Naming the panel, what has a task of it too, and the task.
+        DataError: If a file of the user's cannot be read.
+    """
+    with closing_world(world_maker(cell.recipe)()) as env:
+        tested = _ids(env, study.test.tasks, "test.tasks")
+        tuned = set() if study.tune is None else _ids(env, study.tune.tasks, "tune.tasks")
+        panels = look_up(cell.recipe, env).tasks
+    learned = {
+        f"{name}.tasks": {task.id for task in tasks} for name, tasks in panels.items() if name != "evaluate"
+    }
+    learned |= {key: _ids_in(file, key) for key, file in own_files(cell.recipe).items()}
+    _refuse_shared("test.tasks", tested, learned | {"tune.tasks": tuned})
+    _refuse_shared("tune.tasks", tuned, learned)
+
+
+def _refuse_shared(panel: str, held: set[str], others: Mapping[str, set[str]]) -> None:
+    """Refuse a panel that shares a task with others.
+
+    Raises:
+        ConfigError: Naming both and a task.
+    """
+    must_not = (
+        "tested must not be learned or tuned on" if panel == "test.tasks" else "tuned on must not be learned"
+    )
+    for name, ids in others.items():
+        if both := sorted(held & ids):
+            whose = "take its rows out" if name.endswith(".file") else "`skip` those"
+            raise ConfigError(
+                f"{panel} shares {len(both)} tasks with {name}, such as {both[0]!r:.80}; what is {must_not}, so take "
+                f"another split, or {whose}."
+            )
+
+
+def _ids_in(file: str, key: str) -> set[str]:
+    """Ids of the tasks of a file of the user's; rows of TRL's have none but a number."""
+    found = set()
+    for row in read_rows(user_path(file, key)):
+        sides = (row.chosen, row.rejected) if isinstance(row, PreferencePair) else (row,)
+        found |= {side.task.id for side in sides}
+    return found
+
+
+def _ids(env: Environment, panel: Tasks, where: str) -> set[str]:
+    """Ids of the tasks of a panel."""
+    try:
+        return {task.id for task in choose_tasks(env, panel)}
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error

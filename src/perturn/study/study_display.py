@@ -1,0 +1,171 @@
+"""A study under way, in the terminal: cells by method, those running with their stage, errors, time left."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import fmean
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from perturn.data.run_files import Progress, read_note
+from perturn.data.run_paths import RunPaths
+from perturn.display.progress_bars import EVERY
+from perturn.errors import RunError
+from perturn.study.cells import Cell, point_text
+from perturn.study.run_cells import Conductor
+from perturn.study.study_progress import Board
+
+_STATES = ("done", "failed", "to do")
+
+
+class Screen:
+    """Shows what a conductor is doing: a live table in a terminal; elsewhere lines as cells end and time goes by."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._live = console, Live(console=console, auto_refresh=False, transient=True)
+        self._told: set[tuple[str, str]] = set()
+        self._said = time.monotonic()
+
+    @contextmanager
+    def shown(self, board: Board) -> Iterator[None]:
+        """While the block runs."""
+        self._told = {
+            (cell.label, panel) for cell, panel in board.cells() if board.state(cell, panel) != "to do"
+        }
+        if not self._console.is_interactive:
+            yield
+            return
+        with self._live:
+            yield
+
+    def tell(self, conductor: Conductor) -> None:
+        """Show how things are."""
+        board = conductor.board
+        for cell, panel in board.cells():
+            state = board.state(cell, panel)
+            if state != "to do" and (cell.label, panel) not in self._told:
+                self._told.add((cell.label, panel))
+                error = f": {board.errors[cell.folder]}" if state == "failed" else ""
+                style = "red" if error else None
+                self._console.print(
+                    f"{cell.label}, {panel}: {state}{error}", markup=False, soft_wrap=True, style=style
+                )
+                self._said = time.monotonic()
+        if self._live.is_started:
+            self._live.update(_picture(conductor), refresh=True)
+        elif not self._console.is_interactive and time.monotonic() - self._said >= EVERY:
+            self._say_running(conductor)
+
+    def _say_running(self, conductor: Conductor) -> None:
+        """Say in a line which cells are at work, and how much is left."""
+        self._said = time.monotonic()
+        working = ", ".join(
+            f"{worker.cell.label} {_stage(worker.cell)}".rstrip() for worker in conductor.running.values()
+        )
+        states = Counter(conductor.board.state(cell, panel) for cell, panel in conductor.board.cells())
+        left = seconds_left(conductor)
+        said = "" if left is None else f"; about {_minutes(left)} left"
+        done = f"{states['done']} of {states.total() + conductor.board.unknown} scores done"
+        self._console.print(f"{done}; at work: {working}{said}", markup=False, soft_wrap=True)
+
+
+def _picture(conductor: Conductor) -> RenderableType:
+    running = Table(box=None, pad_edge=False)
+    for name in ("running", "stage", "since"):
+        running.add_column(name)
+    for worker in conductor.running.values():
+        running.add_row(
+            escape(worker.cell.label), _stage(worker.cell), _minutes(time.monotonic() - worker.began)
+        )
+    left = seconds_left(conductor)
+    said = "" if left is None else f"; about {_minutes(left)} left"
+    return Group(
+        cells_table(conductor.board), running, Text(f"{len(conductor.running)} at work{said}", style="bold")
+    )
+
+
+def _stage(cell: Cell) -> str:
+    """The stage that a cell's run, or its score, is at."""
+    for folder in (cell.scored, cell.folder):
+        try:
+            noted = read_note(RunPaths(folder).progress, Progress)
+        except RunError:  # it is being written
+            noted = None
+        if noted and "ended" not in noted:
+            return noted["stage"] if folder == cell.folder else "test"
+    return ""
+
+
+def seconds_left(conductor: Conductor) -> float | None:
+    """Time for what is left, by the mean of what was done; None where nothing was done yet."""
+    board, spent = conductor.board, conductor.spent
+    left = Counter(board.scores_alone(cell) for cell, _ in board.to_do().values())
+    left[True] += board.unknown
+    known = [each for kind in spent.values() for each in kind]
+    if not known:
+        return None
+    return sum(count * fmean(spent[alone] or known) for alone, count in left.items()) / conductor.crew.most(
+        conductor.peak_gb
+    )
+
+
+def cells_table(board: Board) -> Table:
+    """Cells of each environment and method by state, and the point that was chosen."""
+    counts: dict[tuple[str, str], Counter[str]] = {method: Counter() for method in board.plan.points}
+    for cell, panel in board.cells():
+        counts[cell.environment, cell.method][f"{panel} {board.state(cell, panel)}"] += 1
+    table, several = Table(box=None, pad_edge=False), len(board.plan.study.environments) > 1
+    for column in ("method", "points", "tuned", "tested", "failed", "chosen"):
+        table.add_column(column, overflow="fold")
+    for method, count in counts.items():
+        name = " ".join(method) if several else method[1]
+        table.add_row(name, str(len(board.plan.points[method])), *_numbers(count), _chosen(board, method))
+    return table
+
+
+def summary_line(board: Board) -> str:
+    """How many runs there are, how much of their work is shared, and the errors, if there are any."""
+    kept = [board.kept.row(cell, panel) is not None for cell, panel in board.cells()]
+    runs = {cell.folder: cell for (cell, _), gone in zip(board.cells(), kept, strict=True) if not gone}
+    stages, made, lent = board.sharing.counts(runs.values())
+    others = ", ".join(board.plan.study.share)
+    there = f", {lent} are there already in {others}" if others else ""
+    lines = [
+        f"{board.plan.study.folder}: {len(runs)} runs of {stages} stages, of which {made} are made{there} and the "
+        f"others taken over; and {board.unknown} scores of points that are not chosen yet."
+    ]
+    if any(kept):
+        lines.append(f"The runs of {sum(kept)} cells are gone; their rows count.")
+    lines += [
+        f"failed: {runs[folder].label}: {error}" for folder, error in board.errors.items() if folder in runs
+    ]
+    return "\n".join(lines)
+
+
+def _numbers(count: Counter[str]) -> list[str]:
+    """Cells that are done of all, for each panel, and those that failed."""
+    done = [
+        f"{count[f'{panel} done']}/{sum(count[f'{panel} {state}'] for state in _STATES)}"
+        for panel in ("tune", "test")
+    ]
+    return [*done, str(count["tune failed"] + count["test failed"])]
+
+
+def _chosen(board: Board, method: tuple[str, str]) -> str:
+    if method not in board.chosen:
+        return ""
+    point = board.chosen[method]
+    return "none" if point is None else escape(point_text(point))
+
+
+def _minutes(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,123 @@
+"""The files of a study that verdicts are made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perturn.io.atomic_write import write_whole
+from perturn.study.cell_results import Panel, outcomes, seconds
+from perturn.study.cells import Cell, Point, point_text
+from perturn.study.finished_cells import runs_of
+from perturn.study.study_progress import Board, Method
+from perturn.study.tables.episode_table import EPISODES, write_episodes
+from perturn.study.tables.study_records import PROTOCOLS, protocols_of
+
+_NO_POINT = "no point of its sweep was finished on every tuning seed; the rows of those cells say why."
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where everything lies in a study's folder."""
+
+    folder: Path
+
+    @property
+    def study(self) -> Path:
+        """The study as it was read, with its defaults."""
+        return self.folder / "study.yaml"
+
+    @property
+    def cells(self) -> Path:
+        """A row a cell."""
+        return self.folder / "cells.json"
+
+    @property
+    def episodes(self) -> Path:
+        """A row an episode."""
+        return self.folder / EPISODES
+
+    @property
+    def protocols(self) -> Path:
+        """Conditions of the scores on the test panel, by environment and method."""
+        return self.folder / PROTOCOLS
+
+    @property
+    def logs(self) -> Path:
+        """Folder of all that cells have printed."""
+        return self.folder / "logs"
+
+    def log(self, cell: Cell) -> Path:
+        """All that a cell has printed."""
+        return self.logs / f"{cell.recipe.name}.log"
+
+
+def write_results(files: Files, board: Board) -> None:
+    """Write `cells.json`, `episodes.parquet` and `protocols.json`, of all cells that are known by now."""
+    cells = list(board.cells())
+    own = [_cell_row(board, cell, panel) for cell, panel in cells]
+    failed = [
+        row for method, point in board.chosen.items() if point is None for row in _failed_rows(board, method)
+    ]
+    rows = [*own, *failed]
+    # First, so that cells.json names no cell as done whose episodes are not there.
+    write_episodes(
+        files.episodes,
+        (
+            row
+            for (cell, panel), one in zip(cells, own, strict=True)
+            if one["state"] == "done" and (panel == "test" or cell.tuned)
+            for row in _episode_rows(board, cell, panel)
+        ),
+    )
+    write_whole(files.cells, json.dumps(rows, indent=1) + "\n")
+    write_whole(files.protocols, json.dumps(protocols_of(files.folder, rows), indent=1) + "\n")
+
+
+def _cell_row(board: Board, cell: Cell, panel: Panel) -> dict[str, Any]:
+    """The row of a cell in `cells.json`."""
+    if (kept := board.kept.row(cell, panel)) is not None:
+        return dict(kept)
+    state = board.state(cell, panel)
+    return {
+        **_key(cell.environment, cell.method, cell.point, cell.seed, panel),
+        "state": state,
+        "error": board.errors.get(cell.folder) if state == "failed" else None,
+        "seconds": seconds(cell, panel),
+        "runs": list(runs_of(board.plan.study.folder, cell, panel)),
+        "makes_base": cell.recipe.base is not None,
+    }
+
+
+def _failed_rows(board: Board, method: Method) -> Iterator[dict[str, Any]]:
+    """The rows of a method without a point to test."""
+    for seed in board.plan.study.seeds:
+        yield {
+            **_key(*method, {}, seed, "test"),
+            "state": "failed",
+            "error": _NO_POINT,
+            "seconds": 0.0,
+            "runs": [],
+        }
+
+
+def _key(environment: str, method: str, point: Point, seed: int, panel: Panel) -> dict[str, Any]:
+    return {"environment": environment, "method": method, "point": point, "seed": seed, "panel": panel}
+
+
+def _episode_rows(board: Board, cell: Cell, panel: Panel) -> Iterator[Mapping[str, Any]]:
+    """The rows of a finished cell in `episodes.parquet`, as they were where its runs are gone."""
+    return iter(kept) if (kept := board.kept.episodes(cell, panel)) else episode_rows(cell, panel)
+
+
+def episode_rows(cell: Cell, panel: Panel) -> Iterator[dict[str, Any]]:
+    """The rows of a finished cell in `episodes.parquet`."""
+    for one in outcomes(cell, panel):
+        key = _key(cell.environment, cell.method, cell.point, cell.seed, panel) | {
+            "point": point_text(cell.point)
+        }
+        own = ("task", "kind", "success", "score", "turns", "invalid", "failed")
+        yield key | {name: getattr(one, name) for name in own}

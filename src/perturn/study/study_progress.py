@@ -1,0 +1,129 @@
+"""How far the cells of a study are, and the points that were chosen by now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from perturn.data.episode_outcomes import Outcome
+from perturn.study.borrowed_stages import lent_runs
+from perturn.study.cell_results import PANELS, Panel, choose, is_done, outcomes
+from perturn.study.cells import Cell, Plan, Point
+from perturn.study.finished_cells import Kept
+from perturn.study.rescore import Again
+from perturn.study.stage_sharing import Sharing
+
+Method = tuple[str, str]
+"""An environment and a method."""
+
+
+class Board:
+    """The cells of a study and how far each is."""
+
+    def __init__(self, plan: Plan | Again) -> None:
+        """See what is done already."""
+        self.plan = plan
+        self.kept = Kept(plan.study.folder)
+        """Results of cells whose runs are gone."""
+        self.sharing = Sharing()
+        for folder, recipe in lent_runs(plan.study):
+            self.sharing.lend(folder, recipe)
+        self.errors: dict[Path, str] = {}
+        """Why the run of a cell, or its score, failed."""
+        self.chosen: dict[Method, Point | None] = {}
+        """The point of each method whose tuning has ended; None: no point was finished."""
+        self.tuning = list(plan.tuning())
+        self._testing: dict[Method, list[Cell]] = {}
+        self._done: set[tuple[Path, Panel]] = set()
+        for cell in self.tuning:
+            self._enter(cell)
+        self.choose()
+
+    def _enter(self, cell: Cell) -> None:
+        self.sharing.add(cell)
+        self._look(cell)
+
+    def _look(self, cell: Cell) -> None:
+        """See for which panels a cell is done, by its runs or by the rows that are left of them."""
+        for panel in PANELS:
+            if is_done(cell, panel) or self.kept.row(cell, panel) is not None:
+                self._done.add((cell.folder, panel))
+            else:
+                self._done.discard((cell.folder, panel))
+
+    def cells(self) -> Iterator[tuple[Cell, Panel]]:
+        """All that is known to be wanted, with the panel it is wanted for."""
+        yield from ((cell, "tune") for cell in self.tuning)
+        for cells in self._testing.values():
+            yield from ((cell, "test") for cell in cells)
+
+    def state(self, cell: Cell, panel: Panel) -> str:
+        """How far a cell is: done, failed or to do."""
+        if (cell.folder, panel) in self._done:
+            return "done"
+        return "failed" if cell.folder in self.errors else "to do"
+
+    def to_do(self) -> dict[Path, tuple[Cell, bool]]:
+        """Cells to work on, by folder, and whether each is to be scored on the test panel too."""
+        found: dict[Path, tuple[Cell, bool]] = {}
+        for cell, panel in self.cells():
+            if self.state(cell, panel) == "to do":
+                found[cell.folder] = cell, panel == "test" or found.get(cell.folder, (cell, False))[1]
+        return found
+
+    def possible(self) -> Iterator[Cell]:
+        """Cells to work on, now or once points are chosen: of methods still tuned, every point on every seed."""
+        found = {folder: cell for folder, (cell, _) in self.to_do().items()}
+        found |= {cell.folder: cell for cell in self._untested() if cell.folder not in found}
+        yield from found.values()
+
+    def _untested(self) -> Iterator[Cell]:
+        """Cells of every point on every seed, of methods that are still tuned."""
+        for method, points in self.plan.points.items():
+            if method not in self.chosen:
+                yield from (cell for point in points for cell in self.plan.testing(*method, point))
+
+    @property
+    def unknown(self) -> int:
+        """Cells of the test panel of methods whose point is not chosen yet."""
+        return (len(self.plan.points) - len(self.chosen)) * len(self.plan.study.seeds)
+
+    def scores_alone(self, cell: Cell) -> bool:
+        """Whether a cell's run is done, so that its score on the test panel is all that is left."""
+        return (cell.folder, "tune") in self._done
+
+    def ended(self, cell: Cell, error: str | None) -> None:
+        """Note that a worker has ended."""
+        self.sharing.look(cell)
+        self._look(cell)
+        if error is not None:
+            self.errors[cell.folder] = error
+        self.choose()
+
+    def choose(self) -> None:
+        """Choose the point of every method all whose tuning cells have ended."""
+        for method, points in self.plan.points.items():
+            if method in self.chosen:
+                continue
+            cells = [cell for cell in self.tuning if (cell.environment, cell.method) == method]
+            if len(points) == 1:
+                self.chosen[method] = points[0]
+            elif all(self.state(cell, "tune") != "to do" for cell in cells):
+                self.chosen[method] = choose(self._scores(points, cells))
+            else:
+                continue
+            point = self.chosen[method]
+            self._testing[method] = [] if point is None else list(self.plan.testing(*method, point))
+            for cell in self._testing[method]:
+                self._enter(cell)
+
+    def _scores(self, points: list[Point], cells: list[Cell]) -> Iterator[tuple[Point, list[Outcome]]]:
+        """Episodes of each point that was finished on every seed."""
+        for point in points:
+            its = [cell for cell in cells if cell.point == point]
+            if all(self.state(cell, "tune") == "done" for cell in its):
+                yield point, [one for cell in its for one in self._outcomes(cell)]
+
+    def _outcomes(self, cell: Cell) -> list[Outcome]:
+        """Episodes of a cell on the tuning panel."""
+        return self.kept.outcomes(cell, "tune") or outcomes(cell, "tune")

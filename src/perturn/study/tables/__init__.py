@@ -1,0 +1,1 @@
+"""Verdicts of a study: records, comparisons, tables, figures and the page."""

@@ -1,0 +1,123 @@
+"""Rows of a study's episodes: one Parquet file, compressed with zstd.
+
+A study has tens of thousands of rows whose texts repeat, so Parquet takes less than a hundredth of the space of JSON
+lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from perturn.data.run_files import REMEDY, Count
+from perturn.errors import RunError
+from perturn.io.atomic_write import replacing
+from perturn.io.plain_data import told
+from perturn.io.read_input import check_shape, parse_json, read_lines
+from perturn.table import require
+
+EPISODES = "episodes.parquet"
+"""The file, in a study's folder, that holds the rows."""
+_FORMER = "episodes.jsonl"
+"""Its name before 0.1.0, when the rows were JSON lines."""
+
+
+class EpisodeRow(TypedDict):
+    """A row of `episodes.parquet`."""
+
+    environment: str
+    method: str
+    point: str
+    seed: int
+    panel: Literal["tune", "test"]
+    task: str
+    kind: str
+    success: bool
+    score: Annotated[float, Field(allow_inf_nan=False)]
+    turns: Count
+    invalid: Count
+    failed: NotRequired[bool]
+    """Whether the environment or the engine raised; such an episode is no success, and its score is 0."""
+
+
+_MAY_BE_ABSENT = {"failed"}
+
+
+def write_episodes(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write the rows of a study's episodes, whole or not at all.
+
+    Raises:
+        StorageError: If the file cannot be written.
+    """
+    pa, pq = _parquet()
+    schema = pa.schema(
+        [
+            *((name, pa.string()) for name in ("environment", "method", "point")),
+            ("seed", pa.int64()),
+            *((name, pa.string()) for name in ("panel", "task", "kind")),
+            ("success", pa.bool_()),
+            ("score", pa.float64()),
+            *((name, pa.int64()) for name in ("turns", "invalid")),
+            ("failed", pa.bool_()),
+        ]
+    )
+    table = pa.Table.from_pylist(list(rows), schema=schema)
+    with replacing(file) as fresh:
+        pq.write_table(table, fresh, compression="zstd")
+
+
+def read_episodes(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a study's episodes; none if the file is not there.
+
+    A study of an earlier version has them as JSON lines.
+
+    Raises:
+        RunError: If the file is not Parquet, or a row lacks a value.
+    """
+    former = file.with_name(_FORMER)
+    if not file.is_file() and former.is_file():
+        lines = read_lines(former, RunError, REMEDY)
+        return _checked(
+            [parse_json(line, f"{former}:{number}", RunError, REMEDY) for number, line in lines], former
+        )
+    if not file.is_file():
+        return []
+    pa, pq = _parquet()
+    try:
+        rows = pq.read_table(file).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise RunError(f"{file} is not a readable Parquet file: {told(error)}. {REMEDY}") from error
+    rows = [
+        {name: value for name, value in row.items() if value is not None or name not in _MAY_BE_ABSENT}
+        for row in rows
+    ]
+    return _checked(rows, file)
+
+
+def check_parquet() -> None:
+    """Refuse a study, before its work, where no library can write its episodes.
+
+    Raises:
+        ConfigError: If pyarrow is not installed.
+    """
+    require("pyarrow", "a study", "datasets")
+
+
+def _parquet() -> tuple[Any, Any]:
+    """Return pyarrow and its Parquet module, an optional dependency.
+
+    Raises:
+        ConfigError: If pyarrow is not installed.
+    """
+    check_parquet()
+    return import_module("pyarrow"), import_module("pyarrow.parquet")
+
+
+def _checked(rows: list[Any], file: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = check_shape(rows, list[EpisodeRow], str(file), RunError, REMEDY)
+    return found

@@ -1,0 +1,199 @@
+"""Contents of a study's folder, read once for its verdicts: settings, cells, and what every episode came to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from perturn.data.run_files import REMEDY, Amount, Inside, Stamp, parse_settings, read_note
+from perturn.data.run_paths import RunPaths
+from perturn.errors import RunError
+from perturn.io.read_input import check_shape, parse_json, read_text
+from perturn.study.base_seeds import Bases, bases_of
+from perturn.study.tables.episode_table import EPISODES, read_episodes
+
+Pair = tuple[str, str]
+"""A method, and the one that it is compared with."""
+PROTOCOLS = "protocols.json"
+"""The note, in a study's folder, of the conditions of its scores."""
+_OF_ONE_SEED = ("seed", "maker")
+"""Keys of a stamp that are one seed's alone."""
+BASE, SFT = "base", "sft"
+"""Policies that no method made; they are scored on the test panel as methods are."""
+
+
+_TwoNames = Annotated[list[str], Field(min_length=2, max_length=2)]
+
+
+class CellRow(TypedDict):
+    """An entry of `cells.json`."""
+
+    environment: str
+    method: str
+    point: dict[str, Any]
+    seed: int
+    panel: Literal["tune", "test"]
+    state: Literal["done", "failed", "to do"]
+    error: NotRequired[str | None]
+    seconds: NotRequired[Amount | None]
+    runs: NotRequired[list[Inside]]
+    makes_base: NotRequired[bool]
+
+
+Episodes = Sequence[Mapping[str, Any]]
+"""Rows of `episodes.parquet`."""
+Scores = Mapping[int, Mapping[str, float]]
+"""A number of each episode, by seed and task."""
+
+
+@dataclass(frozen=True)
+class RecordedStudy:
+    """One study's folder in memory."""
+
+    folder: Path
+    name: str
+    baseline: str
+    settings: Mapping[str, Any]
+    """The study file, with its defaults."""
+    further: list[Pair]
+    """Comparisons of the study file beside those with the baseline."""
+    cells: list[dict[str, Any]]
+    episodes: list[dict[str, Any]]
+    protocols: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    """Conditions of the scores on the test panel, by environment and method, but for what is one seed's; a method whose
+    runs are not there has none."""
+
+    @cached_property
+    def bases(self) -> Bases:
+        """The base that each seed begins with."""
+        return bases_of(self.settings)
+
+    @property
+    def planned(self) -> list[str]:
+        """Methods of the study file."""
+        return list(self.settings.get("methods") or {})
+
+    @property
+    def environments(self) -> list[str]:
+        """Those that any cell or episode names."""
+        return list(dict.fromkeys(row["environment"] for row in (*self.cells, *self.episodes)))
+
+    def methods(self, environment: str) -> list[str]:
+        """Methods of an environment: base and SFT first, then as the study names them."""
+        rows = (*self.cells, *self.episodes)
+        found = dict.fromkeys(row["method"] for row in rows if row["environment"] == environment)
+        order = [BASE, SFT, *self.planned, *found]
+        return [name for name in dict.fromkeys(order) if name in found]
+
+    def played(self, panel: str, environment: str, method: str) -> list[dict[str, Any]]:
+        """Episodes of a method on a panel."""
+        return self._by_method.get((panel, environment, method), [])
+
+    @cached_property
+    def _by_method(self) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
+        found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+        for row in self.episodes:
+            found.setdefault((row["panel"], row["environment"], row["method"]), []).append(row)
+        return found
+
+
+def read_recorded(folder: Path) -> RecordedStudy:
+    """Read a study's folder, as far as the study has come.
+
+    Raises:
+        RunError: If the folder holds no study, or a file of it is malformed.
+    """
+    if not (folder / "study.yaml").is_file():
+        raise RunError(
+            f"{folder} holds no study.yaml, so it is no study's folder; name the one that perturn study wrote."
+        )
+    settings = parse_settings(read_text(folder / "study.yaml", RunError, REMEDY), str(folder / "study.yaml"))
+    cells = read_cells(folder / "cells.json")
+    named = {row["method"] for row in cells}
+    fallback = SFT if SFT in named else BASE
+    return RecordedStudy(
+        folder,
+        name=str(settings.get("name") or folder.resolve().name),
+        baseline=str(settings.get("baseline") or fallback),
+        settings=settings,
+        further=_further(settings, folder / "study.yaml"),
+        cells=cells,
+        episodes=read_episodes(folder / EPISODES),
+        protocols=protocols_of(folder, cells),
+    )
+
+
+def table(episodes: Iterable[Mapping[str, Any]], key: str) -> dict[int, dict[str, float]]:
+    """A number of each episode by seed and task, samples of a task averaged.
+
+    Args:
+        episodes: Of one method on one panel.
+        key: `success`, `score`, `turns` or `invalid`.
+    """
+    found: dict[int, dict[str, list[float]]] = {}
+    for row in episodes:
+        found.setdefault(row["seed"], {}).setdefault(row["task"], []).append(float(row[key]))
+    return {
+        seed: {task: fmean(values) for task, values in tasks.items()} for seed, tasks in sorted(found.items())
+    }
+
+
+def shared(*tables: Scores) -> tuple[list[int], list[str]]:
+    """Seeds that all tables have, and tasks that all of them have under each of these seeds."""
+    first, *others = tables
+    seeds = [seed for seed in first if all(seed in other for other in others)]
+    panels = [each[seed].keys() for each in tables for seed in seeds]
+    tasks = (
+        [task for task in sorted(first[seeds[0]]) if all(task in panel for panel in panels)] if seeds else []
+    )
+    return seeds, tasks
+
+
+def rows_of(values: Scores, together: Sequence[Sequence[int]], tasks: Sequence[str]) -> list[list[float]]:
+    """A row for seeds that count together, which is their mean; a column a task."""
+    return [[fmean(values[seed][task] for seed in seeds) for task in tasks] for seeds in together]
+
+
+def _further(settings: Mapping[str, Any], file: Path) -> list[Pair]:
+    """Comparisons of a study file beside those with the baseline."""
+    named = settings.get("compare") or []
+    check_shape(named, list[_TwoNames], f"{file}: compare", RunError, REMEDY)
+    return [(one, other) for one, other in named]
+
+
+def read_cells(file: Path) -> list[dict[str, Any]]:
+    """Rows of `cells.json`.
+
+    Raises:
+        RunError: If it is malformed.
+    """
+    text = read_text(file, RunError, REMEDY)
+    found: list[dict[str, Any]] = check_shape(
+        parse_json(text, str(file), RunError, REMEDY), list[CellRow], str(file), RunError, REMEDY
+    )
+    return found
+
+
+def protocols_of(folder: Path, cells: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Stamp of the last run of the first finished cell of each method on the test panel.
+
+    Where that run is gone, what `protocols.json` has noted.
+    """
+    noted = read_note(folder / PROTOCOLS, dict[str, dict[str, dict[str, Any]]]) or {}
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in cells:
+        environment, method = row["environment"], row["method"]
+        of = found.setdefault(environment, {})
+        is_new = row["panel"] == "test" and row["state"] == "done" and method not in of
+        if is_new and (runs := row.get("runs")):
+            stamp = read_note(RunPaths(folder / runs[-1]).stamp, Stamp)
+            known = noted.get(environment, {}).get(method, {}) if stamp is None else stamp
+            of[method] = {key: value for key, value in known.items() if key not in _OF_ONE_SEED}
+    return found

@@ -1,0 +1,285 @@
+"""Verdicts of a study: each method with its interval, against the baseline, and how it was tuned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from perturn.stats import Bounds, crossed_bootstrap, crossed_interval
+from perturn.study.base_seeds import Bases, has_one_base, seeds_by_base
+from perturn.study.cells import point_text
+from perturn.study.tables.comparisons import LEVEL, POWER, compare, ends, family, share_that_differs
+from perturn.study.tables.study_records import (
+    Episodes,
+    RecordedStudy,
+    Scores,
+    read_recorded,
+    rows_of,
+    shared,
+    table,
+)
+
+FEW_SEEDS = 4
+"""Up to so many seeds an interval over them is wide: Student's quantile is 4.3 for 3, 3.2 for 4, 2.3 for 10."""
+
+
+def summarize(folder: Path) -> dict[str, Any]:
+    """The numbers of a study, as `summary.json` holds them; docs/verdicts.md says what each is.
+
+    An end of an interval that the data cannot give is None.
+
+    Args:
+        folder: Of the study; it may be unfinished, and what is missing is named in `notes`.
+
+    Raises:
+        RunError: If the folder holds no study, or a file of it is malformed.
+    """
+    return summary_of(read_recorded(folder))
+
+
+def summary_of(study: RecordedStudy) -> dict[str, Any]:
+    """The numbers of a study in memory; see `summarize`."""
+    states = Counter(row["state"] for row in study.cells)
+    return {
+        "name": study.name,
+        "baseline": study.baseline,
+        "level": LEVEL,
+        "power": POWER,
+        "environments": {name: _environment(study, name) for name in study.environments},
+        "cells": {state: states[state] for state in ("done", "failed", "to do")},
+        "failures": [row for row in study.cells if row["state"] == "failed"],
+        "episodes": len(study.episodes),
+    }
+
+
+def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
+    """One environment: its methods, each against the baseline, and how they were tuned."""
+    played = {method: study.played("test", name, method) for method in study.methods(name)}
+    measures = _measures([row for rows in played.values() for row in rows])
+    methods = [_method(study, name, method, rows, measures) for method, rows in played.items()]
+    further: list[dict[str, Any]] = [{"method": one, "other": other} for one, other in study.further]
+    for measure, bounds in measures.items():
+        tables = {method: table(rows, measure) for method, rows in played.items()}
+        found = compare(tables, study.baseline, bounds, study.bases, study.planned, study.further)
+        for row in methods:
+            row[measure]["against"] = found.get((row["method"], study.baseline))
+        for row in further:
+            row[measure] = found.get((row["method"], row["other"]))
+    seeds = sorted({seed for row in methods for seed in row["seeds"]})
+    tuning = [each for method in played for each in _tuning(study, name, method)]
+    return {
+        "protocol": _protocol(study, name),
+        "seeds": seeds,
+        "comparisons": len(family([*study.planned, *played], study.baseline, study.further)),
+        "measures": list(measures),
+        "methods": methods,
+        "further": further,
+        "tuning": tuning,
+        "notes": [
+            *_notes(study, name, methods, seeds),
+            *_on_tuning(tuning),
+            *_on_choice(methods, tuning),
+            *_on_seeds(study, name, seeds),
+        ],
+    }
+
+
+def _protocol(study: RecordedStudy, environment: str) -> Mapping[str, Any] | None:
+    """Conditions of the baseline's scores, else of the first method that has any."""
+    found = study.protocols.get(environment, {})
+    return found.get(study.baseline) or next(iter(found.values()), None)
+
+
+def _measures(episodes: Episodes) -> dict[str, Bounds]:
+    """Compared values with their bounds: success, and the score where it says more than success does."""
+    if all(row["score"] == row["success"] for row in episodes):
+        return {"success": (0.0, 1.0)}
+    within = all(0 <= row["score"] <= 1 for row in episodes)
+    return {"success": (0.0, 1.0), "score": (0.0, 1.0) if within else None}
+
+
+def _method(
+    study: RecordedStudy, environment: str, method: str, rows: Episodes, measures: Mapping[str, Bounds]
+) -> dict[str, Any]:
+    """A method on the test panel."""
+    successes, bases = table(rows, "success"), study.bases
+    seeds, tasks = shared(successes) if rows else ([], [])
+    cells = [row for row in study.cells if (row["environment"], row["method"]) == (environment, method)]
+    tested = [row for row in cells if row["panel"] == "test"]
+    spent = [row["seconds"] for row in tested if row["state"] == "done" and row.get("seconds") is not None]
+    tuned = [row["seconds"] or 0.0 for row in cells if row["panel"] == "tune" and row.get("seconds")]
+    return {
+        "method": method,
+        "point": next((row["point"] for row in tested if row["state"] == "done"), {}),
+        "episodes": len(rows),
+        "failed": sum(row.get("failed", False) for row in rows),
+        "tasks": len(tasks),
+        "seeds": seeds,
+        "bases": len(seeds_by_base(seeds, bases)),
+        "left_out": sum(row["task"] not in set(tasks) for row in rows),
+        **{measure: _mean(table(rows, measure), bounds, bases) for measure, bounds in measures.items()},
+        "seeds_differ": share_that_differs(successes, seeds, tasks),
+        "turns": _mean(table(rows, "turns"), None, bases),
+        "invalid": _invalid(rows, bases),
+        "seconds": fmean(spent) if spent else None,
+        "tuning_seconds": sum(tuned),
+    }
+
+
+def _mean(values: Scores, bounds: Bounds, bases: Bases) -> dict[str, Any]:
+    """A mean over seeds and tasks, with both of its intervals; None where there is no task under every seed.
+
+    Seeds of one base are averaged first.
+    """
+    seeds, tasks = shared(values) if values else ([], [])
+    if not tasks:
+        return {"mean": None, "interval": [None, None], "bootstrap": [None, None]}
+    rows = rows_of(values, seeds_by_base(seeds, bases), tasks)
+    found = crossed_interval(rows, bounds=bounds)
+    return {
+        "mean": found.mean,
+        "interval": ends(found.low, found.high),
+        "bootstrap": list(crossed_bootstrap(rows)),
+    }
+
+
+def _invalid(episodes: Episodes, bases: Bases) -> dict[str, Any]:
+    """Share of turns that are invalid: with r the share and m the mean of turns, r + (invalid - r turns) / m."""
+    turns, invalid = table(episodes, "turns"), table(episodes, "invalid")
+    mean = fmean([each for tasks in turns.values() for each in tasks.values()] or [0.0])
+    if mean == 0:
+        return _mean({}, None, bases)
+    share = fmean([each for tasks in invalid.values() for each in tasks.values()]) / mean
+    found = _mean(
+        {
+            seed: {task: share + (invalid[seed][task] - share * turns[seed][task]) / mean for task in tasks}
+            for seed, tasks in turns.items()
+        },
+        None,
+        bases,
+    )
+    cut = [None if end is None else min(1.0, max(0.0, end)) for end in found["interval"]]
+    return found | {"interval": cut}
+
+
+def _tuning(study: RecordedStudy, environment: str, method: str) -> Iterator[dict[str, Any]]:
+    """Each point of a method on the tuning panel."""
+    cells = [row for row in study.cells if (row["environment"], row["method"]) == (environment, method)]
+    points = {point_text(row["point"]): row["point"] for row in cells}
+    chosen = {point_text(row["point"]) for row in cells if row["panel"] == "test" and row["state"] == "done"}
+    rows = study.played("tune", environment, method)
+    for text in dict.fromkeys(row["point"] for row in rows):
+        successes = table([row for row in rows if row["point"] == text], "success")
+        seeds, tasks = shared(successes)
+        yield {
+            "method": method,
+            "point": points.get(text, {}),
+            "text": text,
+            "seeds": seeds,
+            "tasks": len(tasks),
+            "success": _mean(successes, (0.0, 1.0), study.bases),
+            "chosen": text in chosen,
+        }
+
+
+def _notes(
+    study: RecordedStudy, environment: str, methods: Sequence[Mapping[str, Any]], seeds: Sequence[int]
+) -> Iterator[str]:
+    """Reasons to read the numbers of an environment with care, a sentence each."""
+    waiting = sum(row["state"] == "to do" for row in study.cells if row["environment"] == environment)
+    if waiting:
+        yield f"{_count(waiting, 'cell')} still to do; give the same command again."
+    if all(row["method"] != study.baseline or not row["episodes"] for row in methods):
+        yield f"The baseline, {study.baseline}, has no episode on the test panel, so nothing is compared with it."
+    protocol = _protocol(study, environment) or {}
+    for method, stamp in study.protocols.get(environment, {}).items():
+        keys = [key for key in protocol.keys() | stamp.keys() if protocol.get(key) != stamp.get(key)]
+        if keys:
+            yield f"Not like for like: the protocol of {method} is another one in {', '.join(sorted(keys))}."
+    for row in methods:
+        name, missing = row["method"], [seed for seed in seeds if seed not in row["seeds"]]
+        if missing:
+            yield f"{name} has no result of seed {', '.join(map(str, missing))}; it is compared on the seeds both have."
+        if row["left_out"]:
+            left = _count(row["left_out"], "episode")
+            yield f"Of {name}, {left} left out: tasks that it has not played under each of its seeds."
+    yield from _on_failed(study, environment, methods)
+
+
+def _on_failed(study: RecordedStudy, environment: str, methods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Episodes that were broken off, which verdicts count as losses."""
+    for row in methods:
+        if row["failed"]:
+            share = f"{row['failed']} of {_number(row['episodes'], 'test episode')}"
+            yield f"{row['method']}: {share} failed in the environment or the engine; each counts as no success."
+    played = [each for row in methods for each in study.played("test", environment, row["method"])]
+    if any("failed" not in each for each in played):
+        yield "episodes.parquet does not say which episodes failed; give the same command again, and it will."
+
+
+def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Whether methods were tuned alike, and the tested point is the best one."""
+    points: dict[str, list[Mapping[str, Any]]] = {}
+    for row in tuning:
+        if row["text"]:
+            points.setdefault(row["method"], []).append(row)
+    budgets = {
+        method: sum(row["tasks"] * len(row["seeds"]) for row in rows) for method, rows in points.items()
+    }
+    if len(set(budgets.values())) > 1:
+        said = ", ".join(f"{method} {budget}" for method, budget in budgets.items())
+        yield f"Tuning was not equal, or is not finished; episodes of each method: {said}."
+    for method, rows in points.items():
+        best = max(row["success"]["mean"] or 0.0 for row in rows)
+        worse = [row["text"] for row in rows if row["chosen"] and (row["success"]["mean"] or 0.0) < best]
+        if worse:
+            yield f"{method} was tested at {worse[0]}, which is not its best point on the tuning panel."
+
+
+def _on_choice(methods: Sequence[Mapping[str, Any]], tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Methods whose point was chosen on policies that are tested too: the best of several was lucky as well."""
+    alike: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    for row in methods:
+        points = [each for each in tuning if each["method"] == row["method"]]
+        both = tuple(sorted({seed for each in points for seed in each["seeds"]} & set(row["seeds"])))
+        if len(points) > 1 and both:
+            alike.setdefault((len(points), both), []).append(row["method"])
+    for (count, both), names in alike.items():
+        seeds = f"seed {both[0]}" if len(both) == 1 else f"seeds {', '.join(map(str, both))}"
+        yield (
+            f"Chosen among {count} points on {seeds}, tested too: {', '.join(names)}. The best of several is lucky as "
+            "well as good, so verdicts lean towards these, by up to a few points."
+        )
+
+
+def _on_seeds(study: RecordedStudy, environment: str, seeds: Sequence[int]) -> Iterator[str]:
+    """Whether there are few seeds, and whether they share a base."""
+    count, own, what = len(seeds), len(seeds_by_base(seeds, study.bases)), "seed"
+    if own < count:
+        what = "base"
+        yield f"{count} seeds share {_number(own, 'base')}: seeds of one base are averaged, and count as one."
+    elif count > 1 and has_one_base(
+        study.settings, [row for row in study.cells if row["environment"] == environment]
+    ):
+        yield (
+            "All seeds begin with one base, so that every interval and verdict is for this one base alone: "
+            "another base may rank the methods otherwise. by_seed: {base.seed: [0, 1, 2]} makes several."
+        )
+    if own == 1:
+        yield f"One {what}: the intervals say how other tasks would come out, and nothing of another {what}."
+    elif 1 < own <= FEW_SEEDS:
+        yield (
+            f"{own} {what}s say little of others: intervals are wide where {what}s differ. "
+            "5 to 10 make them narrower."
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{_number(number, noun)} {'is' if number == 1 else 'are'}"
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,126 @@
+"""The tables of names that a recipe can use, by kind; each is loaded when it is asked for, since losses need torch."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perturn.table import locate
+
+TABLES = {
+    "losses": "perturn.losses:LOSSES",
+    "token-inputs": "perturn.losses.token_inputs:TOKEN_INPUTS",
+    "credits": "perturn.credit:CREDITS",
+    "quantities": "perturn.quantities:QUANTITIES",
+    "explorers": "perturn.explore:EXPLORERS",
+    "rows": "perturn.rows:ROWS",
+    "selectors": "perturn.select:SELECTORS",
+    "environments": "perturn.envs:ENVIRONMENTS",
+    "engines": "perturn.engines:ENGINES",
+    "protocols": "perturn.envs.named_protocols:PROTOCOLS",
+    "templates": "perturn.chat.templates:TEMPLATES",
+}
+"""Kind -> where its table is."""
+
+LISTED = {
+    "losses": "What training minimizes; in a recipe align.loss.name.",
+    "token-inputs": "Numbers of each token that a loss may read: LossTraits.reads.",
+    "credits": "What weighs the turns of the alignment: credit.name.",
+    "quantities": "What is computed of episodes for an entry that needs it.",
+    "explorers": "How the episodes of an iteration are gathered: explore.name.",
+    "rows": "How episodes become rows of training data: rows.name.",
+    "selectors": "Which of several episodes or actions an evaluation takes: evaluate.select.name.",
+    "environments": "Where tasks are played: environment.name.",
+    "engines": "What answers the prompts: engine.name.",
+    "protocols": "Rules of an episode: protocol.name.",
+    "templates": "Chat templates that serve many turns: model.chat_template.",
+    "recipes": "Recipes that come with the package: perturn run NAME.",
+}
+"""Kind -> a line on it, of all that `perturn list` shows."""
+
+
+def table(kind: str) -> Mapping[str, Any]:
+    """The table of a kind."""
+    found: Mapping[str, Any] = locate(TABLES[kind])
+    return found
+
+
+def describe(kind: str) -> dict[str, str]:
+    """Each entry of a table and a line on it: how its own documentation begins, what it says, or its system text."""
+    return {name: _first_line(entry) for name, entry in table(kind).items()}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A loss, a credit or a quantity, as its class tells of it."""
+
+    says: str
+    source: str
+    """Paper or code that it is from."""
+    reads: tuple[str, ...]
+    """Kinds of rows and quantities that must be there or are computed for it, at its defaults, if it has any."""
+    cost: str
+    """Work that these take beside playing and training."""
+
+
+def methods(kind: str) -> dict[str, Method]:
+    """Each entry of the table of losses, of credits or of quantities."""
+    read = {"losses": _reads_of_loss, "credits": _reads_of_credit, "quantities": _reads_of_quantity}[kind]
+    return {name: _method(entry, read) for name, entry in table(kind).items()}
+
+
+def _method(entry: Any, read: Callable[[Any], dict[str, str]]) -> Method:
+    settings = inspect.signature(entry).parameters.values()
+    found = read(entry if any(each.default is each.empty for each in settings) else entry())
+    source = re.search(r"Source: (.*?)(?:\nDiffers:|\n\n|\Z)", inspect.getdoc(entry) or "", re.DOTALL)
+    return Method(
+        _first_line(entry),
+        " ".join(source[1].split()) if source else "",
+        tuple(filter(None, found)),
+        "; ".join(dict.fromkeys(filter(None, found.values()))),
+    )
+
+
+def _reads_of_credit(credit: Any) -> dict[str, str]:
+    """What a credit reads, and what that costs."""
+    found = {
+        name: one.traits.cost for name, (one, _) in locate("perturn.quantities:wanted")(credit.needs).items()
+    }
+    if credit.traits.needs_group:
+        found["groups"] = ""
+    if credit.traits.trains_branches:
+        found["branches"] = "episodes that are played on"
+    return found
+
+
+def _reads_of_quantity(quantity: Any) -> dict[str, str]:
+    """What a quantity reads, and what it costs."""
+    traits = quantity.traits
+    read = [f"policy {role}" for role in sorted(traits.policies)]
+    read += ["environment"] * traits.reads_world + ["branches"] * traits.reads_branches
+    return dict.fromkeys(read or [""], traits.cost)  # a cost, even if nothing is read
+
+
+def _reads_of_loss(loss: Any) -> dict[str, str]:
+    """What a loss reads, and what that costs."""
+    found = {named: cost for claim, (named, cost) in _NEEDS.items() if getattr(loss.traits, claim)}
+    return found | {each if isinstance(each, str) else each.name: "" for each in loss.traits.reads}
+
+
+_NEEDS = {
+    "needs_rejected": ("pairs", ""),
+    "needs_reference": ("reference", "a pass of the reference over the rows, kept"),
+    "needs_mismatched": ("labels", "a pass of the policy over rows with others' actions"),
+    "needs_behavior": ("behavior", ""),
+    "needs_proximal": ("proximal", "a pass of the policy over the rows before the first step"),
+}
+"""Claim of a loss on itself -> name of that which it reads, and its cost."""
+
+
+def _first_line(entry: Any) -> str:
+    own = getattr(entry, "says", None) or getattr(entry, "system", "")
+    text = inspect.getdoc(entry) if isinstance(entry, type) else str(own)
+    return next(iter((text or "").splitlines()), "")

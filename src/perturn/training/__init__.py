@@ -1,0 +1,1 @@
+"""TurnTrainer and its parts: rows, weights, metrics, evaluation."""

@@ -1,0 +1,183 @@
+"""Which credit weighs the turns that a loss learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from perturn.config.parsing import build
+from perturn.credit import CREDITS, Credit, CreditTraits
+from perturn.envs.load_environment import load_object
+from perturn.errors import ConfigError
+from perturn.losses import LOSSES, Loss
+from perturn.losses.protocol import check_loss
+from perturn.needs import Distance, Need, Reference, names_of
+from perturn.table import check_names
+from perturn.types import Trajectory
+
+CREDIT_NAMES = frozenset({"needs", "traits", "weigh", "clips"})
+"""Attributes of a credit that are read."""
+
+ROW_NEEDS = names_of((Reference.name, Distance.name))
+"""Quantities that training has of a row by itself: computed, or measured into its turns."""
+
+
+def make_credit(section: Mapping[str, Any]) -> Credit:
+    """Section `credit` -> the credit; `name` is in CREDITS or is `module:Class`.
+
+    Raises:
+        ConfigError: If there is no such credit, a setting is wrong, or it does not say what it reads, or how.
+    """
+    name = str(section.get("name"))
+    table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else CREDITS
+    credit: Credit = build(table, section, "credit")
+    check_credit(credit, name)
+    return credit
+
+
+def check_credit(credit: Any, name: str) -> None:
+    """Refuse a credit that does not say what it reads, or how.
+
+    Raises:
+        ConfigError: Naming what it lacks.
+    """
+    members = set(dir(credit))
+    if not {"needs", "traits"} <= members:
+        raise ConfigError(
+            f"credit {name!r} must have {'traits' if 'needs' in members else 'needs'}; write needs = () and traits = "
+            "CreditTraits() in its class if there is nothing to say. See perturn.credit.Credit."
+        )
+    if not isinstance(credit.needs, tuple) or not all(isinstance(one, str | Need) for one in credit.needs):
+        raise ConfigError(
+            f"credit {name!r} must have needs, a tuple of names and requests of what is computed for it, got "
+            f"{credit.needs!r:.80}; write needs = () in its class if there is nothing. See perturn.credit.Credit."
+        )
+    kind = type(credit)
+    check_names(kind, kind="credit", known=CREDIT_NAMES, traits=CreditTraits)
+    if not isinstance(credit.traits, CreditTraits):
+        raise ConfigError(
+            f"credit {name!r} must have traits, a perturn.credit.CreditTraits, got {credit.traits!r:.80}."
+        )
+    if credit.traits.sets_clip != ("clips" in members):
+        raise ConfigError(
+            f"credit {name!r} must have both the trait sets_clip and a method clips, or neither; see "
+            "perturn.credit.CreditTraits."
+        )
+    if credit.traits.sets_clip and not credit.traits.needs_group:
+        raise ConfigError(
+            f"credit {name!r} sets clip ranges without needs_group=True, so that clips are not asked for; see "
+            "perturn.credit.CreditTraits."
+        )
+
+
+def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
+    """The credit that weighs the turns of a loss.
+
+    Args:
+        loss: The loss.
+        settings: The section that it was made from.
+        section: `name` of a credit and its settings; None: the loss's own.
+
+    Raises:
+        ConfigError: If there is no such credit, a setting is wrong, it needs what training does not compute, the loss
+            is on pairs and the credit on groups, or the loss's section sets the credit that this one replaces.
+    """
+    if section is None:
+        return loss.credit
+    replaced: Any = loss.credit
+    unread = sorted(settings.keys() & {each.name for each in fields(replaced)})
+    if unread:
+        raise ConfigError(
+            f"loss.{unread[0]} is a setting of the loss's own credit, which `credit:` replaces; write it under "
+            "credit, or leave one of the two out."
+        )
+    credit = make_credit(section)
+    if credit.traits.needs_group and loss.traits.needs_rejected:
+        raise ConfigError(
+            f"credit {section['name']!r} compares the trajectories of a group, and loss {settings['name']!r} the two "
+            "of a pair; name a loss on single trajectories, such as ppo-clip, or a credit that weighs turns alone, "
+            "such as uniform."
+        )
+    if credit.traits.sets_clip and not loss.traits.reads_clip:
+        raise ConfigError(
+            f"credit {section['name']!r} sets the clip range of a turn, and loss {settings['name']!r} has none; name a "
+            "loss that has one, such as ppo-clip."
+        )
+    if loss.traits.needs_behavior:  # of groups, whose quantities are computed before training
+        return credit
+    computed = frozenset() if credit.traits.needs_group else ROW_NEEDS
+    unknown = sorted(names_of(credit.needs) - computed)
+    if unknown:
+        raise ConfigError(
+            f"credit {section['name']!r} needs {', '.join(unknown)}, which training does not compute"
+            f"{' of a group' if credit.traits.needs_group else ''}; it computes "
+            f"{', '.join(sorted(computed)) or 'nothing'}."
+        )
+    return credit
+
+
+def make_loss(section: Mapping[str, Any], where: str = "loss") -> Loss:
+    """Section `loss` -> the loss; `name` is in LOSSES.
+
+    Raises:
+        ConfigError: If there is no such loss, a setting is wrong, or the loss does not keep its protocol; `where` is
+            the section's place.
+    """
+    loss: Loss = build(LOSSES, section, where)
+    check_loss(loss)
+    return loss
+
+
+def loss_and_credit(
+    loss: Mapping[str, Any], section: Mapping[str, Any] | None, where: str = "loss"
+) -> tuple[Loss, Credit]:
+    """The loss and the credit of the sections `loss` and `credit`; see `choose_credit`.
+
+    Raises:
+        ConfigError: If there is no such loss or credit, or a setting is wrong; `where` is the loss's place.
+    """
+    built = make_loss(loss, where)
+    return built, choose_credit(built, loss, section)
+
+
+def named_credit(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> tuple[str, Credit]:
+    """The credit of a recipe's sections `loss` and `credit`, and its name; see `choose_credit`.
+
+    Raises:
+        ConfigError: If there is no such loss or credit, or a setting is wrong.
+    """
+    _, credit = loss_and_credit(loss, section)
+    kind = type(credit)
+    return next((name for name, each in CREDITS.items() if each is kind), kind.__name__), credit
+
+
+def weighs_alone(credit: Credit) -> bool:
+    """Whether a credit has a baseline, or none, for a trajectory that is alone in its task."""
+    traits = credit.traits  # of branches, an episode has some of its own
+    return not traits.needs_group or traits.trains_branches or traits.weighs_alone
+
+
+def trains_own_turns(credit: Credit) -> bool:
+    """Whether of an episode that was played on, the turns that it had before carry no loss: they did in another one."""
+    return credit.traits.trains_branches or credit.traits.takes_unfinished
+
+
+def carries_own_turns(credit: Credit, trajectory: Trajectory) -> bool | None:
+    """Say whether a row of a credit carries loss on its own turns alone; None where the episode took over none."""
+    return None if trajectory.origin is None else trains_own_turns(credit)
+
+
+def credit_of(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
+    """The credit of a recipe's sections `loss` and `credit`, to weigh rows one by one; see `choose_credit`.
+
+    Raises:
+        ConfigError: If there is no such loss or credit, a setting is wrong, or the credit compares the rows of a group.
+    """
+    _, credit = named_credit(loss, section)
+    if credit.traits.needs_group:
+        raise ConfigError(
+            f"credit {type(credit).__name__} compares the trajectories of a group, and a row by itself has none; name "
+            "one that weighs turns alone, such as uniform."
+        )
+    return credit

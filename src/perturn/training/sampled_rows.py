@@ -1,0 +1,298 @@
+"""Episodes that a policy has sampled, as rows of training: what it sampled them with, and the weights of a group."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from perturn.chat.tokens import Encoded
+from perturn.credit import Credit
+from perturn.data.group_account import counts
+from perturn.errors import ConfigError, DataError, PerturnError
+from perturn.formats.read_rows import Row, Tally, read_row
+from perturn.formats.trl_rows import ONLY_KTO, label_of
+from perturn.io.plain_data import told
+from perturn.needs import Distance, reads
+from perturn.policy.examples import Example
+from perturn.policy.reference import asked, asked_clips
+from perturn.remaining import remaining_of
+from perturn.training.credit_choice import carries_own_turns
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed
+
+_logger = logging.getLogger(__name__)
+
+P = TypeVar("P")
+
+Needed = Mapping[str, Sequence[Any]]
+"""Quantities that a policy computed for a credit, by keyword, one entry a trajectory."""
+
+
+def as_row(row: Any, index: int, loss: Any, tally: Tally | None = None, *, filled: bool = False) -> Row:
+    """A row in any of the forms that training takes; a pair becomes its chosen side where the loss reads one side.
+
+    Args:
+        row: The row, or what is wrong with it.
+        index: Its number.
+        loss: What it is for.
+        tally: Grows by what was found in it beside the row.
+        filled: Whether the row is of a data set that Arrow holds.
+
+    Raises:
+        DataError: If the row is malformed, or the loss learns from another kind of row.
+    """
+    if isinstance(row, WeightedTrajectory) and row.clip is not None and not loss.traits.reads_clip:
+        raise DataError(
+            "the row has factors on its clip range, and the loss has no such range; name a loss that has one, such as "
+            "ppo-clip, or leave clip out."
+        )
+    if isinstance(row, DataError):
+        raise row
+    known = isinstance(row, Trajectory | WeightedTrajectory | PreferencePair)
+    parsed: Row = row if known else read_row(row, index, tally, filled=filled)
+    if loss.traits.needs_mismatched:
+        return _labelled(parsed, row)
+    if isinstance(parsed, WeightedTrajectory) and not known:  # its weights are of a label
+        raise DataError(f"row: {ONLY_KTO}")
+    if isinstance(parsed, PreferencePair):
+        if loss.traits.needs_behavior:
+            raise DataError(
+                "the loss learns from single trajectories that a policy has sampled, but the row is a pair; give "
+                "each trajectory by itself."
+            )
+        return parsed if loss.traits.needs_rejected else parsed.chosen
+    if loss.traits.needs_rejected:
+        raise DataError("the loss compares two trajectories, but the row has one; give chosen and rejected.")
+    return parsed
+
+
+def _labelled(row: Row, given: Any) -> WeightedTrajectory:
+    """A row with a label, which is the sign of its weights; of TRL's `label` 1 or -1 for each turn."""
+    if isinstance(row, PreferencePair) and isinstance(given, Mapping) and label_of(given) is not None:
+        raise DataError("the row is a pair, and has a label; leave one of the two out.")
+    if not isinstance(row, WeightedTrajectory):
+        raise DataError(
+            "the loss learns from single trajectories that are desirable or not, and the row does not say; give a "
+            "WeightedTrajectory with weights of 1 or -1, or prompt, completion and label."
+        )
+    turns = zip(row.trajectory.turns, row.weight, strict=True)
+    weights = [weight for turn, weight in turns if turn.carries_loss]
+    if not (all(one > 0 for one in weights) or all(one < 0 for one in weights)):
+        raise DataError(
+            f"task {row.trajectory.task.id!r}: the weights of a trajectory must all be > 0 where it is desirable, "
+            f"and all < 0 where it is not, except those of turns without loss, got {row.weight!r:.200}."
+        )
+    return row
+
+
+def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:
+    """Log-probabilities that the actions were sampled with.
+
+    Args:
+        trajectory: As it was played.
+        encoded: As training sees it; turns that it leaves out are left out here.
+
+    Returns:
+        log mu of its loss tokens, in nats [loss tokens].
+
+    Raises:
+        DataError: If an action does not hold one for each of its tokens.
+    """
+    found: list[float] = []
+    for index in sorted(set(encoded.loss_turns)):
+        action, tokens = trajectory.turns[index].action, encoded.loss_turns.count(index)
+        if action.token_ids is None or action.logprobs is None or len(action.logprobs) != tokens:
+            held = "none" if action.token_ids is None or action.logprobs is None else len(action.logprobs)
+            raise DataError(
+                f"task {trajectory.task.id!r}: turns[{index}].action must hold the log-probability that each of its "
+                f"{tokens} tokens was sampled with, and holds {held}; collect the episodes with an engine that gives "
+                "token_ids and logprobs, such as local or vllm."
+            )
+        found += action.logprobs
+    return torch.tensor(found)
+
+
+def with_weight(
+    example: Example,
+    weight: Sequence[float],
+    clip: Sequence[float] | None = None,
+    has_spread: bool | None = None,
+) -> Example:
+    """The example of one trajectory with the numbers of all its turns; those of turns that are left out go with them.
+
+    Args:
+        example: As training sees it.
+        weight: Weight of each turn, without unit [turns].
+        clip: Factor on the clip range of each turn, without unit [turns]; None: 1.
+        has_spread: Whether the weights of its group differ from 0; None: True.
+    """
+    turns = sorted(set(example.chosen.loss_turns))
+    weights, *clips = (
+        torch.tensor([values[turn] for turn in turns], dtype=torch.float32)
+        for values in (weight, clip)
+        if values is not None
+    )
+    return replace(example, weight=(weights,), clip=tuple(clips), has_spread=has_spread is not False)
+
+
+def unbroken(rows: Iterable[tuple[P, Any]], name: str, loss: Any) -> Iterator[tuple[P, Any]]:
+    """Yield the rows of a dataset with their places, without those that a FAILED episode is in.
+
+    Nothing is learned from an episode that the environment or the engine broke off. A warning says how many are left
+    out. Of a pair the rejected side counts where the loss reads it.
+
+    Args:
+        rows: In any form that training takes, each with its place.
+        name: Of the dataset.
+        loss: What learns.
+
+    Raises:
+        DataError: If there are rows, and a FAILED episode is in each.
+    """
+    number = left = 0
+    for where, row in rows:
+        number += 1
+        if any(map(failed, _read_sides(row, loss))):
+            left += 1
+        else:
+            yield where, row
+    if left and left == number:
+        raise DataError(
+            f"the {name} dataset has {number} rows, and the episode of each FAILED in the environment or the engine: "
+            "there is nothing to learn from. Their field error says why."
+        )
+    if left:
+        _logger.warning(
+            "%s: left out %d of %d rows, whose episodes FAILED in the environment or the engine",
+            name,
+            left,
+            number,
+        )
+
+
+def _read_sides(row: Any, loss: Any) -> tuple[Trajectory, ...]:
+    """The trajectories of a row that the loss reads; none where the row is not ours."""
+    if isinstance(row, PreferencePair):
+        return (row.chosen, row.rejected) if loss.traits.needs_rejected else (row.chosen,)
+    if isinstance(row, WeightedTrajectory):
+        return (row.trajectory,)
+    return (row,) if isinstance(row, Trajectory) else ()
+
+
+class Weighed(NamedTuple):
+    """Numbers that a credit wrote of one trajectory."""
+
+    weight: Tensor
+    """Weight of each turn, without unit [turns]."""
+    clip: Tensor | None = None
+    """Factor on the clip range of each turn, without unit [turns]; None: 1."""
+    own_turns: bool | None = None
+    """Whether the turns alone carry loss that the trajectory added to its origin; None: it has none."""
+
+    def row(self, trajectory: Trajectory) -> WeightedTrajectory:
+        """The trajectory with what was written of it."""
+        clip = None if self.clip is None else tuple(self.clip.tolist())
+        return WeightedTrajectory(trajectory, tuple(self.weight.tolist()), clip, self.own_turns)
+
+
+def weigh_groups(
+    trajectories: Sequence[Trajectory],
+    groups: Iterable[Sequence[int]],
+    credit: Credit,
+    needed: Needed,
+    failures: str = "leave_out",
+) -> dict[int, Weighed]:
+    """Ask a credit for the weights of each group, and for its clip ranges if it gives any.
+
+    It is asked once for all groups if its statistics run across tasks. Trajectories that do not count in the statistics
+    of their group, by `perturn.data.group_account.counts`, are not shown to it, and get weights of 0.
+
+    Args:
+        trajectories: Episodes.
+        groups: Indices of the episodes of each group.
+        credit: What weighs; with the trait `across_tasks` its statistics run over several tasks.
+        needed: What it needs, by keyword, one entry for each trajectory that counts.
+        failures: One of `perturn.data.group_account.FAILURES`.
+
+    Returns:
+        What it wrote of each trajectory, by its index.
+
+    Raises:
+        ConfigError: If the credit raises, or gives anything but one finite number a turn, > 0 if it is of a clip range;
+            or if what it needs has not one entry for each trajectory that counts.
+    """
+    if credit.traits.across_tasks:
+        groups = [[index for members in groups for index in members]]
+    counting = [index for index, one in enumerate(trajectories) if counts(one, failures)]
+    position = {index: number for number, index in enumerate(counting)}
+    for name, values in needed.items():
+        if len(values) != len(counting):
+            raise ConfigError(
+                f"{name} must have one entry for each of the {len(counting)} trajectories that count in the statistics "
+                f"of their groups, got {len(values)}; those that FAILED have none (see "
+                "perturn.data.group_account.counted)."
+            )
+    found = {
+        index: Weighed(torch.zeros(len(one.turns), dtype=torch.float64))
+        for index, one in enumerate(trajectories)
+        if index not in position
+    }
+    for of_group in groups:
+        members = [index for index in of_group if index in position]
+        if not members:
+            continue
+        theirs = {name: [values[position[index]] for index in members] for name, values in needed.items()}
+        group = [trajectories[index] for index in members]
+        try:
+            weights, clips = asked(credit, group, **theirs), asked_clips(credit, group, **theirs)
+            own = [carries_own_turns(credit, one) for one in group]
+            found |= zip(members, map(Weighed, weights, clips, own), strict=True)
+        except PerturnError:
+            raise
+        except Exception as error:  # a credit is code of others
+            raise ConfigError(
+                f"credit {type(credit).__name__} cannot weigh the {len(group)} trajectories of task "
+                f"{group[0].task.id!r:.80}: {type(error).__name__}: {told(error)}"
+            ) from error
+    return found
+
+
+def weigh_rows(examples: Sequence[Example], rows: Sequence[Row], credit: Credit) -> list[Example]:
+    """The examples with the weights of a credit that compares the episodes of a group.
+
+    A group is the rows of one task and one policy, each with all of its turns, whatever a length limit leaves out.
+
+    Args:
+        examples: As training sees the rows.
+        rows: Each a trajectory; or all of them with weights, which stay as they are.
+        credit: See `weigh_groups`.
+
+    Raises:
+        DataError: If some rows have weights and others have none.
+        ConfigError: If the credit gives anything but one finite number a turn.
+    """
+    played = [row for row in rows if isinstance(row, Trajectory)]
+    if not played:
+        return list(examples)
+    if len(played) < len(rows):
+        raise DataError(
+            f"{len(rows) - len(played)} of {len(rows)} rows have weights, and the others have none; the credit "
+            f"{type(credit).__name__} compares whole groups, so give all rows weights, or none."
+        )
+    groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for index, row in enumerate(played):
+        groups[row.policy][row.task.id].append(index)
+    needed: dict[str, Sequence[Any]] = {}
+    if reads(credit.needs, Distance):
+        needed[Distance.name] = [remaining_of(one) for one in played if counts(one)]
+    found = list(examples)
+    for of_policy in groups.values():
+        for index, weighed in weigh_groups(played, of_policy.values(), credit, needed).items():
+            own = weighed.row(played[index])
+            found[index] = with_weight(examples[index], own.weight, own.clip)
+    return found

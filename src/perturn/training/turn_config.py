@@ -1,0 +1,277 @@
+"""TurnConfig: the settings of `TurnTrainer`, those of transformers and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sized
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, get_type_hints
+
+import torch
+from accelerate.utils import DistributedType
+from transformers import TrainingArguments, get_scheduler
+from transformers.trainer import OPTIMIZER_NAME
+
+from perturn.bounds import SEED, bounds, texts
+from perturn.config.peer_settings import PEERS
+from perturn.config.sections import Sft, Train
+from perturn.errors import ConfigError, closest
+from perturn.policy.examples import LOSS_ON, SHARED_PREFIX
+
+_MANY_STEPS = 1_000_000
+"""Steps for which a schedule is tried, before it is known how many there will be."""
+
+
+def _as_in_a_recipe(name: str, kind: type[Train] = Train) -> Any:
+    """A setting that a recipe has too, where its default and its help stand."""
+    return field(default=getattr(kind, name), metadata={"help": " ".join(texts(kind)[name].split())})
+
+
+@dataclass
+class TurnConfig(TrainingArguments):
+    """Settings of `TurnTrainer`: those of `TrainingArguments`, and a loss."""
+
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [  # type: ignore[misc]
+        *TrainingArguments._VALID_DICT_FIELDS,
+        "loss",
+        "credit",
+    ]
+
+    loss: dict[str, Any] | str | None = field(
+        default_factory=lambda: {"name": "tlm-dre"},
+        metadata={"help": "Name and settings of a loss, such as {'name': 'tlm-dre', 'kernel': 'ukl'}."},
+    )
+    credit: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Name and settings of a credit that weighs turns, such as {'name': 'discount'}. None: the loss's."
+        },
+    )
+    max_length: int | None = field(
+        default=None,
+        metadata={"help": "Longest sequence in tokens; whole turns are dropped from the end. None: never."},
+    )
+    episodes: int | None = field(
+        default=None,
+        metadata={
+            "help": "Episodes that were asked for, of which the training rows are what is left: means over "
+            "trajectories divide by these, means over tokens or turns as if the others were as long. None: the rows."
+        },
+    )
+    token_budget: int = _as_in_a_recipe("token_budget")
+    shared_prefix: str = _as_in_a_recipe("shared_prefix")
+    loss_on: str = _as_in_a_recipe("loss_on", Sft)
+    chat_template: str | None = field(
+        default=None,
+        metadata={
+            "help": "Chat template to use instead of the tokenizer's own: a name of `perturn list templates`, a file, "
+            "or Jinja. None: its own, or ours in place of a stock one that does not serve many turns."
+        },
+    )
+    disable_dropout: bool = field(
+        default=True,
+        metadata={"help": "Train without the model's dropout, as the reference ran; adapters keep theirs."},
+    )
+    reference_cache: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder for reference log-probabilities. None: the user's cache. PERTURN_REFERENCE_GB bounds it."
+        },
+    )
+    learning_rate: float = _as_in_a_recipe("learning_rate")
+    optimizer_from: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of an earlier training, whose optimizer and schedule go on in this one. None: fresh ones."
+        },
+    )
+    schedule_steps: int | None = field(
+        default=None,
+        metadata={
+            "help": "Optimizer steps of the whole schedule, where trainings follow each other. None: of this."
+        },
+    )
+    logging_steps: float = field(default=10, metadata={"help": "Optimizer steps between log entries."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are not finite."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows are examples."})
+
+    def __new__(cls, *args: Any, **settings: Any) -> TurnConfig:
+        """Refuse settings that do not exist, with what to write instead; `__init__` does the rest.
+
+        Raises:
+            ConfigError: Naming the first one.
+        """
+        known = {each.name for each in fields(cls)}
+        for name in settings:
+            if name not in known:
+                raise ConfigError(_unknown_setting(name, known))
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without data.
+
+        Raises:
+            ValueError: If transformers refuses a setting.
+            ConfigError: If we do.
+        """
+        for name in ("loss", "credit"):
+            value = getattr(self, name)
+            if isinstance(value, str) and not value.startswith("{"):
+                setattr(self, name, {"name": value})
+        super().__post_init__()  # type: ignore[no-untyped-call]
+        if not torch.accelerator.is_available():  # pinned memory speeds copies to one
+            self.dataloader_pin_memory = False
+        hints = get_type_hints(Train, include_extras=True)
+        limits = [("seed", SEED), ("data_seed", SEED)]
+        limits += [
+            (name, bound) for name in ("token_budget", "learning_rate") for bound in bounds(hints[name])
+        ]
+        for name, bound in limits:
+            side = bound.broken_by(getattr(self, name) or 0)
+            if side is not None:
+                raise ConfigError(f"{name} must be {side}, got {getattr(self, name)}.")
+        self._check_optimizer()
+        if self.accelerator_config.dispatch_batches:  # type: ignore[union-attr]
+            raise ConfigError(
+                "accelerator_config.dispatch_batches must be off, got True; each process reads and packs its own rows."
+            )
+        self._refuse_unread()
+        earlier = self.optimizer_from
+        if earlier is not None and not (Path(earlier) / OPTIMIZER_NAME).is_file():
+            raise ConfigError(
+                f"optimizer_from: {earlier} holds no {OPTIMIZER_NAME}; name a checkpoint of a training."
+            )
+        for name, known in (("shared_prefix", SHARED_PREFIX), ("loss_on", LOSS_ON)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        """Steps in which the learning rate rises from 0; of a single step none, or training would change nothing."""
+        if num_training_steps == 1:
+            return 0
+        return int(super().get_warmup_steps(num_training_steps))
+
+    def _refuse_unread(self) -> None:
+        """Refuse settings of transformers that rows in packs cannot keep, or that no loss of ours reads."""
+        if self.train_sampling_strategy not in ("random", "sequential"):
+            raise ConfigError(
+                f"train_sampling_strategy must be random or sequential, got {self.train_sampling_strategy!r}; packs "
+                "have no padding, so rows of like length need not come together."
+            )
+        if self.label_smoothing_factor:
+            raise ConfigError(
+                f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}; no loss of ours smooths labels."
+            )
+
+    def _check_optimizer(self) -> None:
+        """Make the optimizer and the schedule of its learning rate once, for a weight of no use."""
+        try:
+            optimizer = torch.optim.AdamW(
+                [torch.nn.Parameter(torch.zeros(1))],
+                lr=self.learning_rate,
+                betas=(self.adam_beta1, self.adam_beta2),
+                eps=self.adam_epsilon,
+                weight_decay=self.weight_decay,
+            )
+        except ValueError as error:
+            raise ConfigError(f"AdamW cannot be made: {error}.") from error
+        try:
+            get_scheduler(
+                self.lr_scheduler_type,
+                optimizer,
+                num_warmup_steps=self.get_warmup_steps(_MANY_STEPS),
+                num_training_steps=_MANY_STEPS,
+                scheduler_specific_kwargs=self.lr_scheduler_kwargs,  # type: ignore[arg-type]
+            )
+        except Exception as error:  # a schedule takes whatever arguments it likes
+            name = getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type)
+            raise ConfigError(
+                f"scheduler {name!r} cannot be made with the arguments {self.lr_scheduler_kwargs or {}}: "
+                f"{type(error).__name__}: {error}. Take one that needs no others, such as cosine."
+            ) from error
+
+
+def _unknown_setting(name: str, known: Collection[str]) -> str:
+    """Return the message about a setting that `TurnConfig` lacks: what to write instead, or what was meant."""
+    said = f"unknown setting {name!r} of TurnConfig."
+    if (peer := PEERS.get(name)) is not None:
+        return f"{said} {peer.in_config}"
+    meant = closest(name, known, cutoff=0.6)
+    return (
+        f"{said} Did you mean {meant!r}?"
+        if meant
+        else f"{said} It has those of TrainingArguments and {_OWN}."
+    )
+
+
+_OWN = ", ".join(
+    sorted({each.name for each in fields(TurnConfig)} - {each.name for each in fields(TrainingArguments)})
+)
+"""Settings that `TrainingArguments` has not."""
+
+
+def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:
+    """The setting `loss` or `credit` as a section.
+
+    Raises:
+        ConfigError: If it names none.
+    """
+    if not isinstance(value, dict) or "name" not in value:
+        example = {"loss": "tlm-dre", "credit": "discount"}[name]
+        raise ConfigError(f"{name} must name a {name}, such as {{'name': '{example}'}}, got {value!r}.")
+    return value
+
+
+def refuse_read_tokens(args: TurnConfig, loss: Any) -> None:
+    """Refuse loss on tokens that the policy read, where the loss is on choices of its own."""
+    if args.loss_on == "all" and (loss.traits.needs_rejected or loss.traits.needs_behavior):
+        raise ConfigError(
+            "loss_on must be actions with a loss on pairs or groups, got all; nobody chose the text that was read."
+        )
+
+
+def share_kept(episodes: int | None, train: Sized | None) -> float:
+    """Training rows over the episodes that were asked for."""
+    if episodes is None or train is None:
+        return 1.0
+    if episodes < len(train):
+        raise ConfigError(f"episodes must be >= the {len(train)} training rows, got {episodes}.")
+    return len(train) / episodes
+
+
+def refuse_data_parallel(gpus: int) -> None:
+    """Refuse several GPUs in one process, which would split a batch that is not made of rows."""
+    if gpus > 1:
+        raise ConfigError(
+            f"this process sees {gpus} GPUs and trains on one; set CUDA_VISIBLE_DEVICES=0, or start a process for each "
+            f"GPU: accelerate launch --num_processes {gpus} ..., or torchrun --nproc_per_node {gpus} ..."
+        )
+
+
+def refuse_frozen(model: torch.nn.Module) -> None:
+    """Refuse a model of which no weight is trained, such as one with adapters that were loaded to be used alone."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            "no weight of the model is to be trained; load adapters with "
+            "PeftModel.from_pretrained(..., is_trainable=True), or set requires_grad of what is to be trained."
+        )
+
+
+def may_begin(args: TurnConfig, model: torch.nn.Module, distributed: DistributedType) -> bool:
+    """Whether the packs of a step may continue a pass of their own.
+
+    Several processes exchange gradients before that pass has its own; a compiled model, and checkpointing of the
+    reentrant kind, do not keep what a layer attended to.
+    """
+    how: Any = (
+        args.gradient_checkpointing_kwargs or {}
+    )  # newer transformers copy the newer name into this one
+    reentrant = how.get("use_reentrant") or any(map(_reentrant, model.modules()))
+    return distributed == DistributedType.NO and not (args.torch_compile or reentrant)
+
+
+def _reentrant(module: torch.nn.Module) -> bool:
+    """Whether somebody has switched the reentrant kind of checkpointing on in a layer."""
+    function = getattr(module, "_gradient_checkpointing_func", None)
+    on = getattr(module, "gradient_checkpointing", False)
+    return bool(on and getattr(function, "keywords", {}).get("use_reentrant"))

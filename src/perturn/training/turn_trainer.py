@@ -1,0 +1,401 @@
+"""TurnTrainer: a transformers Trainer for losses that weigh turns.
+
+It takes Perturn trajectories or TRL's conversational data, computes the reference once before training, and
+logs TRL's metric names. Everything else, from accelerate to the Hub, is the Trainer's own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate.utils import DistributedType, gather_object
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from perturn.chat.end_tokens import keep_ends
+from perturn.chat.model_names import load_tokenizer
+from perturn.chat.tokens import Renderer
+from perturn.formats.read_rows import Row
+from perturn.formats.row_sources import Location
+from perturn.io.atomic_write import writing
+from perturn.losses.token_inputs import PolicyInput, token_inputs
+from perturn.needs import Reference, reads
+from perturn.policy.adapters import load_to_train
+from perturn.policy.examples import Example, encode_example
+from perturn.policy.logprobs import Track, continuing, logprobs_and_inputs, prepare
+from perturn.policy.models import (
+    add_adapters,
+    check_vocabulary,
+    context_length,
+    disable_dropout,
+    load_model,
+    resuming,
+)
+from perturn.policy.packing import (
+    Batch,
+    Collator,
+    Examples,
+    Filled,
+    both_sides,
+    empty_pack,
+    mismatched_packs,
+)
+from perturn.policy.reference import weigh_all
+from perturn.training.credit_choice import loss_and_credit, trains_own_turns
+from perturn.training.frozen_policies import Frozen
+from perturn.training.mismatched_rows import mismatches, sequences_of, with_mismatched
+from perturn.training.row_intake import take_rows
+from perturn.training.sampled_rows import behavior_logprobs, weigh_rows, with_weight
+from perturn.training.trainer_evaluation import (
+    EvaluatingTrainer,
+    RowValues,
+    encoded_sets,
+    parts_of,
+    refuse_best_metric,
+    refuse_metrics,
+)
+from perturn.training.training_metrics import Means, row_metrics, step_metrics
+from perturn.training.turn_config import (
+    TurnConfig,
+    may_begin,
+    refuse_data_parallel,
+    refuse_frozen,
+    refuse_read_tokens,
+    section,
+    share_kept,
+)
+from perturn.types import Trajectory, WeightedTrajectory
+
+
+class TurnTrainer(EvaluatingTrainer):
+    """Trains a causal language model on trajectories or preference pairs, turn by turn."""
+
+    def __init__(
+        self,
+        model: Any,
+        args: TurnConfig | None = None,
+        train_dataset: Iterable[Any] | Location | None = None,
+        eval_dataset: Iterable[Any] | Location | Mapping[str, Iterable[Any] | Location] | None = None,
+        processing_class: Any = None,
+        *,
+        ref_model: Any = None,
+        peft_config: Any = None,
+        track: Track | None = None,
+        **trainer: Any,
+    ) -> None:
+        """Tokenize the data, check it, and compute the reference.
+
+        Args:
+            model: A causal language model, or its name or folder. Adapters of a folder or `peft.PeftModel` are trained
+                further; with a `peft_config`, new ones are trained upon the model that a folder merges into.
+            args: Settings.
+            train_dataset: Pairs, trajectories, or rows in a public form; a file or folder of rows, or a data set of the
+                Hub (`owner/name:split`). Where a credit needs groups, rows of one task and one policy are a group.
+            eval_dataset: The same, to evaluate on; or a dict of several such sets by name.
+            processing_class: The tokenizer; None: the model's own.
+            ref_model: The reference policy or its name; None: the model as it is now.
+            peft_config: Train these adapters instead of all weights.
+            track: Wraps an iterable to show progress; None: tqdm, unless `disable_tqdm`.
+            trainer: Further arguments of `transformers.Trainer`, such as `callbacks`.
+
+        Raises:
+            PerturnError: If a setting or a row is wrong, in one line, before any training.
+        """
+        args = self.turn_args = args or TurnConfig(output_dir="perturn-output")
+        self._read_settings(trainer)
+        model, ref_model = (str(each) if isinstance(each, Path) else each for each in (model, ref_model))
+        name = model if isinstance(model, str) else model.config.name_or_path
+        self.renderer = Renderer(processing_class or load_tokenizer(name), args.chat_template)
+        model = self._open(model, ref_model, peft_config)
+        self._context = context_length(model)
+        train = None if train_dataset is None else self._encode(train_dataset, "train")
+        evaluation = None if eval_dataset is None else encoded_sets(eval_dataset, "eval", self._encode)
+        refuse_best_metric(args.metric_for_best_model, evaluation)
+        self._kept = share_kept(args.episodes, train)
+        parts = [*parts_of(train), *parts_of(evaluation)]
+        model = self._compute_inputs(parts, model, ref_model, peft_config, track)
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=Collator(args.token_budget),
+            train_dataset=train,
+            eval_dataset=cast(Any, evaluation),
+            processing_class=self.renderer.tokenizer,
+            **trainer,
+        )
+        refuse_frozen(model)
+        begins = may_begin(args, model, self.accelerator.distributed_type)
+        self.data_collator = Collator(args.token_budget, begins)
+        self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
+        self._means = {"train": Means(), "eval": Means()}
+        self._evaluated: dict[str, Tensor] = {}  # what `get_batch_samples` gives to packs of training
+        self._row_values, self.tokens_passed = RowValues(), 0  # trained on here, for those who show progress
+
+    def _read_settings(self, trainer: Mapping[str, Any]) -> None:
+        """Build the loss and the credit, and refuse settings that cannot work, before anything is loaded."""
+        args = self.turn_args
+        credit = None if args.credit is None else section(args.credit, "credit")
+        self.loss: Any
+        self.loss, self.credit = loss_and_credit(section(args.loss, "loss"), credit)
+        inputs = token_inputs(self.loss.traits.reads)
+        of_policy = {name: each for name, each in inputs.items() if each.traits.policy is None}
+        self._of_policy = cast("dict[str, PolicyInput]", of_policy)
+        self._of_frozen = {name: each.traits.policy for name, each in inputs.items() if each.traits.policy}
+        refuse_read_tokens(args, self.loss)
+        refuse_data_parallel(args.n_gpu)
+        refuse_metrics(args, trainer)
+
+    def _open(self, model: Any, reference: Any, peft_config: Any) -> Any:
+        """Return the model to train, and note how to load the reference again for rows that come later.
+
+        A reference that was given as a model is not kept alive; once it is gone, later rows are refused.
+        """
+        args = self.turn_args
+        names = ("reference", "proximal", *self._of_frozen)
+        self._frozen = {each: Frozen(each, args, self._autocast) for each in names}
+        self._own_reference = reference is None
+        again: Callable[[], Any] | None = None
+        if isinstance(model, str):
+            again = partial(load_to_train, model, peft_config is not None, not args.disable_dropout)
+            model = again()
+        if reference is not None:
+            again = partial(load_model, reference) if isinstance(reference, str) else weakref.ref(reference)
+        self._frozen["reference"].keep(again)
+        return model
+
+    def _compute_inputs(
+        self, parts: Sequence[Examples], model: Any, reference: Any, peft_config: Any, track: Track | None
+    ) -> Any:
+        """Give the rows what policies that do not move say of them; return the model to train, with its adapters."""
+        self._check_tokens(parts, model)
+        if self.turn_args.disable_dropout:
+            disable_dropout(model)
+        keep_ends(model)
+        prepare(model)
+        # Before adapters, which may change the weights they are added to.
+        self._weigh(parts, model if reference is None else reference, track)
+        if peft_config is not None:
+            if self.needs_reference and reference is None:
+                self._frozen["reference"].keep_beneath(model)
+            model = add_adapters(model, peft_config, self.turn_args.seed)
+        if self.loss.traits.needs_proximal:
+            self._frozen["proximal"].ask(parts, model, track)
+        return model
+
+    def _weigh(self, parts: Sequence[Examples], reference: Any, track: Track | None) -> None:
+        """Give the rows what loss and credit read of the reference, and the weights of their turns."""
+        if self.needs_reference:
+            reference = load_model(reference) if isinstance(reference, str) else reference
+            self._check_tokens(parts, reference, "training data for the reference")
+            self._frozen["reference"].ask(parts, reference, track)
+        for name, policy in self._of_frozen.items():
+            self._frozen[name].keep(partial(load_model, policy))
+            frozen = load_model(policy)
+            self._check_tokens(parts, frozen, f"training data for {name}")
+            self._frozen[name].ask(parts, frozen, track)
+        for part in parts:
+            part.rows = weigh_all(part.rows, self.loss, self.credit)
+
+    def _encode_later(self, rows: Iterable[Any], name: str) -> Examples:
+        """Rows that come after the trainer was made -> examples that hold what those of `__init__` hold."""
+        if isinstance(rows, Examples):
+            return rows
+        part = self._encode(rows, name)
+        self._check_tokens([part], self.model)
+        divided = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if self.needs_reference:
+            of_own = self._own_reference and not divided
+            self._frozen["reference"].ask_later(part, self.model if of_own else None)
+        for name in self._of_frozen:
+            self._frozen[name].ask_later(part, None)
+        part.rows = weigh_all(part.rows, self.loss, self.credit)
+        if self.loss.traits.needs_proximal:
+            self._frozen["proximal"].ask_later(part, None if divided else self.model)
+        return part
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss, or the credit, reads reference log-probabilities."""
+        return self.loss.traits.needs_reference or reads(self.credit.needs, Reference)
+
+    def _encode(self, rows: Iterable[Any] | Location, name: str) -> Examples:
+        """Rows -> checked examples."""
+        args = self.turn_args
+        encoded, taken = take_rows(rows, name, self.loss, self._example, args.max_length, self._context)
+        if self.loss.traits.needs_mismatched:
+            limit = args.max_length or self._context
+            encoded = with_mismatched(encoded, cast("list[WeightedTrajectory]", taken), self.renderer, limit)
+        return Examples(
+            weigh_rows(encoded, taken, self.credit) if self.credit.traits.needs_group else encoded
+        )
+
+    def _check_tokens(self, parts: Iterable[Examples], model: Any, where: str = "training data") -> None:
+        """Refuse tokens that a model has no embedding for."""
+        ids = {token for part in parts for sequence in sequences_of(part.rows) for token in sequence.ids}
+        check_vocabulary(model, self.renderer.tokenizer, ids, where)
+
+    def _example(self, row: Row) -> Example:
+        """A row as tokens, with the weights that it has and the log-probabilities that the loss reads of it."""
+        trajectory = row.trajectory if isinstance(row, WeightedTrajectory) else row
+        args = self.turn_args
+        how = (args.max_length, args.shared_prefix, args.loss_on, trains_own_turns(self.credit))
+        example = encode_example(row, self.renderer, *how)
+        if self.loss.traits.needs_behavior and isinstance(trajectory, Trajectory):
+            example = replace(example, behavior=(behavior_logprobs(trajectory, example.chosen),))
+        if not isinstance(row, WeightedTrajectory):
+            return example
+        return with_weight(example, row.weight, row.clip, row.has_spread)
+
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
+        """Equally many batches for every process, and every row in one of them."""
+        loader: Any = super()._get_dataloader(*args, **kwargs)
+        if not (kwargs.get("is_training") and self.args.dataloader_drop_last):
+            # With several processes, the batches that each is dealt come from those of all.
+            batches = getattr(loader.batch_sampler, "batch_sampler", loader.batch_sampler)
+            loader.set_sampler(Filled(batches.sampler, loader.total_batch_size))
+        return cast("DataLoader[Any]", loader)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | int | None]:
+        """The batches of an optimizer step; each pack gets what the loss reads of all pairs of the step."""
+        batches, pairs = super().get_batch_samples(epoch_iterator, num_batches, device)
+        packs = [pack for batch in batches for pack in batch["packs"]]
+        if self.loss.traits.step_statistic:
+            own = torch.cat([torch.empty(0, device=device), *(pack["statistic"] for pack in packs)]).tolist()
+        elif self.loss.traits.needs_mismatched:
+            own = self._mismatches([pack for batch in batches for pack in batch["mismatched"]])
+        else:
+            return batches, pairs
+        step = torch.tensor(gather_object(own), device=device)
+        for pack in packs:
+            pack["step"] = step
+        return batches, pairs
+
+    def _mismatches(self, packs: list[Batch]) -> list[float]:
+        """Numbers that the loss reads of this process's mismatched rows, under the policy as it is now."""
+        with self._autocast():
+            return mismatches(self.loss, self.model, self._as_many_as_others(packs), self._of_policy)
+
+    def _statistics(self, rows: Sequence[Example]) -> list[Any]:
+        """A number of each row that is evaluated, which the loss reads; None for each where it reads none."""
+        if not self.loss.traits.needs_mismatched:
+            return [row.statistic for row in rows]
+        packs = mismatched_packs(rows, self.turn_args.token_budget)
+        return self._mismatches([self._prepare_inputs(pack) for pack in packs])
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """The precision training will run in, so that policy and reference start equal."""
+        dtype = torch.bfloat16 if self.turn_args.bf16 else torch.float16 if self.turn_args.fp16 else None
+        return nullcontext() if dtype is None else torch.autocast(self.turn_args.device.type, dtype)
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Forward and backward of one pack after the other; gradients add up and are exchanged once."""
+        state, total = self.accelerator.gradient_state, torch.zeros((), device=self.args.device)
+        packs, exchange = self._as_many_as_others(inputs["packs"]), state.sync_gradients
+        model.train()
+        getattr(self.optimizer, "train", lambda: None)()  # of one without a schedule, moves the weights
+        with continuing(model, inputs.get("beginning"), self._autocast):
+            for index, pack in enumerate(packs):
+                waits = index < len(packs) - 1
+                state._set_sync_gradients(exchange and not waits)
+                deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED  # has no no_sync
+                with self.accelerator.no_sync(model) if waits and not deepspeed else nullcontext():
+                    total += super().training_step(model, pack, num_items_in_batch)
+                self.tokens_passed += len(pack["ids"])
+        return cast(Tensor, self.accelerator.reduce(total, "mean"))  # or `train_loss` would be one process's
+
+    def _as_many_as_others(self, packs: list[Batch]) -> list[Batch]:
+        """Packs of this process after empty ones, so that all processes make equally many passes."""
+        if self.args.world_size == 1:
+            return packs
+        most = int(self.accelerator.gather(torch.tensor([len(packs)], device=self.args.device)).max())
+        return [empty_pack()] * (most - len(packs)) + packs
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Sum of a pack's losses over the number of pairs in the optimizer step; as outputs, values of its rows."""
+        with self._autocast():
+            logprobs, entropy, read = logprobs_and_inputs(model, inputs, self._of_policy)
+        if not inputs["pairs"]:
+            return (logprobs.sum() * 0.0, {}) if return_outputs else logprobs.sum() * 0.0
+        chosen, rejected = both_sides(inputs, logprobs, read)
+        step = {"step": inputs["step"]} if "step" in inputs else {}
+        value = self.loss(chosen, rejected, **step)  # rejected is None where the loss reads one side
+        means = self._means["train" if model.training else "eval"]
+        of_rows = row_metrics(self.loss, chosen, rejected) | {"loss": value.detach()}
+        for name, values in (of_rows | step_metrics(self.loss, chosen, rejected, step, entropy)).items():
+            means.add(name, values)
+        share = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
+        total = value.sum() / share * self._kept
+        return (total, of_rows) if return_outputs else total
+
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
+        """Pairs of one optimizer step, over all its packs and all processes."""
+        none = torch.zeros(1, dtype=torch.long, device=device)
+        own = sum((pack["pairs"] for inputs in batch_samples for pack in inputs["packs"]), none)
+        pairs: Tensor = self.accelerator.gather(own).sum()
+        return pairs
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the metrics since the last entry to the trainer's own entries of training."""
+        if "loss" in logs or "train_loss" in logs:
+            logs |= {name: mean for name, mean in self._means["train"].take().items() if name != "loss"}
+        super().log(logs, start_time)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Make the schedule, asked for after the optimizer; both go on where an earlier training stopped.
+
+        Of several trainings of one step each, the first begins where the learning rate has risen once: at 0 it would
+        change nothing.
+        """
+        args = self.turn_args
+        steps = args.schedule_steps or num_training_steps
+        rises = num_training_steps == 1 < steps and args.get_warmup_steps(steps) > 0
+        scheduler = super().create_scheduler(steps + rises, optimizer)
+        if args.optimizer_from is not None:
+            self._load_optimizer_and_scheduler(args.optimizer_from)
+        elif rises:
+            with warnings.catch_warnings(
+                action="ignore", category=UserWarning
+            ):  # torch expects a step before
+                scheduler.step()
+        return self.lr_scheduler
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write a checkpoint; what a full disk leaves of it is removed, which makes room again."""
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        with writing(folder, foreign=(Exception,)):  # libraries have errors of their own for a full disk
+            try:
+                super()._save_checkpoint(model, trial)
+            except Exception:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        with resuming(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with resuming(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with resuming(checkpoint):
+            super()._load_rng_state(checkpoint)

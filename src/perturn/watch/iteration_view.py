@@ -1,0 +1,112 @@
+"""The iterations of a run as it goes: success of each, and the numbers of the last ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from perturn.data.episode_outcomes import Outcome
+from perturn.data.iteration_numbers import STAGES, account_of, is_number, ledger_of, training_of
+from perturn.data.run_paths import RunPaths
+from perturn.stats import cluster_interval
+
+LAST = 6
+"""Iterations at the end of a run whose episodes are read; of those before, what the manifest says is enough."""
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """An iteration whose exploration is done; None where a number is not known yet, or not read."""
+
+    number: int
+    success_rate: float | None
+    """Of its explored episodes that are over."""
+    success_interval: tuple[float, float] | None = None
+    """95 % interval of the success rate, which allows for the samples of one task being alike; of the last iterations
+    alone."""
+    mean_score: float | None = None
+    """Mean total reward of its explored episodes that are over; of the last iterations alone."""
+    entropy: float | None = None
+    """Of the policy at the tokens it trained on, in nats; where it is not logged, estimated by the sampled tokens."""
+    kl: float | None = None
+    """k3 of the policy to the reference over its turns, in nats a token."""
+    clip_share: float | None = None
+    """Tokens whose gradient the clip took away."""
+    asked: int | None = None
+    """Episodes, memberships or nodes that were asked for."""
+    unit: str = "episodes"
+    """The unit of these: `memberships` or `nodes` where pairs share their first turns, as `ledger_of` has it."""
+    bins: Mapping[str, int] = field(default_factory=dict)
+    """How many of these ended in each bin."""
+    without_spread: tuple[int, int] | None = None
+    """Groups in which the credit is 0 at every turn, and all groups."""
+    seconds: float = 0.0
+    """Of its stages."""
+
+
+def look_at_iterations(
+    paths: RunPaths, stages: Mapping[str, Any], rows_of: Callable[[Path], Sequence[Any]]
+) -> list[Iteration]:
+    """All iterations whose exploration is done, in order; none where the loop is done once.
+
+    Args:
+        paths: Of the run.
+        stages: As the manifest has them.
+        rows_of: Reads a file of episodes or metrics.
+    """
+    marks = [mark for mark in paths.marks if mark and is_done(stages, f"explore{mark}")]
+    return [_look(paths, mark, stages, rows_of, mark in marks[-LAST:]) for mark in marks]
+
+
+def is_done(stages: Mapping[str, Any], name: str) -> bool:
+    """Whether a stage is done."""
+    return bool((stages.get(name) or {}).get("done"))
+
+
+def _look(
+    paths: RunPaths,
+    mark: str,
+    stages: Mapping[str, Any],
+    rows_of: Callable[[Path], Sequence[Any]],
+    is_late: bool,
+) -> Iteration:
+    notes = {name: stages.get(f"{name}{mark}") or {} for name in STAGES}
+    played = notes["explore"].get("counts") or {}
+    explored = played.get("episodes")
+    ended = explored - played.get("unfinished", 0) if is_number(explored) else None
+    ledger = ledger_of(account_of(notes), explored if isinstance(explored, int) else 0)
+    groups = ledger["groups"] if ledger else {}
+    episodes: Sequence[Outcome] = rows_of(paths.trajectories(f"explore{mark}")) if is_late else ()
+    over = [one for one in episodes if not one.unfinished]
+    logged = rows_of(paths.metrics(f"align{mark}"))
+    trained = training_of(logged) if logged else {}
+    surprises = [one.surprise for one in episodes if one.surprise is not None]
+    entropy = trained.get("entropy")
+    return Iteration(
+        number=int(mark[1:]),
+        success_rate=_share(played.get("success"), ended),
+        success_interval=_interval(over) if over else None,
+        mean_score=fmean(one.score for one in over) if over else None,
+        entropy=entropy if entropy is not None or not surprises else fmean(surprises),
+        kl=trained.get("kl"),
+        clip_share=trained.get("clip_share"),
+        asked=ledger["asked"] if ledger else None,
+        unit=ledger["unit"] if ledger else "episodes",
+        bins=ledger["bins"] if ledger else {},
+        without_spread=(groups["zero_credit"], groups["groups"])
+        if {"zero_credit", "groups"} <= groups.keys()
+        else None,
+        seconds=sum(float(note.get("seconds") or 0) for note in notes.values()),
+    )
+
+
+def _interval(episodes: Sequence[Outcome]) -> tuple[float, float]:
+    found = cluster_interval([float(one.success) for one in episodes], [one.task for one in episodes])
+    return found.low, found.high
+
+
+def _share(part: Any, whole: Any) -> float | None:
+    return part / whole if is_number(part) and is_number(whole) and whole else None

@@ -1,0 +1,349 @@
+"""State of a run at one moment, read from its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import psutil
+
+from perturn.data.episode_outcomes import Outcome, parse_outcome
+from perturn.data.run_files import Holder, Manifest, Progress, parse_settings, read_note
+from perturn.data.run_folder import HEARTBEAT_SECONDS
+from perturn.data.run_paths import begun
+from perturn.errors import RunError
+from perturn.io.read_input import read_text
+from perturn.watch.alarms import Alarm, Vitals, alarms
+from perturn.watch.growing_files import Tail, parse_metrics
+from perturn.watch.iteration_view import Iteration, is_done, look_at_iterations
+
+_SILENT_SECONDS = 12 * HEARTBEAT_SECONDS
+"""Without a sign of life for so long, a process on another machine counts as dead."""
+_SHOWN = (
+    "loss",
+    "rewards/margins",
+    "rewards/accuracies",
+    "log_ratio/chosen",
+    "log_ratio/rejected",
+    "clamped",
+    "clip_share",
+    "grad_norm",
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the run."""
+
+    name: str
+    state: str
+    """done, running, waiting, died, failed or stopped."""
+    done: int | None = None
+    """Items finished: episodes or optimizer steps."""
+    total: int | None = None
+    unit: str = ""
+    rate: float | None = None
+    """Items a second in the running call."""
+    seconds: float | None = None
+    """Time spent, interrupted calls included."""
+    left: float | None = None
+    """Seconds until it ends, at this rate."""
+    memory_gb: float | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """Score of a policy so far."""
+
+    policy: str
+    n: int
+    mean_score: float
+    success_rate: float
+    failed: int
+    drawn: int | None = None
+    """Episodes played, where the best of several of each task is scored; these are counted above."""
+    asked: int | None = None
+    """Episodes that were to be played for that."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A run at one moment."""
+
+    run: str
+    state: str
+    """running, finished, died, failed, stopped, or idle: some stages are done, and nobody works."""
+    says: str
+    """The same in a sentence, with what to do."""
+    stages: list[Stage]
+    scores: list[Score]
+    metrics: dict[str, dict[str, float]]
+    """The last entry of each training stage, its most telling numbers."""
+    alarms: list[Alarm]
+    iterations: list[Iteration] = field(default_factory=list)
+    """Those whose exploration is done; none where the loop is done once."""
+    planned: int = 1
+    """Iterations of the recipe."""
+    silent: float | None = None
+    """Seconds since the last sign of life, where somebody should be working."""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing asks for somebody to look."""
+        return self.state not in ("died", "failed") and not self.alarms
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as JSON data."""
+        return dataclasses.asdict(self) | {"is_well": self.is_well}
+
+
+class Watcher:
+    """Looks at a run folder again and again; what was read before is not read again."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open a run.
+
+        Raises:
+            RunError: If there is none.
+        """
+        self._paths = begun(folder)
+        recipe = self._paths.recipe
+        self._recipe = parse_settings(read_text(recipe, RunError), str(recipe))
+        self._tails: dict[Path, Tail[Any]] = {}
+
+    def look(self) -> State:
+        """The run as it is now."""
+        manifest = read_note(self._paths.manifest, Manifest) or {}
+        progress = read_note(self._paths.progress, Progress) or {}
+        done: dict[str, Any] = manifest.get("stages") or {}
+        now = self._current(progress) if progress else None
+        stages = _stages(done, progress, now)
+        scores = {policy: self._rows(file) for policy, file in self._paths.evaluated(done).items()}
+        drawn = {policy: self._rows(file) for policy, file in self._paths.all_drawn.items()}
+        marks = [mark for mark in reversed(self._paths.marks) if self._paths.metrics(f"align{mark}").exists()]
+        logged = {
+            stage: self._rows(self._paths.metrics(stage))
+            for stage in ("base", "sft", f"align{(marks or [''])[0]}")
+        }
+        metrics = {stage: list(rows) for stage, rows in logged.items() if rows}
+        iterations = self.iterations(done)
+        state, says = _verdict(self._paths.folder, stages, now, progress, self._holder())
+        return State(
+            run=str(self._paths.folder),
+            state=state,
+            says=says,
+            stages=stages,
+            scores=[
+                self._score(policy, episodes, drawn.get(policy))
+                for policy, episodes in scores.items()
+                if episodes
+            ],
+            metrics={
+                stage: {key: rows[-1][key] for key in ("step", *_SHOWN) if key in rows[-1]}
+                for stage, rows in metrics.items()
+            },
+            alarms=alarms(self._vitals(scores, scores | drawn, metrics, done, iterations)),
+            iterations=iterations,
+            planned=_whole(self._number(1.0, "iterations")),
+            silent=self._silence() if now is not None and now.state in ("running", "died") else None,
+        )
+
+    def iterations(self, done: Mapping[str, Any]) -> list[Iteration]:
+        """The iterations whose exploration is done, as `look_at_iterations` has them.
+
+        Args:
+            done: Stages as the manifest has them.
+        """
+        return look_at_iterations(self._paths, done, self._rows)
+
+    def _score(self, policy: str, episodes: list[Outcome], drawn: list[Outcome] | None) -> Score:
+        samples = _whole(self._number(1.0, "evaluate", "select", "samples"))
+        return Score(
+            policy,
+            len(episodes),
+            round(fmean(one.score for one in episodes), 4),
+            round(fmean(one.success for one in episodes), 4),
+            sum(one.failed for one in episodes),
+            len(drawn) if drawn is not None else None,
+            samples * len({one.task for one in episodes}) if drawn is not None else None,
+        )
+
+    def _silence(self) -> float:
+        try:
+            return max(0.0, time.time() - self._paths.progress.stat().st_mtime)
+        except OSError:
+            return 0.0
+
+    def _holder(self) -> tuple[int, bool] | None:
+        """The process that took the folder and has not left it, and whether it lives; None: nobody has it."""
+        holder = read_note(self._paths.holder, Holder)
+        if holder is None:
+            return None
+        if holder["host"] != platform.node():
+            return holder["pid"], self._silence() < _SILENT_SECONDS
+        return holder["pid"], _lives(holder["pid"], lambda began: began <= holder["since"] + 1.0)
+
+    def _current(self, progress: Mapping[str, Any]) -> Stage:
+        """The stage that ran last, as its own process tells it."""
+        ended = progress.get("ended")
+        state = ended or ("running" if _is_alive(progress, self._silence()) else "died")
+        total, since = progress.get("total"), progress.get("counting_since")
+        done = len(self._rows(self._paths.folder / progress["file"])) if progress.get("file") else None
+        rate = left = None
+        if state == "running" and since and done is not None:
+            rate = max(0, done - progress.get("done_before", 0)) / max(time.time() - since, 1e-6)
+            left = (total - done) / rate if rate and total is not None else None
+        if state == "running" and "seconds_left" in progress:  # measured in turns or tokens by the run itself
+            left = max(0.0, progress["seconds_left"] - (time.time() - progress.get("measured", 0.0)))
+        spent = time.time() - progress["began"] if state == "running" else None
+        return Stage(
+            progress["stage"], state, done, total, progress.get("unit", ""), rate or None, spent, left
+        )
+
+    def _rows(self, file: Path) -> list[Any]:
+        """Content of a file now: metrics as they are, or the numbers of episodes."""
+        logged = file.parent == self._paths.metrics("").parent
+        tail: Tail[Any] = Tail(file, parse_metrics if logged else parse_outcome)
+        return self._tails.setdefault(file, tail).look()
+
+    def _vitals(
+        self,
+        scores: dict[str, list[Outcome]],
+        played: dict[str, list[Outcome]],
+        metrics: dict[str, list[dict[str, float]]],
+        done: Mapping[str, Any],
+        iterations: list[Iteration],
+    ) -> Vitals:
+        first, *_, newest = marks if len(marks := self._paths.marks) > 1 else marks * 2
+        expert, explored = (
+            self._rows(self._paths.trajectories(name)) for name in ("expert", f"explore{newest}")
+        )
+        groups: dict[str, list[float]] = defaultdict(list)
+        if not newest or is_done(done, f"explore{newest}"):  # the first samples to end are alike
+            for one in explored:
+                if not (one.failed or one.unfinished):
+                    groups[one.task].append(one.score)
+        sampled = self._number(0.0, "explore", "sampling", "temperature") > 0
+        began = self._rows(self._paths.trajectories(f"explore{first}")) if first != newest else []
+        surprises = [one.surprise for one in [*began, *explored] if one.surprise is not None]
+        spreads = [one.without_spread for one in iterations if one.without_spread]
+        return Vitals(
+            scores={policy: [one.score for one in episodes] for policy, episodes in scores.items()},
+            surprise={"explore": surprises} if sampled else {},
+            metrics=metrics,
+            groups=list(groups.values()),
+            without_spread=spreads[-1] if spreads else None,
+            success=[one.success_rate for one in iterations if one.success_rate is not None],
+            failed={
+                name: [one.failed for one in rows]
+                for name, rows in [("expert", expert), *played.items(), ("explore", explored)]
+            },
+            max_log_ratio=self._number(Vitals.max_log_ratio, "align", "loss", "max_log_ratio"),
+        )
+
+    def _number(self, default: float, *keys: str) -> float:
+        """A number of the recipe; the default where it has none."""
+        value: Any = self._recipe
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return float(value) if isinstance(value, int | float) else default
+
+
+def _whole(value: float) -> int:
+    """A number of iterations; 1 where a recorded recipe has no such number."""
+    return int(value) if math.isfinite(value) else 1
+
+
+def _stages(done: Mapping[str, Any], progress: Mapping[str, Any], now: Stage | None) -> list[Stage]:
+    """Stages in the manifest, the running one, and those that the running call will still do."""
+    found = {name: _recorded(name, entry) for name, entry in done.items()}
+    if now is not None and now.state != "done":
+        before = found.pop(now.name, None)
+        if before is not None and before.seconds is not None and now.state == "running":
+            now = dataclasses.replace(now, seconds=(now.seconds or 0.0) + before.seconds)
+        found[now.name] = now
+    waiting = [Stage(name, "waiting") for name in progress.get("steps") or () if name not in found]
+    return [*found.values(), *waiting]
+
+
+def _recorded(name: str, entry: Mapping[str, Any]) -> Stage:
+    """A stage as the manifest has it."""
+    counts = entry.get("counts") or {}
+    found = counts.get("drawn_episodes", counts.get("episodes"))
+    items = found if isinstance(found, int) else None
+    return Stage(
+        name,
+        state="done" if entry.get("done") else "stopped",
+        done=items,
+        total=items,
+        unit="episodes" if "episodes" in counts else "",
+        seconds=entry.get("seconds"),
+        memory_gb=entry.get("peak_memory_gb"),
+    )
+
+
+def _verdict(
+    folder: Path,
+    stages: list[Stage],
+    now: Stage | None,
+    progress: Mapping[str, Any],
+    holder: tuple[int, bool] | None,
+) -> tuple[str, str]:
+    """The run's state, and what it means.
+
+    Args:
+        folder: Of the run.
+        stages: Done, running and waiting.
+        now: The stage that ran last.
+        progress: What its process tells of it.
+        holder: The process that took the folder and has not left it, and whether it lives; None: nobody has it.
+    """
+    again = f"`perturn run {folder}` goes on from there."
+    if now is not None and now.state != "done":
+        pid, error = progress.get("pid"), progress.get("error")
+        return now.state, {
+            "died": f"died in {now.name}: its process {pid} is gone without a word. {again}",
+            "failed": f"failed in {now.name}: {error} After the remedy, {again}",
+            "stopped": f"stopped in {now.name} by its user. {again}",
+            "running": f"running {now.name}",
+        }[now.state]
+    waiting = [stage.name for stage in stages if stage.state != "done"]
+    if not waiting and stages:
+        return "finished", "finished"
+    following = f"next is {waiting[0]}" if waiting else "no stage has begun yet"
+    if holder is not None and holder[1]:
+        return "running", f"between stages; {following}"
+    if holder is not None:
+        gone = f"its process {holder[0]} is gone without a word"
+        return "died", f"died between stages: {gone}; {following}. {again}"
+    left = f"waiting: {', '.join(waiting)}" if waiting else "nothing is done yet"
+    return "idle", f"nobody works on it; {left}. {again}"
+
+
+def _is_alive(progress: Mapping[str, Any], silence: float = math.inf) -> bool:
+    """Whether that very process runs: a process id is used again, its start is not.
+
+    Of another machine nothing is known but how long it has shown no sign of life.
+    """
+    if progress.get("host") != platform.node():
+        return silence < _SILENT_SECONDS
+    began = progress.get("process_started")
+    return began is not None and _lives(progress.get("pid"), lambda at: abs(at - float(began)) < 1.0)
+
+
+def _lives(pid: Any, is_it: Callable[[float], bool]) -> bool:
+    """Whether a process of this machine runs, and is the one that is meant by the time at which it began."""
+    try:
+        process = psutil.Process(int(pid))
+        alive = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return alive and is_it(process.create_time())
+    except (psutil.Error, TypeError, ValueError):
+        return False

@@ -1,0 +1,197 @@
+"""The state of a run in the terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import fmean
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from perturn.data.run_paths import iteration_of
+from perturn.watch.alarms import RULES
+from perturn.watch.iteration_view import LAST, Iteration
+from perturn.watch.run_state import Score, Stage, State, Watcher
+
+_COLOURS = {
+    "done": "green",
+    "finished": "green",
+    "running": "cyan",
+    "waiting": "dim",
+    "idle": "yellow",
+    "stopped": "yellow",
+    "died": "bold red",
+    "failed": "bold red",
+}
+
+
+_TRAINED = ("trained", "kept")
+"""Bins of episodes that are trained."""
+_BARS = "▁▂▃▄▅▆▇█"
+_POINTS = 40
+"""Iterations of the line of bars, at most."""
+_SCORES = 4
+"""Scores beside those of the first two policies, at most: the last ones."""
+
+
+def watch_live(watcher: Watcher, console: Console, every: float) -> State:
+    """Show a run until it ends or the user has seen enough.
+
+    Returns:
+        What was seen last.
+    """
+    state = watcher.look()
+    with Live(render(state), console=console, auto_refresh=False) as live:
+        try:
+            while state.state == "running":
+                time.sleep(every)
+                state = watcher.look()
+                live.update(render(state), refresh=True)
+        except KeyboardInterrupt:  # the run goes on
+            pass
+    return state
+
+
+def render(state: State) -> RenderableType:
+    """Stages, scores, the last metrics, alarms."""
+    head = Text.assemble((state.run, "bold"), "  ", (state.says, _COLOURS[state.state]))
+    if state.silent is not None and state.silent > 15:
+        head.append(f"  (no sign of life for {duration(state.silent)})", style="yellow")
+    parts: list[RenderableType] = [head, _stages(_shown(state))]
+    if state.planned > 1:
+        parts += _iterations(state)
+    if state.scores:
+        parts.append(_scores(state))
+    for stage, last in state.metrics.items():
+        numbers = "  ".join(f"{key} {value:.4g}" for key, value in last.items())
+        parts.append(Text.assemble((f"{stage}: ", "bold"), numbers))
+    parts.append(_alarms(state))
+    return Group(*parts)
+
+
+def _stages(stages: list[Stage]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("stage", "", "items", "rate", "time", "left", "memory"):
+        table.add_column(name, no_wrap=True, justify="left" if name in ("stage", "") else "right")
+    for stage in stages:
+        table.add_row(
+            stage.name,
+            Text(stage.state, style=_COLOURS[stage.state]),
+            _items(stage),
+            _rate(stage.rate),
+            duration(stage.seconds),
+            duration(stage.left),
+            "" if stage.memory_gb is None else f"{stage.memory_gb:.1f} GB",
+        )
+    return table
+
+
+def _shown(state: State) -> list[Stage]:
+    """Stages that the table lists: of several iterations those of the one at work, or of the last."""
+    if state.planned == 1:
+        return state.stages
+    numbers = {stage.name: iteration_of(stage.name) for stage in state.stages}
+    busy = [number for stage in state.stages if stage.state != "done" and (number := numbers[stage.name])]
+    now = min(busy) if busy else max((number for number in numbers.values() if number), default=None)
+    return [stage for stage in state.stages if numbers[stage.name] in (None, now)]
+
+
+def _iterations(state: State) -> list[RenderableType]:
+    """The iteration at work, success of all, and the numbers of the last ones."""
+    done = state.iterations
+    numbers = [n for stage in state.stages if stage.state != "waiting" and (n := iteration_of(stage.name))]
+    head = Text.assemble((f"iteration {max(numbers, default=1)} of {state.planned}", "bold"))
+    whole = [one.seconds for one in done[:-1]]
+    if whole and state.state == "running":
+        head.append(f", about {duration(fmean(whole) * (state.planned - len(whole)))} left", style="dim")
+    success = [one.success_rate for one in done if one.success_rate is not None][-_POINTS:]
+    if not success:
+        return [head]
+    line = Text.assemble(
+        "success ", (sparkline(success), "cyan"), f" {success[-1]:.0%}, at first {success[0]:.0%}"
+    )
+    table, unit = (
+        Table(box=None, pad_edge=False),
+        next((one.unit for one in done[-LAST:] if one.bins), "episodes"),
+    )
+    for name in ("iteration", "success", "reward", "entropy", "KL", "clip", unit):
+        table.add_column(name, no_wrap=True, justify="left" if name == unit else "right")
+    for one in done[-LAST:]:
+        numbers_of = (one.mean_score, one.entropy, one.kl, one.clip_share)
+        shown = ["" if value is None else f"{value:.3g}" for value in numbers_of]
+        table.add_row(str(one.number), rate(one), *shown, ledger(one))
+    return [head, line, table]
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Shares as bars, of which the highest is 1."""
+    return "".join(_BARS[max(0, min(len(_BARS) - 1, int(value * len(_BARS))))] for value in values)
+
+
+def rate(one: Iteration) -> str:
+    """Success rate of explored episodes with its 95 % interval, such as `41.4% [33.0, 50.2]`; empty if not known."""
+    if one.success_rate is None:
+        return ""
+    ends = one.success_interval
+    return f"{one.success_rate:.1%}" + (f" [{ends[0]:.1%}, {ends[1]:.1%}]" if ends else "")
+
+
+def ledger(one: Iteration) -> str:
+    """Where the episodes of an iteration ended, those that were trained first; and how many, if these are not all."""
+    bins = sorted(((n, name) for name, n in one.bins.items() if n), key=lambda each: each[1] not in _TRAINED)
+    said = ", ".join(f"{n} {name.replace('_', ' ')}" for n, name in bins)
+    return said if sum(one.bins.values()) == one.asked else f"{said} of {one.asked}"
+
+
+def _scores(state: State) -> Table:
+    table = Table(box=None, pad_edge=False)
+    drawn = ("best of",) if any(row.drawn is not None for row in state.scores) else ()
+    for name in ("policy", "n", "average score", "success rate", "failed", *drawn):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for row in state.scores[:2] + state.scores[2:][-_SCORES:]:
+        numbers = f"{row.mean_score:.3f}", f"{row.success_rate:.3f}", str(row.failed)
+        of_all = [_drawn(row)] if drawn else []
+        table.add_row(row.policy, str(row.n), *numbers, *of_all)
+    return table
+
+
+def _drawn(row: Score) -> str:
+    """How many episodes the scored ones are the best of, and how many were asked for if these are not all."""
+    if row.drawn is None:
+        return ""
+    return f"{row.drawn} episodes" if row.drawn == row.asked else f"{row.drawn} of {row.asked} episodes"
+
+
+def _alarms(state: State) -> RenderableType:
+    if not state.alarms:
+        return Text(f"no alarm ({len(RULES)} rules)", style="dim")
+    lines = [Text.assemble((f"{alarm.rule}: ", "bold"), alarm.message) for alarm in state.alarms]
+    return Panel(Group(*lines), title="alarms", border_style="red")
+
+
+def _items(stage: Stage) -> str:
+    if stage.done is None:
+        return ""
+    of = f"/{stage.total}" if stage.total is not None and stage.state != "done" else ""
+    return f"{stage.done}{of} {stage.unit}".rstrip()
+
+
+def _rate(rate: float | None) -> str:
+    if not rate:
+        return ""
+    return f"{rate:.1f}/s" if rate >= 1 else f"{1 / rate:.1f} s each"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time in words, such as `2 min 05 s`; empty if it is not known."""
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (
+        f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    )

@@ -1,0 +1,144 @@
+"""Runs side by side: compared task by task where the tasks are equal, marked or refused where they are not."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from perturn.analysis.run_comparison import against_first, compare_runs, names_of, settings_that_differ
+from perturn.analysis.run_contents import read_run
+from perturn.cli import main
+from perturn.errors import RunError
+
+
+@pytest.fixture
+def two(make, tmp_path):
+    """Two runs that are alike."""
+    return [make.whole_run(tmp_path / name) for name in ("one", "other")]
+
+
+def versus(folders):
+    runs = [read_run(folder) for folder in folders]
+    return against_first(runs, names_of(runs))[0]
+
+
+def test_equal_panels_are_compared_task_by_task(two, make):
+    """The other run's last policy scores 0.25 more on t3 and t4, and is alike on t1 and t2."""
+    (two[1] / "evaluation" / "tlm-dre.jsonl").unlink()
+    scores = {"t1": 1.0, "t2": 0.75, "t3": 1.0, "t4": 0.25}
+    make.put(two[1] / "evaluation" / "tlm-dre.jsonl", [make.trajectory(*row) for row in scores.items()])
+
+    found = versus(two)
+
+    assert (found.row["n"], found.row["mean_difference"]) == (4, 0.125)
+    assert (found.row["wins"], found.row["losses"], found.row["ties"]) == (2, 0, 2)
+    assert (found.row["a"], found.row["b"]) == ("other / tlm-dre", "one / tlm-dre")
+    assert (found.refused, found.differs) == ("", ())
+
+
+PROTOCOL = {"name": "toy-protocol", "panel_sha256": "ab" * 32, "n": 4}
+
+
+@pytest.mark.parametrize(
+    ("changed", "refused", "differs"),
+    [
+        ({"seed": 5}, "", ()),
+        ({"decoding": {"temperature": 1.0}}, "", ("decoding.temperature: –, 1.0",)),
+        ({"panel_sha256": "cd" * 32}, "the tasks are not the same: panel_sha256 differ.", ()),
+        ({"environment": "toy-2", "n": 5}, "the tasks are not the same: environment, n differ.", ()),
+        (None, "a protocol (evaluation/protocol.json) is missing", ()),
+    ],
+)
+def test_other_protocols_are_refused_or_marked(two, make, changed, refused, differs):
+    """Seeds may differ; decoding is marked; other tasks, or nothing that says which, are refused."""
+    file = two[1] / "evaluation" / "protocol.json"
+    file.unlink()
+    if changed is not None:
+        make.put_json(file, PROTOCOL | changed)
+
+    found = versus(two)
+    page = make.page_of(*two)
+
+    assert found.refused.startswith(refused)
+    assert bool(found.refused) == bool(refused)
+    assert found.differs == differs
+    assert (found.row is None) == bool(refused)
+    assert ("are not compared" in page.text) == bool(refused)
+    assert ("Not like for like." in page.text) == bool(differs)
+
+
+def test_a_run_without_evaluation_is_not_compared(two):
+    for file in (two[1] / "evaluation").glob("*.jsonl"):
+        file.unlink()
+
+    assert versus(two).refused == "other has no evaluation."
+
+
+def test_what_differs_between_the_recipes_is_shown(two, make):
+    (two[1] / "recipe.yaml").write_text("name: toy\nloss:\n  name: tlm-dre\n  pivot: 0.5\n", encoding="utf-8")
+
+    assert "recipe.loss.pivot 0.85 0.5" in make.page_of(*two).text
+    assert settings_that_differ([{"a": "1", "b": "2"}, {"a": "1"}]) == [("b", ["2", "–"])]
+
+
+def test_folders_of_one_name_are_told_apart(make, tmp_path):
+    runs = []
+    for place in ("x", "y", "z"):
+        (tmp_path / place).mkdir()
+        runs.append(read_run(make.whole_run(tmp_path / place / "run")))
+
+    assert names_of(runs) == ["run", "run-2", "run-3"]
+    assert names_of([replace(runs[0]), runs[0]]) == ["run", "run-2"]
+
+
+def test_the_policies_of_one_run_are_compared_with_each_other(two):
+    """The last is tlm-dre against sft, +0.5, +0.25, -0.25 and 0: as in the run's own summary."""
+    found = compare_runs(two[:1])
+
+    assert [(each.a, each.b) for each in found] == [("sft", "base"), ("tlm-dre", "base"), ("tlm-dre", "sft")]
+    assert found[-1].row["mean_difference"] == 0.125
+    assert (found[-1].row["wins"], found[-1].row["losses"], found[-1].row["ties"]) == (2, 1, 1)
+
+
+def test_a_run_is_compared_with_others_alone(two):
+    """However its folder is spelled; a file is no folder."""
+    with pytest.raises(RunError, match="is named twice; name each run once"):
+        compare_runs([two[0], two[1], two[0] / ".." / "one"])
+    with pytest.raises(RunError, match=r"recipe\.yaml' is no folder"):
+        compare_runs([two[0] / "recipe.yaml"])
+
+
+def test_a_comparison_needs_two_scores(two):
+    """One run with one policy."""
+    for policy in ("base", "tlm-dre"):
+        (two[0] / "evaluation" / f"{policy}.jsonl").unlink()
+
+    with pytest.raises(RunError, match="has scores of 1 policies; a comparison needs two"):
+        compare_runs(two[:1])
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_runs_of_several_seeds_are_compared_in_the_terminal(make, tmp_path, monkeypatch, capsys, seeds):
+    """Each further run with the first; JSON has the same numbers, and one of other tasks is refused with code 1."""
+    folders = [make.whole_run(tmp_path / f"seed-{seed}") for seed in range(seeds)]
+    for seed, folder in enumerate(folders):
+        make.put_json(folder / "evaluation" / "protocol.json", PROTOCOL | {"seed": seed})
+
+    def compare(*words):
+        monkeypatch.setattr("sys.argv", ["perturn", "compare", *map(str, folders), *words])
+        try:
+            main()
+        except SystemExit as end:
+            return end.code or 0, capsys.readouterr().out
+        raise AssertionError("a command ends the process")
+
+    (code, said), (again, rows) = compare(), compare("--json")
+
+    assert (code, again) == (0, 0)
+    assert said.count("is not distinguishable from seed-0 / tlm-dre") == seeds - 1
+    assert ("no p-value is adjusted" in said) == (seeds > 2)
+    assert json.loads(rows) == json.loads(json.dumps([asdict(each) for each in compare_runs(folders)]))
+    make.put_json(folders[-1] / "evaluation" / "protocol.json", PROTOCOL | {"n": 5})
+    code, said = compare()
+    assert code == 1
+    assert f"seed-{seeds - 1} / tlm-dre against seed-0 / tlm-dre: not compared: the tasks are not" in said

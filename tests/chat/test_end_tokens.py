@@ -1,0 +1,108 @@
+"""Which tokens end an answer, and what follows an answer that another token than the template's ended."""
+
+import copy
+import logging
+from types import SimpleNamespace
+
+import pytest
+from transformers import GenerationConfig, LlamaConfig
+
+from perturn.chat import end_tokens
+from perturn.chat.end_tokens import declared_ends
+from perturn.chat.tokens import Renderer
+from perturn.types import Action, Prompt, Task, Trajectory, Turn
+
+OTHER = 0
+
+
+def model(generation, config=None):
+    """The parts of a model that say where it ends."""
+    return SimpleNamespace(
+        generation_config=None if generation is None else GenerationConfig(eos_token_id=generation),
+        config=LlamaConfig(eos_token_id=config),
+    )
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "found"),
+    [
+        (5, None, (5,)),
+        ([5, 7], 9, (5, 7)),
+        (None, [3, 4], (3, 4)),
+        (None, None, ()),
+    ],
+)
+def test_a_model_declares_its_ends(generation, config, found):
+    """In its generation config; where that is silent, in its config."""
+    assert declared_ends(model(generation, config)) == found
+
+
+def test_a_silent_generation_config_leaves_it_to_the_config():
+    """There is one, without an end."""
+    silent = SimpleNamespace(generation_config=GenerationConfig(), config=LlamaConfig(eos_token_id=4))
+
+    assert declared_ends(silent) == (4,)
+    assert declared_ends(object()) == ()
+
+
+def test_the_ends_are_the_templates_the_tokenizers_and_the_models(tokenizer):
+    """The template's end of turn is `<|im_end|>` (2), the tokenizer's end is made `<|im_start|>` (1)."""
+    other = copy.deepcopy(tokenizer)
+    other.eos_token = "<|im_start|>"
+
+    assert Renderer(other, ends=[OTHER]).end_ids == {0, 1, 2}
+    assert Renderer(tokenizer).end_ids == {2}
+
+
+def test_an_ordinary_word_is_no_end(tokenizer, caplog):
+    """An answer would be cut at the word; an id beyond the vocabulary is no token. Both are said, once."""
+    word = tokenizer("hello", add_special_tokens=False)["input_ids"][0]
+    end_tokens._warn.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        found = [Renderer(tokenizer, ends=[word, 10**6, -1, OTHER]).end_ids for _ in range(2)]
+
+    assert found == [{0, 2}] * 2
+    (said,) = caplog.messages
+    assert f"token ids -1, {word}, 1000000 ('hello')" in said
+
+
+@pytest.mark.parametrize("last", [0, 2])
+def test_an_action_ends_with_any_end_token(tokenizer, last):
+    """The token stays among the ids and is not in the text."""
+    renderer = Renderer(tokenizer, ends=[OTHER])
+    ids = [*tokenizer("go north", add_special_tokens=False)["input_ids"], last]
+    action = renderer.action(ids, [-1.0] * len(ids))
+
+    assert (action.text, action.ended, action.token_ids) == ("go north", True, tuple(ids))
+    assert not renderer.action(ids[:-1], [-1.0] * (len(ids) - 1)).ended
+
+
+def test_what_follows_another_end_token_is_what_follows_the_templates(tokenizer):
+    """The sampled token stands in the place of the template's; it carries its turn's weight, and prompts grow."""
+    renderer = Renderer(tokenizer, ends=[OTHER])
+    ids = (*tokenizer("go north", add_special_tokens=False)["input_ids"], OTHER)
+    action = renderer.action(ids, [-1.0] * len(ids))
+    heard = ({"role": "user", "content": "a door"},)
+    played = Trajectory(Task("t"), (Turn(heard, action), Turn(heard, Action("stop"))))
+    first, second = (renderer.prompt_ids(Prompt((), played.turns[:n], heard, 0, "c")) for n in range(2))
+    encoded = renderer.encode(played)
+
+    assert second[: len(first) + len(ids)] == [*first, *ids]
+    assert encoded.ids[: len(second)] == tuple(second)
+    assert [token for token, turn in zip(encoded.ids, encoded.turn, strict=True) if turn == 0] == list(ids)
+    assert tokenizer.decode(second[len(first) :]) == (
+        "go north<|endoftext|>\n<|im_start|>user\na door<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("named", ["generation_config", "config"])
+def test_a_trained_policy_keeps_the_ends_of_its_model(make_trainer, tiny_model, tmp_path, named):
+    """`save_model` writes the generation config with both, also where only the config has named them."""
+    tiny_model.generation_config.eos_token_id = None
+    getattr(tiny_model, named).eos_token_id = [OTHER, 2]
+    rows = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "go"}]}]
+    trainer = make_trainer(rows, model=tiny_model, loss={"name": "sft"}, max_steps=1)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+
+    assert set(GenerationConfig.from_pretrained(tmp_path / "saved").eos_token_id) == {OTHER, 2}

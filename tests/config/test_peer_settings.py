@@ -1,0 +1,91 @@
+"""Settings of TRL and transformers: each has a sentence that says what to write instead, or why there is none."""
+
+import ast
+import importlib.util
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from perturn import TurnConfig
+from perturn.config.key_suggestions import keys_of
+from perturn.config.parsing import parse
+from perturn.config.peer_settings import PEERS
+from perturn.config.recipe import Recipe
+from perturn.errors import ConfigError
+
+CONFIGS = ("dpo", "sft", "grpo", "rloo", "kto")
+OWN_SETTINGS = {field.name for field in fields(TurnConfig)}
+
+
+def of_trl(name):
+    """Settings that a config class of the installed TRL declares, read without importing it."""
+    spec = importlib.util.find_spec("trl")
+    if spec is None:
+        pytest.skip("TRL is not installed")
+    file = Path(spec.submodule_search_locations[0]) / "trainer" / f"{name}_config.py"
+    classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
+    body = [node for each in classes for node in each.body if isinstance(node, ast.AnnAssign)]
+    return {node.target.id for node in body}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_setting_of_trl_is_known(name):
+    """Those that TurnConfig has as well are settings of its own."""
+    assert of_trl(name) - PEERS.keys() - OWN_SETTINGS - {"_VALID_DICT_FIELDS"} == set()
+
+
+@pytest.mark.parametrize("name", sorted(PEERS.keys() - OWN_SETTINGS))
+def test_turn_config_says_what_to_write(name, tmp_path):
+    """A ConfigError with the sentence, not a TypeError of Python."""
+    with pytest.raises(ConfigError) as caught:
+        TurnConfig(output_dir=str(tmp_path), **{name: 1})
+
+    assert str(caught.value) == f"unknown setting {name!r} of TurnConfig. {PEERS[name].in_config}"
+
+
+@pytest.mark.parametrize("key", ["beta", "align.beta", "model.padding_free", "per_device_train_batch_size"])
+def test_a_recipe_says_what_to_write(key):
+    """In whatever section it was tried."""
+    section, _, name = key.rpartition(".")
+    data = {"name": "one", "model": {"name": "none"}, "align": {"loss": {"name": "dpo"}}}
+    (data[section] if section else data)[name] = 1
+
+    with pytest.raises(ConfigError) as caught:
+        parse(Recipe, data)
+
+    assert str(caught.value) == f"unknown key {key!r}. {PEERS[name].in_recipe}"
+
+
+def test_what_is_to_be_written_exists():
+    """Dotted keys that the sentences name are keys of a recipe, but for settings of entries."""
+    known, entries = set(keys_of(Recipe)), ("align.loss.", "credit.", "engine.", "perturn.")
+    named = {
+        key.rstrip(".")
+        for peer in PEERS.values()
+        for key in re.findall(
+            r"\b(?:align|sft|model|explore|evaluate|groups|protocol|pair|expert)\.[a-z_.0-9]+", peer.in_recipe
+        )
+    }
+
+    assert {key for key in named if key not in known and not key.startswith(entries)} == set()
+
+
+@pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
+def test_a_sentence_is_one_sentence(peer):
+    """Of at most 25 words."""
+    for sentence in (peer.in_config, peer.in_recipe):
+        assert sentence.endswith(".")
+        assert len(sentence.split()) <= 25, sentence
+
+
+def test_a_misspelt_setting_of_turn_config_is_told(tmp_path):
+    """Of transformers' and of ours."""
+    for word, meant in (("learning_rat", "learning_rate"), ("token_budge", "token_budget")):
+        with pytest.raises(
+            ConfigError, match=f"unknown setting '{word}' of TurnConfig. Did you mean '{meant}'"
+        ):
+            TurnConfig(output_dir=str(tmp_path), **{word: 1})
+    with pytest.raises(ConfigError, match="unknown setting 'zzzzzz' of TurnConfig"):
+        TurnConfig(output_dir=str(tmp_path), zzzzzz=1)

@@ -1,0 +1,59 @@
+"""Expert episodes: an expert that raises, or whose world dies, costs one trajectory."""
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from perturn.episodes.play_many import Job
+from perturn.episodes.world_threads import play_again
+from perturn.errors import WorldLost
+from perturn.run.stages.collect_stage import demonstrate
+from perturn.types import EpisodeProtocol, Observation, Status, Task
+
+PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=4)
+
+
+class World:
+    """Solved by one 'up'; the expert raises what is in `coming`."""
+
+    name = "world-1.0"
+
+    def __init__(self, *coming):
+        self.coming = list(coming)
+
+    def reset(self, task, seed):
+        """Pose the task."""
+        return Observation("begin")
+
+    def step(self, action):
+        """End it."""
+        return Observation("end", reward=1.0, terminated=True, success=True)
+
+    def expert(self, task):
+        """The one action."""
+        if self.coming:
+            raise self.coming.pop(0)
+        return ["up"]
+
+
+@pytest.mark.parametrize(
+    ("coming", "retries", "error"),
+    [
+        ([], 1, None),
+        ([ValueError("no plan")], 1, "ValueError: no plan"),
+        ([asyncio.CancelledError("late")], 1, "CancelledError: late"),
+        ([SystemExit(7)], 1, "SystemExit: 7"),
+        ([WorldLost("gone")], 1, None),
+        ([WorldLost("gone")] * 2, 1, "WorldLost: gone"),
+        ([WorldLost("gone")], 0, "WorldLost: gone"),
+    ],
+)
+def test_an_expert_that_raises_costs_one_trajectory(coming, retries, error):
+    """It is stored as failed, without turns; where its world was lost it is asked again first."""
+    record = play_again(partial(demonstrate, World(*coming), Job(Task("t"), 0), PROTOCOL), retries)
+
+    assert record.error == error
+    assert record.status is (Status.FAILED if error else Status.COMPLETED)
+    assert [turn.action.text for turn in record.turns] == ([] if error else ["Action: up"])
+    assert record.policy == "expert"

@@ -1,0 +1,163 @@
+"""The remaining path of recorded episodes: of each turn, in pairs and in groups, and where it cannot be said."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
+from perturn.data.store import read_pairs, write_pairs
+from perturn.envs.alfworld.generated_games import ALFWorldLike
+from perturn.episodes.episode import episode
+from perturn.episodes.play_many import Job
+from perturn.episodes.replay import play_script
+from perturn.errors import ConfigError, DataError, EngineFailure
+from perturn.remaining import wrong_turns
+from perturn.run.execute import open_run, run_stages
+from perturn.run.session import make_protocol
+from perturn.run.stages.measure_distance import check_pathfinder, measured, measured_pairs, sense_of
+from perturn.types import Action, PreferencePair, Remaining, Status
+
+RECIPE = {
+    "name": "x",
+    "model": {"name": "smollm2-135m"},
+    "environment": {"name": "alfworld-like"},
+    "protocol": {"name": "alfworld-lab"},
+    "rows": {"name": "corrections", "distance": "searching"},
+}
+
+
+def make_recipe(**sections):
+    return parse(Recipe, RECIPE | sections)
+
+
+def record(commands, task=None):
+    """An episode of a game that the expert wins in a few turns."""
+    task = task or ALFWorldLike().tasks("train")[0]
+    texts = [command if command.startswith("I ") else f"Action: {command}" for command in commands]
+    steps = episode(ALFWorldLike(), Job(task, 0), protocol=make_protocol(make_recipe().protocol))
+    return play_script(steps, [Action(text) for text in texts], EngineFailure("no more"))
+
+
+@pytest.fixture(scope="module")
+def expert():
+    return record(ALFWorldLike().expert(ALFWorldLike().tasks("train")[0]))
+
+
+def test_each_turn_has_the_way_before_and_after_it(expert):
+    """The expert's own is one shorter each turn; a look and an action that breaks the format leave it as it was."""
+    turns = len(expert.turns)
+    first = expert.turns[0].action.text.removeprefix("Action: ")
+    strayed = record(["look", "I wonder.", first])
+    found, other = measured(make_recipe(), [expert, strayed])
+
+    assert [turn.remaining for turn in found.turns] == [
+        Remaining(turns - index, turns - index - 1) for index in range(turns)
+    ]
+    assert [turn.remaining for turn in other.turns] == [
+        Remaining(turns, turns),
+        Remaining(turns, turns),
+        Remaining(turns, turns - 1),
+    ]
+    assert wrong_turns(found) == [False] * turns
+    assert wrong_turns(other) == [True, True, False]
+
+
+def test_where_nobody_reads_it_nothing_is_measured(expert):
+    found = measured(make_recipe(rows={"name": "expert-pairs"}), [expert])
+
+    assert found == [expert]
+    with pytest.raises(DataError, match=r"turns\[0\]\.remaining was not measured; a run measures it"):
+        wrong_turns(found[0])
+
+
+def test_pairs_and_groups_have_it_and_keep_it_on_disk(expert, tmp_path):
+    """An expert's episode that is in two pairs is measured in both, and after a round trip it is the same."""
+    pairs = [PreferencePair(expert, record(["look"])), PreferencePair(expert, record(["help"]))]
+    found = measured_pairs(make_recipe(), pairs)
+    write_pairs(tmp_path / "pairs.jsonl", found)
+    groups = make_recipe(
+        rows={"name": "groups"},
+        credit={"name": "first-error"},
+        explore={"samples": 2},
+        align={"loss": {"name": "ppo-clip"}},
+    )
+
+    assert read_pairs(tmp_path / "pairs.jsonl") == found
+    assert [pair.chosen.turns[0].remaining for pair in found] == [
+        Remaining(len(expert.turns), len(expert.turns) - 1)
+    ] * 2
+    assert measured(groups, [expert])[0].turns[-1].remaining == Remaining(1, 0)
+
+
+def test_episodes_of_another_world_are_told(expert):
+    other = replace(expert, task=ALFWorldLike().tasks("train")[1])
+
+    with pytest.raises(DataError, match=r"turns\[0\]\.observation: expected what the world answers"):
+        measured(make_recipe(), [other])
+
+
+def test_a_world_that_cannot_say_it_is_refused_before_work(own_environment):
+    """Named with those that can; and none where nothing is played."""
+    recipe = make_recipe(environment={"name": "own_environment:GuessNumber"})
+
+    with pytest.raises(
+        ConfigError, match=r"how far .*: environment \S+ has no method remaining\(\) .*take alfworld"
+    ):
+        check_pathfinder(recipe, own_environment.GuessNumber())
+    read = {"align": {"loss": {"name": "tlm-dre"}}, "credit": {"name": "first-error"}}
+    recipe = make_recipe(environment=None, protocol=None, rows={"name": "file", "path": "p.jsonl"}, **read)
+    with pytest.raises(ConfigError, match=r"the recipe has no environment, which would say how far"):
+        check_pathfinder(recipe, None)
+
+
+def test_two_senses_at_once_are_refused():
+    """A turn holds one measure."""
+    read = {"align": {"loss": {"name": "tlm-dre"}}, "credit": {"name": "first-error", "distance": "shortest"}}
+
+    with pytest.raises(ConfigError, match=r"rows\.distance is searching, credit\.distance is shortest"):
+        sense_of(make_recipe(**read))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_wrong", "leads_away"),
+    [
+        (5, 4, False, False),
+        (5, 2, False, False),
+        (5, 5, True, False),
+        (5, 6, True, True),
+        (5, None, True, True),
+        (None, None, True, False),
+    ],
+)
+def test_a_wrong_turn_leaves_a_longer_way_than_a_right_one(before, after, is_wrong, leads_away):
+    """A right turn leaves 4 of 5, or fewer by luck; who has lost the game goes nowhere with any turn."""
+    remaining = Remaining(before, after)
+
+    assert (remaining.is_wrong, remaining.leads_away) == (is_wrong, leads_away)
+
+
+def test_a_run_measures_its_pairs_and_the_oracle_weighs_them(expert, tmp_path, tiny_folder):
+    """The expert's first command, and then a look, which is wrong: 0.2 and 1. The expert has no error: 1 everywhere."""
+    first = expert.turns[0].action.text.removeprefix("Action: ")
+    file = tmp_path / "rows.jsonl"
+    rejected = replace(record([first, "look"]), status=Status.COMPLETED, truncated=True, error=None)
+    write_pairs(file, [PreferencePair(expert, rejected)])
+    recipe = RECIPE | {
+        "model": {"name": str(tiny_folder), "dtype": "float32"},
+        "rows": {"name": "file", "path": str(file)},
+        "align": {"loss": {"name": "tlm-dre"}},
+        "credit": {"name": "first-error", "distance": "searching"},
+        "evaluate": None,
+        "output": str(tmp_path / "runs"),
+    }
+
+    with open_run(parse(Recipe, recipe)) as run:
+        run_stages(run)
+        (pair,) = read_pairs(run.paths.pairs())
+        (noted,) = map(json.loads, run.paths.metrics("confidence").read_text().splitlines())
+
+    assert wrong_turns(pair.rejected) == [False, True]
+    assert noted["rejected"]["weight"] == [0.2, 1.0]
+    assert noted["chosen"]["weight"] == [1.0] * len(expert.turns)

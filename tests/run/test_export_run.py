@@ -1,0 +1,172 @@
+"""What others are given: rows that read back alike, and a policy with a card that a run's numbers stand in."""
+
+import json
+import sys
+
+import datasets
+import pytest
+import yaml
+from transformers import AutoModelForCausalLM
+
+from perturn.errors import ConfigError, DataError, RunError
+from perturn.formats.trl_rows import from_trl, to_trl
+from perturn.report import summarize
+from perturn.run.execute import open_run, run_stages
+from perturn.run.export_run import export_policy, export_rows, push
+from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
+
+TOOLS = ({"type": "function", "function": {"name": "ask", "parameters": {"type": "object"}}},)
+CALL = ({"type": "function", "function": {"name": "ask", "arguments": {"what": "time"}}},)
+
+
+def heard(text, role="user"):
+    return ({"role": role, "content": text},)
+
+
+def played(*actions, task="t"):
+    """A worked example, then a turn an action; the first is a call if there are two."""
+    turns = [Turn(heard(f"see {n}"), Action(text)) for n, text in enumerate(actions)]
+    if len(turns) > 1:
+        turns[0] = Turn(heard("see 0"), Action(actions[0], tool_calls=CALL))
+        turns[1] = Turn(({"role": "tool", "name": "ask", "content": "noon"},), turns[1].action)
+    prompt = (*heard("Play.", "system"), *heard("Example."), {"role": "assistant", "content": "Done."})
+    return Trajectory(Task(task), tuple(turns), prompt=prompt, tools=TOOLS)
+
+
+def test_a_trajectory_is_read_back_with_its_turns():
+    """The worked example stays in the prompt, and carries no loss."""
+    before = played("look", "go")
+
+    after = from_trl(json.loads(json.dumps(to_trl(before))), task_id="t")
+
+    assert (after.turns, after.prompt, after.tools) == (before.turns, before.prompt, before.tools)
+
+
+def test_a_pair_is_read_back_with_both_sides():
+    """With one prompt for both."""
+    before = PreferencePair(played("look", "go"), played("look", "stay"))
+
+    after = from_trl(to_trl(before), task_id="t")
+
+    assert after.chosen.turns == before.chosen.turns
+    assert after.rejected.turns == before.rejected.turns
+
+
+def test_a_pair_of_two_prompts_cannot_be_said():
+    """TRL's row has one."""
+    other = Trajectory(Task("t"), (Turn(heard("else"), Action("go")),))
+
+    with pytest.raises(DataError, match="begin with different prompts"):
+        to_trl(PreferencePair(played("look"), other))
+
+
+RECIPE = """
+name: one
+output: {output}
+model: {{name: "{model}", dtype: float32}}
+environment: {{name: "own_environment:GuessNumber"}}
+protocol: {{name: tiny, format: action, system: Guess., max_turns: 2}}
+sft: {{loss: {{name: sft}}, tasks: {{n: 2}}}}
+explore: {{tasks: {{n: 2}}, sampling: {{temperature: 1.0, max_new_tokens: 4}}}}
+align: {{loss: {{name: tlm-dre}}}}
+evaluate: {{tasks: {{split: test, n: 2}}, sampling: {{max_new_tokens: 4}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tiny_folder, own_environment):
+    """A whole run of the tiny model on two tasks."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "recipe.yaml").write_text(RECIPE.format(output=folder, model=tiny_folder))
+    with open_run(folder / "recipe.yaml") as opened:
+        run_stages(opened)
+    return opened.folder
+
+
+@pytest.mark.parametrize("form", ["trl", "datasets"])
+def test_rows_are_what_the_run_holds(run, tmp_path, form):
+    """As JSONL that `datasets` and TRL read, or as a DatasetDict; a second call overwrites nothing."""
+    counts = export_rows(run, form, tmp_path / "out")
+
+    if form == "datasets":
+        read = datasets.load_from_disk(tmp_path / "out")
+    else:
+        cache = str(tmp_path / "cache")
+        read = {
+            file.stem: datasets.load_dataset("json", data_files=str(file), cache_dir=cache)["train"]
+            for file in (tmp_path / "out").iterdir()
+        }
+    assert counts == {"pairs": 2, "expert": 2, "explored": 2}
+    assert {name: len(rows) for name, rows in read.items()} == counts
+    assert {"prompt", "chosen", "rejected"} <= set(read["pairs"].column_names)
+    with pytest.raises(RunError, match="exists and is left as it is"):
+        export_rows(run, form, tmp_path / "out")
+
+
+def test_a_policy_goes_with_its_scores_and_its_recipe(run, tmp_path):
+    """The folder loads as it is; the card has what `report` says, and its head is YAML."""
+    name = export_policy(run, tmp_path / "out")
+
+    assert name == "tlm-dre"
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.model_type == "llama"
+    head, _, text = (tmp_path / "out" / "README.md").read_text().removeprefix("---\n").partition("---\n")
+    assert yaml.safe_load(head)["tags"] == ["perturn", "agent", "tlm-dre"]
+    assert "base_model" not in yaml.safe_load(head)  # it is a folder of ours
+    for row in summarize(run)["policies"]:
+        assert f"| {row['name']} | 2 | {row['mean_score']:.3f} " in text
+    assert "tiny-action on guess-number-1.0; split test, n = 2, panel" in text
+    assert (run / "recipe.yaml").read_text().strip() in text
+
+
+def test_any_trained_policy_can_be_had(run, tmp_path):
+    """By its name; another is refused with the nearest."""
+    assert export_policy(run, tmp_path / "sft", "sft") == "sft"
+    with pytest.raises(RunError, match="has no trained policy 'tlm-dpo'"):
+        export_policy(run, tmp_path / "other", "tlm-dpo")
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_hub_is_given_the_folder(tmp_path, monkeypatch):
+    """A repository is made if there is none, and the folder uploaded; its address comes back."""
+    calls = []
+
+    class Hub:
+        def create_repo(self, repo, **settings):
+            calls.append((repo, settings))
+            return f"https://huggingface.co/{repo}"
+
+        def upload_folder(self, **settings):
+            calls.append(settings)
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+
+    assert push(tmp_path, "me/policy", private=True) == "https://huggingface.co/me/policy"
+    assert calls == [
+        ("me/policy", {"private": True, "exist_ok": True}),
+        {"repo_id": "me/policy", "folder_path": str(tmp_path)},
+    ]
+
+
+def test_an_upload_that_fails_loses_nothing(tmp_path, monkeypatch):
+    """One line says why, and what uploads the folder that is there already."""
+
+    class Hub:
+        def create_repo(self, repo, **settings):
+            raise ConnectionError("Name or service not known\nand more")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+
+    with pytest.raises(RunError) as caught:
+        push(tmp_path, "me/policy", private=True)
+
+    assert "ConnectionError: Name or service not known; " in str(caught.value)
+    assert f"hf upload me/policy {tmp_path} --private" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_export_for_datasets_without_the_library_is_refused(tmp_path, monkeypatch):
+    """It comes with an extra, and the message names the extra."""
+    monkeypatch.setitem(sys.modules, "datasets", None)
+
+    with pytest.raises(ConfigError, match=r'needs datasets; run: pip install "perturn\[datasets\]"'):
+        export_rows(tmp_path, "datasets", tmp_path / "out")

@@ -1,0 +1,142 @@
+"""`perturn init`: a recipe that is read back as it was meant, short or with a comment at every setting."""
+
+import dataclasses
+import re
+import typing
+
+import pytest
+import yaml
+
+from perturn.config.parsing import build, parse
+from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.sections import Base, Reward, Sft
+from perturn.errors import ConfigError
+from perturn.losses import LOSSES
+from perturn.run.execute import check
+from perturn.run.recipe_template import copy_recipe, write_recipe
+
+GUESS = "own_environment:GuessNumber"
+
+
+@pytest.fixture
+def file(tmp_path, own_environment):
+    """Where a recipe is written to."""
+    return tmp_path / "first.yaml"
+
+
+def uncommented(text):
+    """The recipe with every commented default made a setting."""
+    return re.sub(r"^( *)#(\w)", r"\1\2", text, flags=re.MULTILINE)
+
+
+def test_it_is_read_back_as_a_recipe_that_checks_out(file, tiny_folder):
+    """Panels fit the environment: 8 tasks to teach and explore, which do not overlap, and 4 to evaluate."""
+    write_recipe(file, environment=GUESS, model=str(tiny_folder))
+
+    recipe = read_recipe(file, ["worlds.processes=0"])
+    check(recipe)
+    assert recipe.name == "first"
+    assert (recipe.sft.tasks.per_kind, recipe.explore.tasks.skip, recipe.explore.tasks.per_kind) == (4, 4, 4)
+    assert (recipe.evaluate.tasks.split, recipe.evaluate.tasks.per_kind) == ("test", 4)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("loss", [name for name, each in LOSSES.items() if each().traits.needs_rejected])
+def test_what_is_commented_out_is_the_default(file, loss, lora):
+    """With every # taken away it is the same recipe, but for sections that were None; so the comments do not lie."""
+    write_recipe(file, environment=GUESS, model="some/model", loss=loss, lora=lora, full=True)
+    recipe = read_recipe(file)
+
+    data = yaml.safe_load(uncommented(file.read_text()))
+    reward = data.pop("reward")  # which groups alone have
+    assert {**reward, "loss": {"name": "dpo"}} | {"lora": None, "tasks": None} == (
+        dataclasses.asdict(Reward())
+    )
+    assert build(LOSSES, reward["loss"], "") == build(LOSSES, {"name": "dpo"}, "")
+    every = parse(Recipe, data)
+
+    assert build(LOSSES, every.align.loss, "") == build(LOSSES, recipe.align.loss, "")
+    for part in ("sft", "align"):
+        ours, theirs = getattr(recipe, part), getattr(every, part)
+        assert (ours.lora is not None) is lora
+        same = {"loss": theirs.loss, "lora": theirs.lora, "tasks": theirs.tasks}
+        assert dataclasses.replace(ours, **same) == theirs
+    rest = {
+        name: getattr(every, name) for name in ("expert", "sft", "align", "engine", "environment", "evaluate")
+    }
+    assert dataclasses.replace(recipe, **rest) == every
+
+
+def settings(kind):
+    """Names of all settings of a class and of those inside it."""
+    hints = typing.get_type_hints(kind)
+    for name in (field.name for field in dataclasses.fields(kind)):
+        yield name
+        for part in (hints[name], *typing.get_args(hints[name])):
+            if dataclasses.is_dataclass(part) and name != "cluster":  # an address, which has no default
+                yield from settings(part)
+
+
+def test_every_setting_is_there(file):
+    """Active or commented out, but for what makes a model where there is none."""
+    write_recipe(file, environment=GUESS, model="some/model", full=True)
+
+    found = set(re.findall(r"^ *#?(\w+):", file.read_text(), re.MULTILINE))
+
+    missing = set(settings(Recipe)) - found
+    assert {"base"} <= missing <= {"base", *settings(Base)} - set(settings(Sft))
+
+
+def test_settings_given_as_words_replace_what_would_be_chosen(file):
+    """Also those of the environment, which decide how many tasks there are."""
+    words = ["seed=3", "align.loss.pivot=0.8", "environment.kinds=[find-plant, find-animal]"]
+
+    write_recipe(file, environment="scienceworld", model="smollm2-135m", overrides=words)
+
+    recipe = read_recipe(file)
+    assert (recipe.seed, recipe.align.loss) == (3, {"name": "tlm-dre", "pivot": 0.8})
+    assert recipe.environment == {"name": "scienceworld", "kinds": ["find-plant", "find-animal"]}
+    assert recipe.protocol.name == "scienceworld-eto"
+    assert recipe.sft.tasks.per_kind == recipe.evaluate.tasks.per_kind == 10
+
+
+def test_an_existing_file_is_left_as_it_is(file):
+    """Whatever it holds."""
+    file.write_text("mine")
+
+    with pytest.raises(ConfigError, match="exists and is left as it is"):
+        write_recipe(file, environment=GUESS, model="some/model")
+
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"loss": "sft"}, "unknown loss 'sft' for an alignment"),
+        ({"loss": "tlm-der"}, "Did you mean 'tlm-dre'?"),
+        ({"environment": "scienceworl"}, "Did you mean 'scienceworld'?"),
+        ({"overrides": ["sed=1"]}, "unknown key 'sed'. Did you mean 'seed'?"),
+    ],
+)
+def test_a_mistake_writes_nothing(file, change, says):
+    """One line, and no file."""
+    with pytest.raises(ConfigError) as caught:
+        write_recipe(file, **{"environment": GUESS, "model": "some/model"} | change)
+
+    assert says in str(caught.value)
+    assert not file.exists()
+
+
+def test_a_recipe_of_the_package_is_copied_as_it_is(tmp_path):
+    """Comments and all; nothing is overwritten."""
+    file = tmp_path / "mine.yaml"
+
+    copy_recipe(file, "demo-scienceworld")
+
+    assert file.read_text().startswith("# tlm-DRE on ScienceWorld with a 135M model.")
+    assert read_recipe(file).name == "demo-scienceworld"
+    with pytest.raises(ConfigError, match="exists and is left as it is"):
+        copy_recipe(file, "demo")
+    with pytest.raises(ConfigError, match="no recipe 'dem' comes with the package"):
+        copy_recipe(tmp_path / "other.yaml", "dem")

@@ -1,0 +1,34 @@
+"""Scores belong to the weights that were scored."""
+
+import json
+import shutil
+from pathlib import Path
+
+from perturn.study.cell_processes import do_cell
+from perturn.study.cell_results import is_done
+from perturn.study.cells import Plan
+from perturn.study.settings import read_study
+
+from .corridor import make_place
+
+
+def test_a_policy_with_other_weights_is_scored_again(tmp_path, tiny_folder, monkeypatch):
+    """The cell's run is removed, and made again with weights that hash to something else."""
+    make_place(tmp_path, tiny_folder)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cell = Plan(*read_study(Path("study.yaml"))).cell("perturn_corridor-Corridor", "sft", {}, 1)
+    do_cell(cell, {}, True)
+    assert is_done(cell, "test")
+    scored = cell.scored / "manifest.json"
+    before = scored.stat().st_mtime_ns
+    note = cell.scored / "scored.json"
+    note.write_text(json.dumps(dict.fromkeys(json.loads(note.read_text()), "other")))
+    shutil.rmtree(cell.folder)
+
+    do_cell(cell, {}, False)
+    assert not is_done(cell, "test")
+    do_cell(cell, {}, True)
+
+    assert is_done(cell, "test")
+    assert scored.stat().st_mtime_ns != before

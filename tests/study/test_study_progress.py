@@ -1,0 +1,109 @@
+"""Which cells are done when, and which point is chosen, seen with workers that only pretend."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from perturn.data.file_seals import read_manifest
+from perturn.study.cell_results import choose
+from perturn.study.cells import Plan
+from perturn.study.run_cells import Conductor
+from perturn.study.settings import read_study
+from perturn.study.study_display import seconds_left
+from perturn.study.study_files import Files, write_results
+from perturn.study.study_progress import Board
+from support.pretended import PretendedCrew, episode, states
+
+from .corridor import RECIPE, STUDY
+
+
+def test_the_point_with_the_best_mean_success_is_chosen():
+    """2 of 3 beats 1 of 2; points that were not finished are not among them."""
+    scores = [
+        ({"a": 1}, [episode(True), episode(False)]),
+        ({"a": 2}, [episode(True), episode(True), episode(False)]),
+    ]
+
+    assert choose(scores) == {"a": 2}
+
+
+def test_of_equal_points_the_first_is_chosen():
+    assert choose([({"a": 2}, [episode(True)]), ({"a": 1}, [episode(True)])]) == {"a": 2}
+
+
+def test_without_a_finished_point_there_is_none():
+    assert choose([]) is None
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Does the study with a crew; the board and the crew."""
+    (tmp_path / "corridor.yaml").write_text(RECIPE)
+    (tmp_path / "study.yaml").write_text(STUDY)
+
+    def do(*fails):
+        board = Board(Plan(*read_study(tmp_path / "study.yaml", [f"output={tmp_path}"])))
+        crew = PretendedCrew(fails)
+        conductor = Conductor(board, crew, Files(tmp_path / "whole"), lambda _: crew.begun.append([]))
+        crew.begun.append([])
+        conductor.run()
+        write_results(conductor.files, board)
+        return board, crew, conductor
+
+    return do
+
+
+def test_no_two_cells_that_would_make_the_same_are_at_work_together(study):
+    """All of seed 0 need its base's score first, and the aligned ones its SFT; the two seeds share nothing."""
+    board, crew, _ = study()
+
+    together = [[(cell.method, cell.seed) for cell in begun] for begun in crew.begun if begun]
+    assert together[0] == [("base", 0), ("base", 1), ("sft", 1)]
+    assert together[1] == [("sft", 0)]
+    assert together[2] == [("dpo", 0)]
+    assert together[3] == [("dpo", 0), ("tlm-dre", 0), ("tlm-dre", 0)]
+    assert set(states(board).values()) == {"done"}
+
+
+def test_the_chosen_point_alone_is_tested_and_on_every_seed(study):
+    board, _, _ = study()
+
+    assert board.chosen["perturn_corridor-Corridor", "dpo"] == {"align.learning_rate": 0.01}
+    tested = [key for key in states(board) if key[0] == "dpo" and key[-1] == "test"]
+    assert tested == [("dpo", 0.01, 0, "test"), ("dpo", 0.01, 1, "test")]
+    assert board.unknown == 0
+
+
+def test_a_point_that_fails_on_a_seed_is_not_chosen(study):
+    """The better one failed, so the other is; no other method is touched."""
+    board, _, _ = study("dpo align.learning_rate=0.01")
+
+    assert board.chosen["perturn_corridor-Corridor", "dpo"] == {"align.learning_rate": 0.001}
+    assert board.chosen["perturn_corridor-Corridor", "tlm-dre"] == {"align.learning_rate": 0.01}
+    assert states(board)["dpo", 0.01, 0, "tune"] == "failed"
+    assert states(board)["dpo", 0.001, 1, "test"] == "done"
+
+
+def test_a_method_without_a_point_has_failed_on_the_test_panel(study, tmp_path):
+    """A row for each seed says so."""
+    study("dpo align")
+
+    rows = json.loads((tmp_path / "whole" / "cells.json").read_text())
+    failed = [row for row in rows if row["method"] == "dpo" and row["panel"] == "test"]
+    assert [(row["seed"], row["state"], row["point"]) for row in failed] == [
+        (0, "failed", {}),
+        (1, "failed", {}),
+    ]
+    assert failed[0]["error"].startswith("no point of its sweep was finished")
+    assert {row["error"] for row in rows if row["method"] == "dpo" and row["panel"] == "tune"} == {"it broke"}
+
+
+def test_time_left_is_that_of_cells_like_those_done(study):
+    """Nothing is known before a cell is done, and nothing is left in the end."""
+    board, crew, conductor = study()
+
+    assert seconds_left(conductor) == 0
+    fresh = Conductor(Board(board.plan), crew, conductor.files)
+    assert seconds_left(fresh) is None
+    assert read_manifest(Path(next(board.plan.tuning()).folder))

@@ -1,0 +1,128 @@
+"""Watching a run of many iterations."""
+
+import dataclasses
+import json
+
+import pytest
+
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
+from perturn.data.run_folder import Run
+from perturn.watch import Watcher
+from support.watched import RECIPE, episode, shown
+
+ONLINE = {
+    "iterations": 60,
+    "explore": {"samples": 2, "sampling": {"temperature": 1.0}},
+    "align": {"loss": {"name": "ppo-clip"}},
+    "rows": {"name": "groups"},
+    "credit": {"name": "rloo"},
+}
+
+
+@pytest.fixture
+def online(tmp_path):
+    """A run that explores in its ninth of 60 iterations; success is 1 of 4 in the odd ones and 3 of 4 in the even."""
+    run = Run(parse(Recipe, RECIPE | ONLINE | {"output": str(tmp_path)}))
+    run.planned = [
+        "evaluate-base",
+        *(f"{name}-{i:03d}" for i in range(1, 61) for name in ("explore", "credit", "align")),
+    ]
+    for number in range(1, 9):
+        solved = 3 if number % 2 == 0 else 1
+        mark = f"-{number:03d}"
+        run.paths.trajectories(f"explore{mark}").write_text(
+            "".join(episode(f"t/{i // 2}", float(i < solved), sample=i % 2) for i in range(4))
+        )
+        with run.stage(f"explore{mark}") as counts:
+            counts |= {"episodes": 4, "success": solved, "failed": 0}
+        with run.stage(f"credit{mark}") as counts:
+            counts |= {"asked": 4, "trained": 2, "no_spread": 2, "failed": 0, "filtered": 0}
+            counts |= {"groups": 2, "alone": 0, "equal_outcomes": 1, "zero_credit": 1}
+        with run.stage(f"align{mark}"):
+            row = {
+                "step": 1,
+                "clip_share": 0.25,
+                "kl/turns": 0.125,
+                "entropy/chosen": 0.75,
+            }
+            run.paths.metrics(f"align{mark}").write_text(json.dumps(row) + "\n")
+    run.paths.trajectories("explore-009").write_text(episode("t/0", 1.0))
+    return run
+
+
+def test_a_run_of_many_iterations_shows_where_it_is(online):
+    """The iteration at work and its stages alone; bars of success; numbers of the last six; the ledger."""
+    with online.stage("explore-009"):
+        state = Watcher(online.folder).look()
+    text = shown(state)
+
+    assert (state.planned, len(state.iterations), len(state.stages)) == (60, 8, 181)
+    last = state.iterations[-1]
+    assert (last.number, last.success_rate, last.mean_score, last.entropy, last.kl, last.clip_share) == (
+        8, 0.75, 0.75, 0.75, 0.125, 0.25,
+    )  # fmt: skip
+    assert (last.asked, sum(last.bins.values()), last.without_spread) == (4, 4, (1, 2))
+    assert "iteration 9 of 60, about" in text
+    assert "success ▃▇▃▇▃▇▃▇ 75%, at first 25%" in text
+    assert "2 trained, 2 no spread" in text
+    assert [word for word in ("explore-009", "credit-009", "align-009") if word not in text] == []
+    assert [word for word in ("explore-008", "explore-010") if word in text] == []
+    assert len(text.splitlines()) <= 24
+
+
+def test_only_the_last_iterations_are_read(online):
+    """Of the others the manifest has what is shown: a run of gigabytes is watched too."""
+    online.paths.trajectories("explore-002").write_text("no trajectory\n")
+    iterations = Watcher(online.folder).look().iterations
+
+    assert [one.mean_score is None for one in iterations] == [True] * 2 + [False] * 6
+    assert [one.success_rate for one in iterations[:2]] == [0.25, 0.75]
+
+
+def test_an_iteration_that_still_explores_is_not_counted(online):
+    """The first episodes to end are the short ones, and its samples are not all there."""
+    for number in range(10):
+        with online.paths.trajectories("explore-009").open("a") as file:
+            file.writelines(episode(f"u/{number}", 1.0, sample=i) for i in (0, 1))
+    manifest = json.loads(online.paths.manifest.read_text())
+    for number in range(1, 9):
+        manifest["stages"].pop(f"credit-{number:03d}", None)
+    online.paths.manifest.write_text(json.dumps(manifest))
+    state = Watcher(online.folder).look()
+
+    assert state.iterations[-1].number == 8
+    assert state.alarms == []
+
+
+def test_entropy_is_compared_with_the_first_iteration(online):
+    """20 episodes at 0.5 nats in the first, 20 at 0.05 in the newest."""
+    for number, logprob in (("001", -0.5), ("009", -0.05)):
+        rows = "".join(episode(f"t/{i}", 1.0, logprob=logprob) for i in range(20))
+        online.paths.trajectories(f"explore-{number}").write_text(rows)
+
+    assert [alarm.rule for alarm in Watcher(online.folder).look().alarms] == ["entropy collapsed"]
+
+
+@pytest.mark.parametrize("counts", [{"episodes": "x", "success": [1]}, {"episodes": 4, "success": -900}, {}])
+def test_odd_counts_of_a_manifest_stop_nothing(online, counts):
+    """It may come from anywhere, and so may the recipe."""
+    manifest = json.loads(online.paths.manifest.read_text())
+    manifest["stages"]["explore-008"]["counts"] = counts
+    manifest["stages"]["credit-008"]["counts"] = {"zero_credit": 1, "asked": "x"}
+    online.paths.manifest.write_text(json.dumps(manifest))
+    recipe = online.paths.recipe.read_text().replace("iterations: 60", "iterations: .inf")
+    online.paths.recipe.write_text(recipe)
+
+    state = Watcher(online.folder).look()
+
+    assert state.planned == 1
+    assert shown(dataclasses.replace(state, planned=60))
+
+
+def test_bins_that_do_not_sum_are_told(online):
+    manifest = json.loads(online.paths.manifest.read_text())
+    manifest["stages"]["credit-008"]["counts"]["trained"] = 1
+    online.paths.manifest.write_text(json.dumps(manifest))
+
+    assert "1 trained, 2 no spread of 4" in shown(Watcher(online.folder).look())
