@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perturn import memory
+from perturn import free_memory
 from perturn.free_memory import release_memory, return_waste
 from perturn.policy.head import Head, token_logprobs
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="glibc's memory"
 def before():
     """What the process holds, when what earlier tests have freed is returned."""
     release_memory()
-    return memory._held()
+    return free_memory._held()
 
 
 def fragments(megabytes):
@@ -37,19 +37,19 @@ def mapped_files():
 def measured(monkeypatch):
     """Bytes in use and held, as a test sets them in GB; and how often memory was returned."""
     state = {"used": 0.0, "held": 0.0, "returned": 0}
-    monkeypatch.setattr(memory, "_used", lambda: int(state["used"] * 2**30))
-    monkeypatch.setattr(memory, "_held", lambda: int(state["held"] * 2**30))
-    monkeypatch.setattr(memory, "_trim", lambda: state.update(returned=state["returned"] + 1))
-    monkeypatch.setattr(memory, "_other", 2**29)
+    monkeypatch.setattr(free_memory, "_used", lambda: int(state["used"] * 2**30))
+    monkeypatch.setattr(free_memory, "_held", lambda: int(state["held"] * 2**30))
+    monkeypatch.setattr(free_memory, "_trim", lambda: state.update(returned=state["returned"] + 1))
+    monkeypatch.setattr(free_memory, "_other", 2**29)
     return state
 
 
 def test_held_and_used_memory_are_measured_in_bytes(before):
-    used = memory._used()
+    used = free_memory._used()
     block = torch.ones(64 * MEGABYTE)
 
-    assert block.nbytes * 0.9 < memory._held() - before < block.nbytes * 1.5
-    assert block.nbytes * 0.99 < memory._used() - used < block.nbytes * 1.1
+    assert block.nbytes * 0.9 < free_memory._held() - before < block.nbytes * 1.5
+    assert block.nbytes * 0.99 < free_memory._used() - used < block.nbytes * 1.1
 
 
 def test_memory_that_files_share_is_not_held(before, tmp_path):
@@ -64,7 +64,7 @@ def test_memory_that_files_share_is_not_held(before, tmp_path):
     assert mapped.sum() == 0
     if mapped_files() - files < 32 * MEGABYTE:
         pytest.skip("this system does not count pages of files apart")
-    assert memory._held() - before < 32 * MEGABYTE
+    assert free_memory._held() - before < 32 * MEGABYTE
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_nothing_happens_where_use_is_not_counted(measured):
 
 def test_returned_waste_is_back(before, monkeypatch):
     """200 MB of free fragments, where 100 MB are allowed; and a second call finds none."""
-    monkeypatch.setattr(memory, "_LEAST", 100 * MEGABYTE)
-    monkeypatch.setattr(memory, "_MOST", 100 * MEGABYTE)
+    monkeypatch.setattr(free_memory, "_LEAST", 100 * MEGABYTE)
+    monkeypatch.setattr(free_memory, "_MOST", 100 * MEGABYTE)
     kept = fragments(200)
-    grown = memory._held() - before
+    grown = free_memory._held() - before
     return_waste()
-    left = memory._held() - before
-    monkeypatch.setattr(memory, "_trim", lambda: pytest.fail("there is nothing to return"))
+    left = free_memory._held() - before
+    monkeypatch.setattr(free_memory, "_trim", lambda: pytest.fail("there is nothing to return"))
     return_waste()
 
     assert kept
@@ -105,12 +105,12 @@ def test_returned_waste_is_back(before, monkeypatch):
 
 def test_released_memory_is_back(before):
     kept = fragments(200)
-    grown = memory._held() - before
+    grown = free_memory._held() - before
     release_memory()
 
     assert kept
     assert grown > 150 * MEGABYTE
-    assert memory._held() - before < 50 * MEGABYTE
+    assert free_memory._held() - before < 50 * MEGABYTE
 
 
 def test_the_output_layer_asks_once_a_pass_where_most_is_held(monkeypatch):

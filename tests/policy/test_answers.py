@@ -11,7 +11,7 @@ from tokenizers import normalizers
 
 from perturn.chat.tokens import Renderer
 from perturn.errors import DataError, ModelError
-from perturn.policy import answers
+from perturn.quantities import answer
 from perturn.policy.packing import lay_out
 from perturn.quantities.answer import answer_logprobs, own_answer_logprobs
 from perturn.quantities.answer_turns import as_sequences, branches, branches_of, gold_answer
@@ -182,13 +182,13 @@ def test_a_template_that_lets_nobody_speak_twice_leaves_the_last_one_open(tokeni
 def test_after_the_last_turn_is_asked_where_that_is_read(renderer, tiny_model, monkeypatch):
     """Without it no token of the last turns is computed; the others are as they were."""
     asked_for = []
-    compute = answers.compute_logprobs
+    compute = answer.compute_logprobs
 
     def spy(model, sequences, token_budget):
         asked_for.append(sum(len(one.ids) for one in sequences))
         return compute(model, sequences, token_budget)
 
-    monkeypatch.setattr(answers, "compute_logprobs", spy)
+    monkeypatch.setattr(answer, "compute_logprobs", spy)
     (whole,), (found,) = (
         answer_logprobs(tiny_model, renderer, EPISODES[:1], FORM, after_last=last) for last in (True, False)
     )

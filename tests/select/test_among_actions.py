@@ -5,7 +5,7 @@ from math import nan
 from statistics import fmean
 
 import pytest
-from perturn.run.readings import open_reader
+from perturn.quantities.readers import open_reader
 from typer.testing import CliRunner
 
 from perturn.analysis.number_text import protocol_line
