@@ -2,8 +2,10 @@
 
 import json
 import re
+import runpy
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -61,7 +63,7 @@ def test_the_examples_of_the_page_are_those_of_the_folder():
     """And what else lies there is named in them."""
     files = {each.stem for each in (ROOT / "examples").glob("*.py")}
 
-    assert files == {*EXAMPLES, "openenv_server"}
+    assert files == {*EXAMPLES, "openenv_server", "online"}
     assert not list((ROOT / "docs/examples").glob("*_environment.py"))
 
 
@@ -99,3 +101,27 @@ def test_a_recipe_needs_no_protocol(at_root, tiny_folder, tmp_path, capsys):
     assert first.output.count("(docstring of Guess)") == 1
     assert "max_turns " not in first.output  # the recipe's own
     assert "docstring" not in again.output
+
+
+def _online(**sizes):
+    """Run the method of `examples/online.py`; return its trainer."""
+    module = SimpleNamespace(**runpy.run_path(str(ROOT / "examples/online.py")))
+    return module.main(**sizes)
+
+
+def test_the_online_method_trains(capsys):
+    """One iteration of two short games."""
+    trainer = _online(iterations=1, tasks=1, samples=2, held_out=1)
+
+    assert trainer.iteration == 1
+    assert "before" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_online_method_runs_as_it_stands(capsys):
+    """As a newcomer starts it."""
+    trainer = _online()
+
+    assert trainer.iteration == 3
+    assert "held-out games" in capsys.readouterr().out
+    assert len((ROOT / "examples/online.py").read_text().splitlines()) <= 60

@@ -2,28 +2,31 @@
 
 from typing import TYPE_CHECKING, Any
 
+from perturn.group import Group, groups_of
 from perturn.table import locate
 from perturn.types import Action, Observation, PreferencePair, Task, Trajectory, Turn
 
 if TYPE_CHECKING:
-    from perturn.api import Score, assign_credit, collect, evaluate, make_pairs, train, weigh
+    from perturn.api import Score, Trainer, collect, evaluate, make_rows, train, weigh
     from perturn.training.turn_config import TurnConfig
     from perturn.training.turn_trainer import TurnTrainer
 
 __all__ = [
     "Action",
+    "Group",
     "Observation",
     "PreferencePair",
     "Score",
     "Task",
+    "Trainer",
     "Trajectory",
     "Turn",
     "TurnConfig",
     "TurnTrainer",
-    "assign_credit",
     "collect",
     "evaluate",
-    "make_pairs",
+    "groups_of",
+    "make_rows",
     "train",
     "weigh",
 ]
@@ -33,7 +36,7 @@ __version__ = "0.1.0"
 _TORCH = {
     **{
         name: f"perturn.api:{name}"
-        for name in ("Score", "assign_credit", "collect", "evaluate", "make_pairs", "train", "weigh")
+        for name in ("Score", "Trainer", "collect", "evaluate", "make_rows", "train", "weigh")
     },
     "TurnConfig": "perturn.training.turn_config:TurnConfig",
     "TurnTrainer": "perturn.training.turn_trainer:TurnTrainer",

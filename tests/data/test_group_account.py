@@ -11,13 +11,13 @@ from perturn.data.group_account import (
     BINS,
     CreditRow,
     counts_of,
-    groups_of,
     has_equal_outcomes,
     ledger,
     read_credits,
     write_credits,
 )
 from perturn.errors import DataError
+from perturn.group import groups_of
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 
@@ -41,7 +41,19 @@ def bins(groups, weights, drop_equal_outcomes=False):
 def test_groups_are_made_by_task_whatever_the_order_of_the_episodes():
     one, two, other = episode("b", 0), episode("b", 1), episode("a", 0)
 
-    assert groups_of([two, other, one]) == [[other], [one, two]]
+    assert [list(group) for group in groups_of([two, other, one])] == [[other], [one, two]]
+    assert [group.places for group in groups_of([two, other, one])] == [(1,), (2, 0)]
+
+
+def test_a_group_is_of_one_task_and_one_policy():
+    """It is a sequence of its trajectories, with what they share and what they earned."""
+    one, failed, other = episode("a", 0, 1.0), episode("a", 1, 2.0, fails=True), episode("a", 0, 0.5)
+    branch = replace(episode("a", 2), origin=0)
+    first, second = groups_of([one, replace(other, policy="other"), failed, branch])
+
+    assert (first.task, first.policy, second.policy) == (one.task, one.policy, "other")
+    assert (first.rewards, second.rewards) == ((1.0, 0.0, 0.0), (0.5,))
+    assert (len(first), first[0], list(first[1:]), first.branches) == (3, one, [failed, branch], (branch,))
 
 
 def test_an_episode_that_failed_is_left_out_and_its_group_trains():

@@ -9,15 +9,16 @@ import torch
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
-from perturn import assign_credit, weigh
+from perturn import weigh
 from perturn.chat.model_names import load_tokenizer
 from perturn.cli import app
 from perturn.config.recipe import read_recipe
 from perturn.credit import CREDITS
 from perturn.data.file_seals import read_manifest
-from perturn.data.group_account import groups_of, read_credits
+from perturn.data.group_account import read_credits
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, DataError
+from perturn.group import groups_of
 from perturn.needs import AnswerClusters
 from perturn.policy.models import load_model
 from perturn.quantities import compute
@@ -28,6 +29,7 @@ from perturn.run.execute import check, open_run, run_stages
 from perturn.run.stages.answer_form import answer_form
 from perturn.training.credit_choice import make_credit
 from perturn.traits import EnvironmentTraits
+from support.weights import weights_of
 
 RECIPE = """
 name: asked
@@ -132,29 +134,29 @@ def test_the_clip_ranges_of_a2tgpo_go_from_the_gold_answer_to_the_loss(file, tin
 
 
 def test_in_python_the_form_of_an_answer_is_given(file, tiny_folder):
-    """`assign_credit` has no recipe to take it from; it gives what the stage gives."""
+    """`weigh` has no recipe to take it from; it gives what the stage gives."""
     run = open_run(file, [])
     run_stages(run, names={"explore"})
     episodes = list(read_trajectories(run.paths.trajectories("explore")))
     expected = expected_of(episodes, tiny_folder)
 
-    found = assign_credit(episodes, "igpo", model=str(tiny_folder), answer=FORM)
+    found = weights_of(episodes, "igpo", model=str(tiny_folder), answer=FORM)
     model, tokenizer = load_model(str(tiny_folder)), load_tokenizer(str(tiny_folder))
-    again = assign_credit(episodes, "igpo", model=model, tokenizer=tokenizer, answer=FORM)
+    again = weights_of(episodes, "igpo", model=model, tokenizer=tokenizer, answer=FORM)
 
     for one, weight, other in zip(episodes, found, again, strict=True):
         assert_close(weight, expected[one.key], atol=1e-6, rtol=0)
         assert torch.equal(weight, other)
     with pytest.raises(ConfigError, match="reads the policy that acted; give model="):
-        assign_credit(episodes, "igpo", answer=FORM)
+        weights_of(episodes, "igpo", answer=FORM)
     for form in (None, "finish"):
         with pytest.raises(
             ConfigError, match=r"give answer=, the text of a turn .* 'Action: finish\[{answer}\]'"
         ):
-            assign_credit(episodes, "igpo", model=str(tiny_folder), answer=form)
+            weights_of(episodes, "igpo", model=str(tiny_folder), answer=form)
     bare = [replace(one, task=replace(one.task, data={})) for one in episodes]
     with pytest.raises(DataError, match="has no gold answer"):
-        assign_credit(bare, "igpo", model=str(tiny_folder), answer=FORM)
+        weights_of(bare, "igpo", model=str(tiny_folder), answer=FORM)
 
 
 @pytest.mark.parametrize(("name", "reads"), [("igpo", False), ("a2tgpo", False), ("igpo-last", True)])
@@ -257,7 +259,7 @@ def test_with_the_gold_answer_alone_gains_are_those_of_igpo(answered, tiny_folde
     siop = {"name": "siop", "reference": "gold", "normalize": "mean"}
 
     found, expected = (
-        assign_credit(even, credit, model=str(tiny_folder), answer=FORM) for credit in (siop, igpo)
+        weights_of(even, credit, model=str(tiny_folder), answer=FORM) for credit in (siop, igpo)
     )
 
     for one, other in zip(found, expected, strict=True):

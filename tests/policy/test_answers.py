@@ -11,8 +11,8 @@ from tokenizers import normalizers
 
 from perturn.chat.tokens import Renderer
 from perturn.errors import DataError, ModelError
-from perturn.quantities import answer
 from perturn.policy.packing import lay_out
+from perturn.quantities import answer
 from perturn.quantities.answer import answer_logprobs, own_answer_logprobs
 from perturn.quantities.answer_turns import as_sequences, branches, branches_of, gold_answer
 from perturn.types import Action, Status, Task, Trajectory, Turn

@@ -17,7 +17,7 @@ from perturn.audit import audit, inspect_json
 from perturn.config.recipe import read_recipe
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
-from perturn.data.group_account import groups_of, read_credits
+from perturn.data.group_account import read_credits
 from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.run_paths import RunPaths
 from perturn.data.store import TrajectoryStore, read_pairs
@@ -26,6 +26,7 @@ from perturn.episodes.play_many import play
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EngineFailure, NotComeBack, RunError
 from perturn.explore.branches import Branches
+from perturn.group import groups_of
 from perturn.quantities.branch_returns import branch_values
 from perturn.report.credit_figures import compare_credits
 from perturn.report.group_view import credited

@@ -9,18 +9,19 @@ import torch
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
-import perturn
 from perturn.cli import app
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
 from perturn.credit.spa import Shares
-from perturn.data.group_account import groups_of, read_credits
+from perturn.data.group_account import read_credits
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
+from perturn.group import groups_of
 from perturn.quantities.contributions import contributions_of, explained_scores, scores_of
 from perturn.quantities.readers import open_reader
 from perturn.run.stages.credit_stage import credit_run
 from support.credited import EPISODES, KEPT
+from support.weights import weights_of
 
 from .online import GROUPS
 
@@ -79,12 +80,12 @@ def test_in_python_it_is_the_same(tiny_folder):
     """Of trajectories in memory, by the model's name."""
     shares = contributions_of(KEPT, SPA().returns, open_reader(str(tiny_folder)))
 
-    found = perturn.assign_credit(KEPT, "spa", model=str(tiny_folder))
+    found = weights_of(KEPT, "spa", model=str(tiny_folder))
 
     for one, expected in zip(found, SPA()(KEPT, contributions=shares), strict=True):
         assert_close(one, expected, atol=1e-12, rtol=0)
     with pytest.raises(ConfigError, match="credit SPA reads the policy that acted; give model="):
-        perturn.assign_credit(EPISODES, "spa")
+        weights_of(EPISODES, "spa")
 
 
 def test_the_policy_that_acted_may_be_gone(explored):

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from perturn.cli import app
 from perturn.config.recipe import read_recipe
 from perturn.credit import CREDITS
-from perturn.data.group_account import groups_of, read_credits
+from perturn.data.group_account import read_credits
 from perturn.data.run_folder import Run
 from perturn.errors import ConfigError, DataError, PerturnError, RunError
+from perturn.group import groups_of
 from perturn.needs import names_of
 from perturn.quantities.readers import open_reader
 from perturn.quantities.reference_logprobs import reference_of

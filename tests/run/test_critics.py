@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import perturn
 from perturn.config.stages import stages
 from perturn.credit import CREDITS, CreditTraits
 from perturn.data.group_account import read_credits
@@ -24,6 +23,7 @@ from perturn.run.stages.credit_stage import credit_run
 from perturn.run.stages.quantity_source import read_state
 from perturn.run.verify_run import verify
 from support.credited import EPISODES, KEPT
+from support.weights import weights_of
 
 from .online import GROUPS, recipe_of
 
@@ -168,7 +168,7 @@ def test_in_python_critics_begin_and_learn_from_what_is_given(tiny_folder):
     """Of trajectories in memory, by the model's name."""
     learned = critics_of(KEPT, ARCHER().needs[0], open_reader(str(tiny_folder)))
 
-    found = perturn.assign_credit(EPISODES, "archer", model=str(tiny_folder))
+    found = weights_of(EPISODES, "archer", model=str(tiny_folder))
 
     assert all(not one.any() for one, each in zip(found, EPISODES, strict=True) if each not in KEPT)
     found = [one for one, each in zip(found, EPISODES, strict=True) if each in KEPT]
@@ -176,7 +176,7 @@ def test_in_python_critics_begin_and_learn_from_what_is_given(tiny_folder):
         assert_close(one, expected, atol=1e-12, rtol=0)
     assert any(one.abs().max() > 1e-3 for one in found)
     with pytest.raises(ConfigError, match="credit ArCHer reads the policy that acted; give model="):
-        perturn.assign_credit(EPISODES, "archer")
+        weights_of(EPISODES, "archer")
 
 
 def test_the_order_of_episodes_changes_no_critique(tiny_model, tokenizer):
@@ -217,4 +217,4 @@ def test_a_credit_of_ones_own_says_how_its_critics_learn(place):
             return []
 
     with pytest.raises(ConfigError, match="needs 'critics' by its name alone, and Critics has"):
-        perturn.assign_credit(EPISODES, Own(), model="tiny")
+        weights_of(EPISODES, Own(), model="tiny")

@@ -1,5 +1,7 @@
 """The stages as functions: on objects, without a folder, equal to what a run does."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -11,6 +13,7 @@ from perturn.quantities.readers import open_reader
 from perturn.quantities.reference_logprobs import reference_of
 from perturn.types import EpisodeProtocol, Sampling
 from support.models import make_tiny_model
+from support.weights import weights_of
 
 OWN = "own_environment:GuessNumber"
 RULES = EpisodeProtocol("guess", format="action", system="Guess.", max_turns=3)
@@ -70,9 +73,10 @@ def test_an_expert_that_is_not_there_is_no_failed_episode(own_environment, monke
 
 def test_pairs_put_the_expert_first(experts, explored):
     """Each gap is 1, so all four are kept."""
-    pairs = perturn.make_pairs(experts, explored)
+    pairs = perturn.make_rows(explored, experts=experts)
 
-    assert [(pair.chosen.key, pair.rejected.key) for pair in pairs] == [(one.key, one.key) for one in experts]
+    keys = sorted(one.key for one in experts)
+    assert [(pair.chosen.key, pair.rejected.key) for pair in pairs] == [(key, key) for key in keys]
 
 
 def test_a_credit_without_a_model_is_the_credit(explored):
@@ -80,14 +84,14 @@ def test_a_credit_without_a_model_is_the_credit(explored):
     expected = [CREDITS["discount"](gamma=0.5)([one])[0] for one in explored]
 
     for credit in ({"name": "discount", "gamma": 0.5}, CREDITS["discount"](gamma=0.5)):
-        assert_close(perturn.assign_credit(explored, credit), expected, rtol=0, atol=0)
+        assert_close(weights_of(explored, credit, dtype=expected[0].dtype), expected, rtol=0, atol=0)
 
 
 def test_a_credit_that_reads_a_reference_weighs_as_training_does(
     experts, explored, tokenizer, tiny_model, tmp_path
 ):
     """The trainer's own rows of the same pairs hold the same numbers."""
-    pairs = perturn.make_pairs(experts, explored)
+    pairs = perturn.make_rows(explored, experts=experts)
     trainer = perturn.TurnTrainer(
         tiny_model,
         perturn.TurnConfig(
@@ -97,8 +101,12 @@ def test_a_credit_that_reads_a_reference_weighs_as_training_does(
         processing_class=tokenizer,
     )
 
-    weights = perturn.assign_credit(
-        [pair.rejected for pair in pairs], "confidence", model=tiny_model, tokenizer=tokenizer
+    weights = weights_of(
+        [pair.rejected for pair in pairs],
+        "confidence",
+        model=tiny_model,
+        tokenizer=tokenizer,
+        dtype=torch.float32,
     )
 
     assert_close(weights, [row.weight[1] for row in trainer.train_dataset.rows], rtol=0, atol=0)
@@ -107,14 +115,14 @@ def test_a_credit_that_reads_a_reference_weighs_as_training_does(
 def test_a_credit_that_reads_a_reference_asks_for_one(explored):
     """There is no default policy."""
     with pytest.raises(ConfigError, match="credit Confidence reads a reference policy; give model="):
-        perturn.assign_credit(explored)
+        weights_of(explored)
     with pytest.raises(
-        ConfigError, match=r"needs matches, which are computed of a run.s episodes; give `perturn"
+        ConfigError, match=r"needs tool-matches, which are computed of a run.s episodes; give `perturn"
     ):
-        perturn.assign_credit(explored, "matchtir")
+        weights_of(explored, "matchtir")
     for answer in (None, 5, "no mark"):
         with pytest.raises(ConfigError, match="give answer=, the text of a turn that gives one"):
-            perturn.assign_credit(explored, "igpo", model="unread", answer=answer)
+            weights_of(explored, "igpo", model="unread", answer=answer)
 
 
 def test_a_model_that_trains_is_asked_without_dropout(experts, tokenizer):
@@ -124,7 +132,7 @@ def test_a_model_that_trains_is_asked_without_dropout(experts, tokenizer):
     for layer in model.model.layers:
         layer.mlp.register_forward_hook(lambda module, _, out: torch.dropout(out, 0.5, module.training))
 
-    found = [perturn.assign_credit(experts, "confidence", model=model, tokenizer=tokenizer) for _ in range(2)]
+    found = [weights_of(experts, "confidence", model=model, tokenizer=tokenizer) for _ in range(2)]
     logprobs = [reference_of(experts, open_reader(model, tokenizer)) for _ in range(2)]
 
     assert_close(*found, rtol=0, atol=0)
@@ -203,11 +211,128 @@ def test_a_policy_that_is_none_is_refused(own_environment, policy, says):
 
 def test_the_public_names_are_shown():
     """And each is there."""
-    assert {"collect", "make_pairs", "assign_credit", "train", "evaluate", "TurnTrainer"} <= set(dir(perturn))
+    assert {"collect", "make_rows", "weigh", "Trainer", "Group", "train", "evaluate", "TurnTrainer"} <= set(
+        dir(perturn)
+    )
     assert all(hasattr(perturn, name) for name in dir(perturn))
 
 
 def test_a_credit_that_does_not_say_what_it_reads_is_refused(experts):
     """An object of a class without needs."""
-    with pytest.raises(ConfigError, match="credit 'object' must have needs, a set of the names"):
-        perturn.assign_credit(experts, object())
+    with pytest.raises(ConfigError, match="credit 'object' must have needs; write needs"):
+        weights_of(experts, object())
+
+
+def test_a_world_that_is_given_plays_one_episode_at_a_time_and_stays_open(own_environment):
+    """Whoever made it closes it."""
+    world = own_environment.GuessNumber()
+    closed = []
+    world.close = lambda: closed.append(True)
+
+    found = perturn.collect("expert", world, n=3, protocol=RULES)
+
+    assert [one.success for one in found] == [True] * 3
+    assert not closed
+
+
+def test_an_explorer_plays_its_branches(own_environment, tiny_model, tokenizer):
+    """An explored episode of three turns is resumed at two of them, once each, and pairs find these."""
+    settings = {"protocol": RULES, "sampling": SHORT, "tokenizer": tokenizer}
+    found = perturn.collect(
+        tiny_model, OWN, n=1, explore={"name": "branches", "every": 1, "branches": 1}, **settings
+    )
+    explored, branches = (
+        [one for one in found if (one.origin is None) == rollout] for rollout in (True, False)
+    )
+
+    assert len(explored) == 1
+    assert [one.taken_over for one in branches] == [1, 2]
+    assert perturn.make_rows(found, "branch-pairs") == []
+    with pytest.raises(ConfigError, match=r"reads episodes that resume others, .*'branches'"):
+        perturn.make_rows(explored, "branch-pairs")
+
+
+@pytest.mark.parametrize(
+    ("explore", "says"),
+    [
+        ({"name": "branches", "policy": "sft"}, "only a run has"),
+        ("wrong-branches", "distance, which only a run computes"),
+        ("expert-branches", "give experts="),
+        ({"name": "window", "samples": 2}, "explore has samples; give collect"),
+        ("branch", "did you mean|Did you mean"),
+    ],
+)
+def test_an_explorer_that_needs_a_run_is_rejected(own_environment, tiny_model, explore, says):
+    """Before anything is played."""
+    with pytest.raises(ConfigError, match=says):
+        perturn.collect(tiny_model, OWN, n=2, protocol=RULES, explore=explore)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ("expert-pairs", r"give experts=collect"),
+        ("corrections", "which only a run does"),
+        ("progress-pairs", "needs distance, which only a run computes"),
+        ("groups", "give credit="),
+        ("group-pair", "did you mean|Did you mean"),
+    ],
+)
+def test_rows_that_lack_something_are_rejected(explored, rows, says):
+    """With what to give."""
+    with pytest.raises(ConfigError, match=says):
+        perturn.make_rows(explored, rows)
+
+
+def test_groups_are_weighed_and_those_without_spread_are_left_out(experts):
+    """Two policies of one task are two groups, each of one; with equal policies they are compared."""
+    failures = [
+        replace(
+            one,
+            turns=tuple(replace(turn, reward=0.0) for turn in one.turns),
+            total_reward=0.0,
+            success=False,
+            sample=1,
+        )
+        for one in experts
+    ]
+    both, others = [*experts, *failures], [replace(one, policy="other") for one in failures]
+
+    rows = perturn.make_rows(both, "groups", credit="rloo")
+
+    assert perturn.make_rows([*experts, *others], "groups", credit="rloo") == []
+    assert len(rows) == len(both)
+    assert {row.weight[0] > 0 for row in rows if row.trajectory.success} == {True}
+
+
+def test_a_trainer_keeps_its_optimizer_between_iterations(experts, tokenizer):
+    """Two iterations of one step are two steps of one training; a fresh optimizer takes another second step."""
+    how = {"loss": "sft", "tokenizer": tokenizer, "learning_rate": 1e-3, "use_cpu": True, "weight_decay": 0.0}
+    kept, whole, fresh = make_tiny_model(), make_tiny_model(), make_tiny_model()
+    trainer = perturn.Trainer(kept, **how)
+    metrics = [trainer.train(experts) for _ in range(2)]
+    assert trainer.train([]) == {}
+    perturn.Trainer(whole, epochs=2, **how).train(experts)
+    for _ in range(2):
+        perturn.Trainer(fresh, **how).train(experts)
+
+    first, second, other = (model.state_dict()["lm_head.weight"] for model in (kept, whole, fresh))
+    assert trainer.model is kept
+    assert metrics[1]["loss"] < metrics[0]["loss"]
+    assert_close(first, second, rtol=0, atol=1e-6)
+    assert (first - other).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"minibatches": 0}, "minibatches must be >= 1"),
+        ({"reference": "average"}, "previous or start"),
+        ({"output_dir": "x"}, "save trainer.model"),
+        ({"learning_rat": 1}, "learning_rate"),
+    ],
+)
+def test_wrong_settings_of_a_trainer_are_rejected_at_once(settings, says):
+    """Before an episode is played."""
+    with pytest.raises(ConfigError, match=says):
+        perturn.Trainer(make_tiny_model(), **settings)

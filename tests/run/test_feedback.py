@@ -4,14 +4,15 @@ from math import isnan
 
 import pytest
 
-import perturn
 from perturn.credit import CREDITS
-from perturn.data.group_account import groups_of, read_credits
+from perturn.data.group_account import read_credits
 from perturn.errors import ConfigError
+from perturn.group import groups_of
 from perturn.quantities.feedback import feedback_of
 from perturn.quantities.readers import open_reader
 from perturn.run.stages.credit_stage import credit_run
 from support.credited import EPISODES, KEPT
+from support.weights import weights_of
 
 WORDS = ["credit.name=infopo", "credit.temperature=1.0", "credit.placeholder=Nothing."]
 
@@ -40,12 +41,12 @@ def test_in_python_it_is_the_same(explored, tiny_folder):
     rows = {row.key: row.weight for row in read_credits(explored / one["file"])}
 
     section = {"name": "infopo", "temperature": 1.0, "placeholder": "Nothing."}
-    found = perturn.assign_credit(EPISODES, section, model=str(tiny_folder))
+    found = weights_of(EPISODES, section, model=str(tiny_folder))
 
     for each, weight in zip(EPISODES, found, strict=True):
         assert rows[each.key] == pytest.approx(weight.tolist(), abs=1e-9)
     with pytest.raises(ConfigError, match="credit InfoPO reads the policy that acted; give model="):
-        perturn.assign_credit(EPISODES, "infopo")
+        weights_of(EPISODES, "infopo")
 
 
 OWN = """

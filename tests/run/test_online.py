@@ -18,11 +18,12 @@ from perturn.audit import inspect, model_of
 from perturn.config.row_maker_settings import Limit, RowInputs
 from perturn.config.stages import stages
 from perturn.credit import CREDITS
-from perturn.data.group_account import groups_of, read_credits, write_credits
+from perturn.data.group_account import read_credits, write_credits
 from perturn.data.run_folder import Run
 from perturn.data.run_paths import OPTIMIZER
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError
+from perturn.group import groups_of
 from perturn.rows.pairing import parting
 from perturn.run.execute import check, open_run, run_stages
 from perturn.run.export_run import export_policy

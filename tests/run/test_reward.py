@@ -16,9 +16,10 @@ from perturn.audit import inspect, model_of
 from perturn.cli import app
 from perturn.config.stages import stages
 from perturn.credit import CREDITS
-from perturn.data.group_account import counted, groups_of, read_credits
+from perturn.data.group_account import counted, read_credits
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import ConfigError
+from perturn.group import groups_of
 from perturn.quantities.readers import open_reader
 from perturn.quantities.reference_logprobs import reference_of
 from perturn.report import summarize, write_report
@@ -30,6 +31,7 @@ from perturn.study.stage_sharing import unsure_inputs
 from perturn.types import failed, score
 from perturn.watch import Watcher
 from support.credited import EPISODES
+from support.weights import weights_of
 
 from .kills import Forks
 from .online import GROUPS, recipe_of
@@ -322,16 +324,14 @@ def test_stored_episodes_of_a_policy_that_is_its_own_reference_are_refused(explo
 
 def test_in_python_both_policies_are_given(tiny_folder, tiny_model, tokenizer):
     """The same model twice leaves the outcome; without a reference there is nothing to compare with."""
-    found = perturn.assign_credit(
-        EPISODES, "oprl", model=tiny_model, tokenizer=tokenizer, reference=str(tiny_folder)
-    )
+    found = weights_of(EPISODES, "oprl", model=tiny_model, tokenizer=tokenizer, reference=str(tiny_folder))
 
     by_key = {one.key: weight for one, weight in zip(EPISODES, found, strict=True)}
     for group in groups_of(EPISODES):
         for one, expected in zip(group, CREDITS["grpo"]()(group), strict=True):
             assert by_key[one.key].shape == expected.shape
     with pytest.raises(ConfigError, match="compares a policy with its reference; give reference="):
-        perturn.assign_credit(EPISODES, "oprl", model=tiny_model, tokenizer=tokenizer)
+        weights_of(EPISODES, "oprl", model=tiny_model, tokenizer=tokenizer)
 
 
 def test_a_folder_that_a_credit_reads_is_a_users_file(place):

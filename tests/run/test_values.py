@@ -10,9 +10,10 @@ from torch.testing import assert_close
 
 from perturn.chat.model_names import load_tokenizer
 from perturn.credit import CREDITS
-from perturn.data.group_account import groups_of, read_credits
+from perturn.data.group_account import read_credits
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
+from perturn.group import groups_of
 from perturn.policy.models import load_model
 from perturn.policy.value_heads import explained_variance
 from perturn.quantities.readers import open_reader

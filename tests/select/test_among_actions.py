@@ -5,7 +5,6 @@ from math import nan
 from statistics import fmean
 
 import pytest
-from perturn.quantities.readers import open_reader
 from typer.testing import CliRunner
 
 from perturn.analysis.number_text import protocol_line
@@ -17,6 +16,7 @@ from perturn.engines.local.engine import LocalEngine
 from perturn.episodes.play_many import Job
 from perturn.errors import ConfigError, EngineFailure
 from perturn.policy.action_rewards import ImplicitReward
+from perturn.quantities.readers import open_reader
 from perturn.report import summarize, write_report
 from perturn.run.execute import check, open_run, run_stages
 from perturn.run.stages.selection import Selection

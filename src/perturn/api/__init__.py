@@ -5,6 +5,8 @@ versions, the report.
 """
 
 from perturn.api.episodes import Score, collect, evaluate
-from perturn.api.learn import assign_credit, make_pairs, train, weigh
+from perturn.api.learn import weigh
+from perturn.api.make_rows import make_rows
+from perturn.api.trainer import Trainer, train
 
-__all__ = ["Score", "assign_credit", "collect", "evaluate", "make_pairs", "train", "weigh"]
+__all__ = ["Score", "Trainer", "collect", "evaluate", "make_rows", "train", "weigh"]

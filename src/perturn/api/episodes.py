@@ -6,12 +6,13 @@ import logging
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from perturn.analysis.run_summary import compare, policy_row
+from perturn.api.explorer_rounds import make_explorer, play_rounds
 from perturn.chat.end_tokens import declared_ends
 from perturn.chat.model_names import load_tokenizer, resolve_model
 from perturn.chat.tokens import Renderer
@@ -21,14 +22,17 @@ from perturn.config.sections import ProtocolSettings, Section, Tasks, Worlds
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
 from perturn.envs.abilities import abilities_of
 from perturn.envs.load_environment import environment_maker
-from perturn.envs.user_environment import at_border
+from perturn.envs.user_environment import at_border, playable
 from perturn.envs.world_process import ProcessWorlds, runs_here
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import Job, play, play_alone
 from perturn.episodes.seeds import make_jobs
 from perturn.errors import ConfigError
+from perturn.explore import Explorer
+from perturn.explore.protocol import ExploreInputs
 from perturn.faults import closing_world
 from perturn.policy.models import context_length, load_policy, weights_digest
+from perturn.quantities.readers import Reader, open_reader
 from perturn.run.protocol_rules import rules_for
 from perturn.run.score_recipe import scored_panel, turn_tokens
 from perturn.run.session import make_protocol
@@ -36,14 +40,14 @@ from perturn.run.stages.collect_stage import shown
 from perturn.run.stages.evaluate_stage import stamp
 from perturn.run.task_lists import choose_tasks
 from perturn.stats import PairedComparison
-from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Task, Trajectory
+from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Task, Trajectory, unfinished
 
 _logger = logging.getLogger(__name__)
 
 Policy = Any
 """A Hub id, a folder, a transformers model, or an `Engine`; to `collect`, also "expert"."""
-World = str | Mapping[str, Any] | Callable[[], Environment]
-"""A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, or what makes a world."""
+World = Any
+"""A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or what else makes a world, or a world."""
 
 
 def collect(
@@ -60,12 +64,17 @@ def collect(
     engine: Section | None = None,
     concurrency: int = 16,
     seed: int = 0,
+    explore: str | Section | Explorer = "rollouts",
+    iteration: int = 1,
+    earlier: Sequence[Trajectory] = (),
+    experts: Sequence[Trajectory] = (),
 ) -> list[Trajectory]:
     """Play tasks; failed episodes are among the results.
 
     Args:
         policy: A Hub id, a folder, a transformers model, an `Engine`, or "expert": the environment's own.
-        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, or what makes a world.
+        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or what else makes a
+            world; or a world, which plays one episode at a time and stays open.
         split: Of the tasks.
         n: Tasks, chosen the same way each time; None: all.
         skip: Tasks to leave out first.
@@ -76,30 +85,55 @@ def collect(
         engine: Section `engine` that serves a Hub id or a folder; None: the local engine.
         concurrency: Episodes played at the same time.
         seed: Of the episodes.
+        explore: An explorer, the name of one, or a section `explore` with its own settings, such as
+            `{"name": "branches", "every": 2}`.
+        iteration: From 1; each has seeds of its own.
+        earlier: Episodes of the iteration before, for an explorer that goes on with the unfinished ones.
+        experts: The expert's episodes, for an explorer that resumes them.
 
     Returns:
-        Trajectories, in the order of the tasks.
+        Trajectories, in the order of the tasks; then those that resume them, each with the sample that it resumes in
+        `origin`.
 
     Raises:
         PerturnError: If a setting is wrong, or the environment or the model cannot be loaded.
     """
-    parse(ExploreSettings, {"samples": samples, "concurrency": concurrency})
-    make = _maker(environment)
+    explorer = make_explorer(explore, samples, concurrency)
+    make, concurrency = _maker(environment), _at_once(environment, concurrency)
     with closing_world(make()) as env:
         if policy == "expert" and "expert" not in abilities_of(env):
             raise ConfigError(f"{env.name} has no expert; give a model as policy.")
         tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
         rules = _rules(protocol, env, tasks[0])
-    jobs = make_jobs(tasks, seed, samples)
+    if explorer.traits.expert and not experts:
+        raise ConfigError("the explorer resumes an expert's episodes; give experts=collect('expert', ...).")
+    left = [one for one in earlier if unfinished(one)] if explorer.traits.resumes_earlier else []
+    inputs = ExploreInputs(seed, iteration, tasks, left)
+    jobs = explorer.jobs(inputs, 0)
     if policy == "expert":
+        if explorer.rounds or explorer.traits.resumes_earlier:
+            raise ConfigError("an expert's episodes are played whole and once; leave out explore=.")
         return _in_order(
             jobs, play_alone(jobs, partial(shown, protocol=rules), make, concurrency=concurrency)
         )
     how = sampling or Sampling(temperature=1.0, max_new_tokens=turn_tokens(rules.format))
-    with _serving(policy, rules, tokenizer, engine) as served:
-        return _in_order(
-            jobs, play(jobs, served, make, protocol=rules, sampling=how, concurrency=concurrency)
+    explorer = replace(explorer, sampling=how)
+    explorer.check(max(map(rules.limit, tasks)), len(tasks))
+    if explorer.traits.reads_policy and isinstance(policy, Engine):
+        raise ConfigError(
+            "the explorer reads the policy, which an Engine does not show; give a model as policy."
         )
+    open_policy = partial(_reader, policy, tokenizer)
+    with _serving(policy, rules, tokenizer, engine) as served:
+
+        def played(jobs: Sequence[Job]) -> list[Trajectory]:
+            return _in_order(
+                jobs, play(jobs, served, make, protocol=rules, sampling=how, concurrency=concurrency)
+            )
+
+        explored = played(jobs)
+        resumed = play_rounds(explorer, replace(inputs, explored=explored), experts, open_policy, played)
+        return [*explored, *resumed]
 
 
 @dataclass(frozen=True)
@@ -146,7 +180,8 @@ def evaluate(
 
     Args:
         policy: A Hub id, a folder, a transformers model, or an `Engine`.
-        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, or what makes a world.
+        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or what else makes a
+            world; or a world, which plays one episode at a time and stays open.
         split: Of the tasks; None: test, or what else the environment keeps for it.
         n: Tasks, each kind about as often as in the split; None: 50, or all if there are fewer.
         protocol: Rules, or the name of rules; None: what the environment declares, else defaults.
@@ -157,7 +192,7 @@ def evaluate(
         seed: Of the episodes.
     """
     parse(ExploreSettings, {"concurrency": concurrency})
-    make = _maker(environment)
+    make, concurrency = _maker(environment), _at_once(environment, concurrency)
     with closing_world(make()) as env:
         chosen = scored_panel(env, split, n)
         tasks = choose_tasks(env, chosen)
@@ -176,6 +211,9 @@ def evaluate(
 def _maker(environment: World) -> Callable[[], Environment]:
     """The maker of the worlds: named ones run in processes of their own, as in a run."""
     section = _section(environment)
+    if _is_world(environment):
+        world = at_border(environment, type(environment).__name__, keep=True)
+        return lambda: world
     if section is None and callable(environment):
         return lambda: at_border(environment(), getattr(environment, "__name__", "environment"))
     if section is None or "name" not in section:
@@ -185,6 +223,25 @@ def _maker(environment: World) -> Callable[[], Environment]:
         )
     limits = Worlds()
     return environment_maker(section) if runs_here(section, limits) else ProcessWorlds(section, limits)
+
+
+def _is_world(environment: World) -> bool:
+    """Whether something is a world rather than what makes one."""
+    return (
+        not isinstance(environment, type) and playable(environment, "reset") and playable(environment, "step")
+    )
+
+
+def _at_once(environment: World, concurrency: int) -> int:
+    """Episodes that are played at the same time: in a world that is given, one."""
+    return 1 if _is_world(environment) else concurrency
+
+
+def _reader(policy: Policy, tokenizer: Any) -> Reader:
+    """A policy opened for an explorer that reads it."""
+    if isinstance(policy, str | Path):
+        return open_reader(resolve_model(str(policy), _logger.info))
+    return open_reader(policy, tokenizer or tokenizer_of(policy))
 
 
 def _section(environment: World) -> Section | None:

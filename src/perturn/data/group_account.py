@@ -1,4 +1,4 @@
-"""Groups of trajectories, and the credit's account of every episode that was asked for."""
+"""The credit's account of every episode that was asked for."""
 
 from __future__ import annotations
 
@@ -82,14 +82,6 @@ def _check(row: CreditRow, where: str) -> None:
             f"{where}clip: expected a number > 0 for each of {len(row.weight)} weights, got {row.clip!r:.200}. Give "
             "the credit again."
         )
-
-
-def groups_of(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
-    """The trajectories of each task, tasks and samples in the order of their keys, whatever order they come in."""
-    groups: dict[str, list[Trajectory]] = {}
-    for trajectory in sorted(trajectories, key=lambda one: one.key):
-        groups.setdefault(trajectory.task.id, []).append(trajectory)
-    return list(groups.values())
 
 
 def counts(trajectory: Trajectory, failures: str = "leave_out") -> bool:

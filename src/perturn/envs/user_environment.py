@@ -140,18 +140,30 @@ def attribute(world: Any, name: str, default: Any = None) -> Any:
     return getattr(world, name, default)
 
 
-def at_border(made: Any, label: str) -> Environment:
+class KeptWorld(OwnWorld):
+    """A game that was handed in as an object, and that whoever made it closes."""
+
+    def close(self) -> None:
+        """Leave the game open."""
+
+
+def at_border(made: Any, label: str, *, keep: bool = False) -> Environment:
     """Return what a class or a factory of the user's made, as an `Environment`.
+
+    Args:
+        made: The game.
+        label: Its name where its class has none.
+        keep: Whether it stays open when the `Environment` is closed.
 
     Raises:
         ConfigError: If a method is missing, naming all of them.
     """
     world = awaited(made)
     if isinstance(world, OwnWorld):
-        return world
+        return KeptWorld(world.played, label) if keep else world
     if problems := lacking(world, label):
         raise ConfigError(" ".join(problems))
-    return OwnWorld(world, label)
+    return KeptWorld(world, label) if keep else OwnWorld(world, label)
 
 
 def lacking(world: Any, label: str) -> list[str]:

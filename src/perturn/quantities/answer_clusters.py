@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import log
 from typing import TYPE_CHECKING, ClassVar
@@ -13,6 +13,7 @@ from perturn.credit.siop import OwnAnswer
 from perturn.envs.hotpotqa.answer_scores import PUNCTUATION, normalize_answer
 from perturn.envs.load_environment import load_object
 from perturn.errors import ConfigError
+from perturn.group import groups_of
 from perturn.io.plain_data import told
 from perturn.needs import AnswerClusters, Need
 from perturn.quantities.answer import check_gold, own_answer_logprobs
@@ -53,13 +54,12 @@ def clusters_of(
             if one.turns and not failed(one):
                 clusters[i], texts[i] = 0, [gold_answer(one.task)]
         return clusters, texts
-    groups: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
-    for i, one in enumerate(episodes):
-        answer = final_answer(one, form)
-        if answer is not None:
-            groups[one.task.id, one.policy][i] = answer
-    for given in groups.values():
-        cluster, standing = _cluster(episodes[next(iter(given))].task, given, request.same, request.members)
+    for group in groups_of(episodes):
+        said = {i: final_answer(episodes[i], form) for i in sorted(group.places)}
+        given = {i: answer for i, answer in said.items() if answer is not None}
+        if not given:
+            continue
+        cluster, standing = _cluster(group.task, given, request.same, request.members)
         for i, answer in given.items():
             clusters[i], texts[i] = cluster[answer], standing[cluster[answer]]
     return clusters, texts

@@ -11,8 +11,9 @@ import numpy as np
 from scipy import stats
 
 from perturn.analysis.number_text import interval
-from perturn.data.group_account import CreditRow, counts_of, groups_of
+from perturn.data.group_account import CreditRow, counts_of
 from perturn.errors import DataError
+from perturn.group import groups_of
 from perturn.stats import Estimate, cluster_interval, rank_correlation, spearman
 from perturn.types import Trajectory
 

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from perturn.analysis.run_contents import RecordedRun
-from perturn.data.group_account import groups_of
+from perturn.group import groups_of
 from perturn.report.episode_view import by_turn
 from perturn.types import Trajectory, failed, score, succeeded, unfinished
 

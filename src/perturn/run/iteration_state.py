@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from pathlib import Path
 
 import torch
 
@@ -29,17 +30,33 @@ def go_on(args: TurnConfig, run: Run, stage: Stage, rows: int) -> None:
         args.seed = seed_of(recipe.seed, stage.section, stage.iteration)
     if stage.section != "align" or settings.minibatches is None:
         return
-    share = math.ceil(rows / settings.minibatches)
-    args.per_device_train_batch_size = math.ceil(share / world_size())
-    steps = math.ceil(settings.minibatches * settings.epochs)
-    args.schedule_steps = steps * recipe.iterations
+    before = run.paths.checkpoint(stage.start)
+    steps = continue_training(args, rows, settings.minibatches, settings.epochs, recipe.iterations, before)
     if steps <= settings.save_steps:  # the iteration is saved as a whole
         args.save_strategy = "no"
     args.save_steps = settings.save_steps
-    before = run.paths.checkpoint(stage.start)
-    # There is none before the first iteration that had something to train on.
-    if (before / OPTIMIZER[0]).is_file():
+
+
+def continue_training(
+    args: TurnConfig, rows: int, minibatches: int, epochs: float, iterations: int, before: Path | None
+) -> int:
+    """Set the trainer up for one of several iterations; return its optimizer steps, at most.
+
+    Args:
+        args: Settings of the iteration, which change.
+        rows: Rows of the iteration.
+        minibatches: Optimizer steps of an epoch.
+        epochs: Passes over the rows.
+        iterations: Iterations of the schedule.
+        before: Folder of the optimizer of the iteration before. It holds none before the first iteration that had
+            something to train on.
+    """
+    args.per_device_train_batch_size = math.ceil(math.ceil(rows / minibatches) / world_size())
+    steps = math.ceil(minibatches * epochs)
+    args.schedule_steps = steps * iterations
+    if before is not None and (before / OPTIMIZER[0]).is_file():
         args.optimizer_from = str(before)
+    return steps
 
 
 def stay(run: Run, stage: Stage) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -17,6 +16,7 @@ from perturn.data.group_account import counts
 from perturn.errors import ConfigError, DataError, PerturnError
 from perturn.formats.read_rows import Row, Tally, read_row
 from perturn.formats.trl_rows import ONLY_KTO, label_of
+from perturn.group import Group, groups_of
 from perturn.io.plain_data import told
 from perturn.needs import Distance, reads
 from perturn.policy.examples import Example
@@ -202,7 +202,7 @@ class Weighed(NamedTuple):
 
 def weigh_groups(
     trajectories: Sequence[Trajectory],
-    groups: Iterable[Sequence[int]],
+    groups: Iterable[Group],
     credit: Credit,
     needed: Needed,
     failures: str = "leave_out",
@@ -214,7 +214,7 @@ def weigh_groups(
 
     Args:
         trajectories: Episodes.
-        groups: Indices of the episodes of each group.
+        groups: Of the trajectories, as `perturn.group.groups_of` makes them.
         credit: What weighs; with the trait `across_tasks` its statistics run over several tasks.
         needed: What it needs, by keyword, one entry for each trajectory that counts.
         failures: One of `perturn.data.group_account.FAILURES`.
@@ -226,23 +226,23 @@ def weigh_groups(
         ConfigError: If the credit raises, or gives anything but one finite number a turn, > 0 if it is of a clip range;
             or if what it needs has not one entry for each trajectory that counts.
     """
+    compared: list[Sequence[int]] = [group.places for group in groups]
     if credit.traits.across_tasks:
-        groups = [[index for members in groups for index in members]]
+        compared = [[index for members in compared for index in members]]
     counting = [index for index, one in enumerate(trajectories) if counts(one, failures)]
     position = {index: number for number, index in enumerate(counting)}
     for name, values in needed.items():
         if len(values) != len(counting):
             raise ConfigError(
                 f"{name} must have one entry for each of the {len(counting)} trajectories that count in the statistics "
-                f"of their groups, got {len(values)}; those that FAILED have none (see "
-                "perturn.data.group_account.counted)."
+                f"of their groups, got {len(values)}; those that FAILED have none (see perturn.data.group_account.counted)."
             )
     found = {
         index: Weighed(torch.zeros(len(one.turns), dtype=torch.float64))
         for index, one in enumerate(trajectories)
         if index not in position
     }
-    for of_group in groups:
+    for of_group in compared:
         members = [index for index in of_group if index in position]
         if not members:
             continue
@@ -284,15 +284,15 @@ def weigh_rows(examples: Sequence[Example], rows: Sequence[Row], credit: Credit)
             f"{len(rows) - len(played)} of {len(rows)} rows have weights, and the others have none; the credit "
             f"{type(credit).__name__} compares whole groups, so give all rows weights, or none."
         )
-    groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for index, row in enumerate(played):
-        groups[row.policy][row.task.id].append(index)
+    groups: dict[str, list[Group]] = {}
+    for group in groups_of(played):
+        groups.setdefault(group.policy, []).append(group)
     needed: dict[str, Sequence[Any]] = {}
     if reads(credit.needs, Distance):
         needed[Distance.name] = [remaining_of(one) for one in played if counts(one)]
     found = list(examples)
     for of_policy in groups.values():
-        for index, weighed in weigh_groups(played, of_policy.values(), credit, needed).items():
+        for index, weighed in weigh_groups(played, of_policy, credit, needed).items():
             own = weighed.row(played[index])
             found[index] = with_weight(examples[index], own.weight, own.clip)
     return found

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 import perturn
 from perturn.errors import ConfigError, DataError
 from perturn.types import PreferencePair, Status, WeightedTrajectory
+from support.weights import weights_of
 
 from .episodes import weighted
 
@@ -76,8 +77,8 @@ def test_a_row_after_one_that_is_left_out_keeps_its_number(train, broken):
 @pytest.mark.parametrize("credit", ["rloo", "grpo", "gigpo", "uniform"])
 def test_weigh_leaves_them_out(broken, credit):
     """Weights of 0 for what FAILED, and of the others as without it."""
-    found = perturn.assign_credit(broken, credit)
-    alone = perturn.assign_credit(kept(broken), credit)
+    found = weights_of(broken, credit)
+    alone = weights_of(kept(broken), credit)
 
     assert_close([*found[:2], *found[3:]], alone)
     assert found[2].tolist() == [0.0] * 3
@@ -86,17 +87,17 @@ def test_weigh_leaves_them_out(broken, credit):
 
 def test_weigh_counts_them_with_score_0_on_request(broken):
     """Scores 0, 1, 0: the second is 1 above the others; what FAILED has no weight of its own."""
-    found = perturn.assign_credit(broken, "rloo", failed="zero")
+    found = weights_of(broken, "rloo", failed="zero")
 
     assert [one.tolist() for one in found[:3]] == [[-0.5], [1.0, 1.0], [0.0] * 3]
     with pytest.raises(ConfigError, match="failed must be one of leave_out, zero, got 'drop'"):
-        perturn.assign_credit(broken, "rloo", failed="drop")
+        weights_of(broken, "rloo", failed="drop")
 
 
 def test_a_credit_that_reads_a_reference_is_given_the_others_alone(broken, tiny_model, tokenizer):
     """One entry for each that counts, in order."""
-    found = perturn.assign_credit(broken, "confidence", model=tiny_model, tokenizer=tokenizer)
-    alone = perturn.assign_credit(kept(broken), "confidence", model=tiny_model, tokenizer=tokenizer)
+    found = weights_of(broken, "confidence", model=tiny_model, tokenizer=tokenizer)
+    alone = weights_of(kept(broken), "confidence", model=tiny_model, tokenizer=tokenizer)
 
     assert_close([*found[:2], *found[3:]], alone)
     assert found[2].tolist() == [0.0] * 3

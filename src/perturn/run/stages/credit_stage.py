@@ -12,11 +12,12 @@ from perturn.config.recipe import Recipe
 from perturn.config.stages import Stage, stages
 from perturn.credit import Credit
 from perturn.data.file_seals import read_manifest, refuse_damage
-from perturn.data.group_account import CreditRow, counted, groups_of, ledger, read_credits, write_credits
+from perturn.data.group_account import CreditRow, counted, ledger, read_credits, write_credits
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import RunPaths, begun
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
+from perturn.group import groups_of
 from perturn.quantities import Computed, Planned, carried_by, compute, figures_of, given, policies_of, wanted
 from perturn.quantities.protocol import State
 from perturn.report.credit_figures import compare_credits, credit_summary
@@ -59,11 +60,11 @@ def credit_groups(
             are not.
     """
     _refuse_unfinished(trajectories, credit)
-    position = {one.key: index for index, one in enumerate(trajectories)}
     groups = groups_of(trajectories)
-    order = [[position[one.key] for one in group] for group in groups]
-    weighed = weigh_groups(trajectories, order, credit, needed or {}, failures)
-    rows = [[weighed[index].row(trajectories[index]) for index in members] for members in order]
+    weighed = weigh_groups(trajectories, groups, credit, needed or {}, failures)
+    rows = [
+        [weighed[place].row(one) for place, one in zip(group.places, group, strict=True)] for group in groups
+    ]
     weights, clips = (
         [[getattr(row, name) for row in of_group] for of_group in rows] for name in ("weight", "clip")
     )

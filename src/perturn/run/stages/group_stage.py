@@ -10,10 +10,11 @@ from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import Made
 from perturn.config.stages import Stage, mark, traits_of
 from perturn.credit import Credit
-from perturn.data.group_account import CreditRow, counted, counts_of, groups_of, read_credits, write_credits
+from perturn.data.group_account import CreditRow, counted, counts_of, read_credits, write_credits
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.display.progress_bars import mention
+from perturn.group import groups_of
 from perturn.quantities import carried_by, compute, figures_of, given
 from perturn.quantities.protocol import State
 from perturn.run.session import Session

@@ -1,0 +1,199 @@
+"""Training without a run: of models and rows that are objects."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import Any, Literal
+
+from transformers.trainer_callback import PrinterCallback
+
+from perturn.episodes.seeds import seed_of
+from perturn.errors import ConfigError
+from perturn.run.iteration_state import continue_training
+from perturn.training.turn_config import TurnConfig
+from perturn.training.turn_trainer import TurnTrainer
+
+
+def train(
+    model: Any,
+    rows: Iterable[Any],
+    *,
+    loss: str | dict[str, Any] = "tlm-dre",
+    credit: str | dict[str, Any] | None = None,
+    tokenizer: Any = None,
+    ref_model: Any = None,
+    peft_config: Any = None,
+    **settings: Any,
+) -> Any:
+    """Train a policy, in place if it is a model already; `TurnTrainer` is the same with all of a Trainer's ways.
+
+    Args:
+        model: A name, or a transformers model.
+        rows: Pairs or trajectories, ours or TRL's.
+        loss: Name of a loss, or a section `loss`.
+        credit: Name of a credit, or a section `credit`; None: that of the loss's paper.
+        tokenizer: None: the model's own.
+        ref_model: The reference; None: the model as it is now.
+        peft_config: Train these adapters instead of all weights.
+        settings: Further settings of `TurnConfig`. Nothing is saved without `output_dir`.
+
+    Returns:
+        The trained model, in evaluation mode.
+    """
+    with ExitStack() as ended:
+        if "output_dir" not in settings:
+            settings = _unsaved(ended.enter_context(TemporaryDirectory(prefix="perturn-"))) | settings
+        trainer = TurnTrainer(
+            model,
+            TurnConfig(loss=loss, credit=credit, **settings),
+            train_dataset=rows,
+            processing_class=tokenizer,
+            ref_model=ref_model,
+            peft_config=peft_config,
+        )
+        trainer.train()
+    assert trainer.model is not None
+    return trainer.model.eval()
+
+
+def _unsaved(folder: str) -> dict[str, Any]:
+    """Settings of a training that saves nothing."""
+    return {"output_dir": folder, "save_strategy": "no", "report_to": "none"}
+
+
+class Trainer:
+    """Trains a policy in iterations, on new rows in each, as the iterations of a run with `align.minibatches`.
+
+    The model, the state of its optimizer and the schedule of its learning rate go on from one iteration to the next.
+
+    ```python
+    trainer = perturn.Trainer(model, loss="ppo-clip", credit="rloo", learning_rate=1e-5)
+    for iteration in range(1, 11):
+        episodes = perturn.collect(trainer.model, MyWorld, samples=4, iteration=iteration)
+        print(trainer.train(perturn.weigh(episodes, "rloo")))
+    ```
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        loss: str | dict[str, Any] = "tlm-dre",
+        credit: str | dict[str, Any] | None = None,
+        tokenizer: Any = None,
+        ref_model: Any = None,
+        reference: Literal["previous", "start"] = "previous",
+        minibatches: int = 1,
+        epochs: int = 1,
+        iterations: int | None = None,
+        seed: int = 0,
+        peft_config: Any = None,
+        **settings: Any,
+    ) -> None:
+        """Check the settings; nothing is trained yet.
+
+        Args:
+            model: A name, or a transformers model, which is trained in place.
+            loss: Name of a loss, or a section `loss`.
+            credit: Name of a credit, or a section `credit`, for rows without weights; None: that of the loss's paper.
+            tokenizer: None: the model's own.
+            ref_model: The reference of all iterations; None: as `reference` says.
+            reference: The policy that an iteration begins with (previous), or that the first one began with (start).
+            minibatches: Optimizer steps of an epoch, at most.
+            epochs: Passes over the rows of an iteration.
+            iterations: Iterations of the schedule of the learning rate; None: the learning rate stays as it is.
+            seed: Of the order of rows and of new adapters; each iteration has its own order.
+            peft_config: Train these adapters instead of all weights.
+            settings: Further settings of `TurnConfig`.
+
+        Raises:
+            ConfigError: If a setting is wrong.
+        """
+        for name, number in (
+            ("minibatches", minibatches),
+            ("epochs", epochs),
+            ("iterations", iterations or 1),
+        ):
+            if number < 1:
+                raise ConfigError(f"{name} must be >= 1, got {number}.")
+        if reference not in ("previous", "start"):
+            raise ConfigError(f"reference must be previous or start, got {reference!r}.")
+        if taken := {"num_train_epochs", "per_device_train_batch_size", "output_dir"} & settings.keys():
+            raise ConfigError(
+                f"Trainer has no {', '.join(sorted(taken))}; give minibatches= and epochs=, and save trainer.model."
+            )
+        self.model, self.tokenizer, self.iteration = model, tokenizer, 0
+        self._folder = mkdtemp(prefix="perturn-")
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._state: Path | None = None
+        self._reference, self._adapters, self._seed = ref_model, peft_config, seed
+        if ref_model is None and reference == "start":
+            self._reference = model if isinstance(model, str | Path) else copy.deepcopy(model).eval()
+        self._minibatches, self._epochs, self._iterations = minibatches, epochs, iterations
+        steady = {} if iterations else {"lr_scheduler_type": "constant"}
+        quiet = {"logging_steps": 1, "disable_tqdm": True}
+        self._settings = {
+            "loss": loss,
+            "credit": credit,
+            **_unsaved(self._folder),
+            **steady,
+            **quiet,
+            **settings,
+        }
+        self._config()
+
+    def _config(self) -> TurnConfig:
+        """Settings of the iteration."""
+        seed = self._seed if self.iteration <= 1 else seed_of(self._seed, "align", self.iteration)
+        return TurnConfig(num_train_epochs=self._epochs, seed=seed, **self._settings)
+
+    def train(self, rows: Iterable[Any]) -> dict[str, float]:
+        """Train on the rows of an iteration; without rows the policy stays as it is.
+
+        Args:
+            rows: Pairs or trajectories, as `weigh` and `make_rows` return them.
+
+        Returns:
+            Means of the metrics over the optimizer steps, such as `loss`; empty without rows.
+        """
+        rows = list(rows)
+        self.iteration += 1
+        if not rows:
+            return {}
+        args = self._config()
+        continue_training(
+            args, len(rows), self._minibatches, self._epochs, self._iterations or 1, self._state
+        )
+        trainer = TurnTrainer(
+            self.model,
+            args,
+            train_dataset=rows,
+            processing_class=self.tokenizer,
+            ref_model=self._reference,
+            peft_config=self._adapters,
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+        assert trainer.model is not None
+        self.model, self.tokenizer, self._adapters = trainer.model.eval(), trainer.renderer.tokenizer, None
+        self._state = Path(self._folder) / "state"
+        self._state.mkdir(exist_ok=True)
+        trainer._save_optimizer_and_scheduler(str(self._state))
+        return _means(trainer.state.log_history)
+
+
+def _means(entries: Iterable[dict[str, float]]) -> dict[str, float]:
+    """Means of the metrics over the optimizer steps, without what is said of the whole training."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for entry in entries:
+        if "loss" in entry:
+            for name, number in entry.items():
+                found[name].append(number)
+    return {name: sum(each) / len(each) for name, each in found.items() if name not in ("epoch", "step")}

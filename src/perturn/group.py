@@ -1,0 +1,64 @@
+"""Group: the trajectories of one task and one policy, which a credit compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from perturn.types import Task, Trajectory, score
+
+
+@dataclass(frozen=True)
+class Group(Sequence[Trajectory]):
+    """The trajectories of one task and one policy, in the order of their samples; `groups_of` makes it."""
+
+    trajectories: tuple[Trajectory, ...]
+    """At least one."""
+    places: tuple[int, ...]
+    """Index of each in the list that was grouped [trajectories]."""
+
+    @property
+    def task(self) -> Task:
+        """Their task."""
+        return self.trajectories[0].task
+
+    @property
+    def policy(self) -> str:
+        """Identity of the policy that acted."""
+        return self.trajectories[0].policy
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Total reward of each, 0 where it FAILED, in units of reward [trajectories]."""
+        return tuple(map(score, self.trajectories))
+
+    @property
+    def branches(self) -> tuple[Trajectory, ...]:
+        """Those that resume another episode at one of its turns."""
+        return tuple(one for one in self.trajectories if one.origin is not None)
+
+    @overload
+    def __getitem__(self, index: int) -> Trajectory: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Trajectory, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Trajectory | tuple[Trajectory, ...]:
+        """Return one trajectory, or several."""
+        return self.trajectories[index]
+
+    def __len__(self) -> int:
+        """Return the number of trajectories."""
+        return len(self.trajectories)
+
+
+def groups_of(trajectories: Iterable[Trajectory]) -> list[Group]:
+    """Return the groups, tasks and samples in the order of their keys, whatever order the trajectories come in."""
+    found: dict[tuple[str, str], list[tuple[int, Trajectory]]] = {}
+    for place, one in sorted(enumerate(trajectories), key=lambda each: each[1].key):
+        found.setdefault((one.task.id, one.policy), []).append((place, one))
+    return [
+        Group(tuple(one for _, one in members), tuple(place for place, _ in members))
+        for members in found.values()
+    ]
