@@ -15,7 +15,7 @@ class Group(Sequence[Trajectory]):
 
     trajectories: tuple[Trajectory, ...]
     """At least one."""
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     """Index of each in the list that was grouped [trajectories]."""
 
     @property
@@ -56,9 +56,9 @@ class Group(Sequence[Trajectory]):
 def groups_of(trajectories: Iterable[Trajectory]) -> list[Group]:
     """Return the groups, tasks and samples in the order of their keys, whatever order the trajectories come in."""
     found: dict[tuple[str, str], list[tuple[int, Trajectory]]] = {}
-    for place, one in sorted(enumerate(trajectories), key=lambda each: each[1].key):
-        found.setdefault((one.task.id, one.policy), []).append((place, one))
+    for index, one in sorted(enumerate(trajectories), key=lambda each: each[1].key):
+        found.setdefault((one.task.id, one.policy), []).append((index, one))
     return [
-        Group(tuple(one for _, one in members), tuple(place for place, _ in members))
+        Group(tuple(one for _, one in members), tuple(index for index, _ in members))
         for members in found.values()
     ]

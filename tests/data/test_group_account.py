@@ -42,7 +42,7 @@ def test_groups_are_made_by_task_whatever_the_order_of_the_episodes():
     one, two, other = episode("b", 0), episode("b", 1), episode("a", 0)
 
     assert [list(group) for group in groups_of([two, other, one])] == [[other], [one, two]]
-    assert [group.places for group in groups_of([two, other, one])] == [(1,), (2, 0)]
+    assert [group.indices for group in groups_of([two, other, one])] == [(1,), (2, 0)]
 
 
 def test_a_group_is_of_one_task_and_one_policy():

@@ -170,9 +170,7 @@ def test_yaml_blocks_are_parts_of_a_recipe(page, block):
     shown = yaml.safe_load(block)
     recipe = parse(Recipe, merged(demo, shown))
 
-    taken = json.loads(json.dumps(dataclasses.asdict(recipe)))
-    for key in shown.keys() & {"rows", "explore"}:  # the class of the section stands for its name
-        (shown[key] or {}).pop("name", None)
+    taken = json.loads(json.dumps(to_mapping(recipe)))
     assert merged(taken, shown) == taken
     assert engine_settings(recipe)
 

@@ -144,7 +144,7 @@ def _trained(
     """The members of groups that are trained, with their weights, as a run accounts for them."""
     weighed = weigh(made.rows, credit, failed=traits.failed, **weighing)
     groups = groups_of(made.rows)
-    rows = [[weighed[place] for place in group.places] for group in groups]
+    rows = [[weighed[index] for index in group.indices] for group in groups]
     credited = ledger(
         groups,
         [[row.weight for row in each] for each in rows],

@@ -55,7 +55,7 @@ def clusters_of(
                 clusters[i], texts[i] = 0, [gold_answer(one.task)]
         return clusters, texts
     for group in groups_of(episodes):
-        said = {i: final_answer(episodes[i], form) for i in sorted(group.places)}
+        said = {i: final_answer(episodes[i], form) for i in sorted(group.indices)}
         given = {i: answer for i, answer in said.items() if answer is not None}
         if not given:
             continue

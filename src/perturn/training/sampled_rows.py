@@ -226,7 +226,7 @@ def weigh_groups(
         ConfigError: If the credit raises, or gives anything but one finite number a turn, > 0 if it is of a clip range;
             or if what it needs has not one entry for each trajectory that counts.
     """
-    compared: list[Sequence[int]] = [group.places for group in groups]
+    compared: list[Sequence[int]] = [group.indices for group in groups]
     if credit.traits.across_tasks:
         compared = [[index for members in compared for index in members]]
     counting = [index for index, one in enumerate(trajectories) if counts(one, failures)]
@@ -235,7 +235,8 @@ def weigh_groups(
         if len(values) != len(counting):
             raise ConfigError(
                 f"{name} must have one entry for each of the {len(counting)} trajectories that count in the statistics "
-                f"of their groups, got {len(values)}; those that FAILED have none (see perturn.data.group_account.counted)."
+                f"of their groups, got {len(values)}; those that FAILED have none (see "
+                "perturn.data.group_account.counted)."
             )
     found = {
         index: Weighed(torch.zeros(len(one.turns), dtype=torch.float64))

@@ -63,7 +63,7 @@ def credit_groups(
     groups = groups_of(trajectories)
     weighed = weigh_groups(trajectories, groups, credit, needed or {}, failures)
     rows = [
-        [weighed[place].row(one) for place, one in zip(group.places, group, strict=True)] for group in groups
+        [weighed[index].row(one) for index, one in zip(group.indices, group, strict=True)] for group in groups
     ]
     weights, clips = (
         [[getattr(row, name) for row in of_group] for of_group in rows] for name in ("weight", "clip")
