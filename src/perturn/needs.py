@@ -30,7 +30,7 @@ class Need:
 
 
 Needs = tuple[str | Need, ...]
-"""What an entry needs: names and requests, at most one for each quantity."""
+"""Needs of an entry: names and requests, at most one for each quantity."""
 
 SENSES = ("shortest", "searching")
 """How far an episode is from a success, for one who knows all of the world or for one who has to search."""
@@ -98,12 +98,12 @@ class Values(Need):
 
     name: ClassVar[str] = "values"
     targets: Targets
-    """What V is fitted to."""
+    """Targets that V is fitted to."""
 
 
 @dataclass(frozen=True)
 class Contributions(Need):
-    """What each turn added to the score of its episode, by heads on hidden states.
+    """Contribution of each turn to the score of its episode, by heads on hidden states.
 
     Given as `contributions`, in units of reward, a `perturn.credit.spa.Shares` a trajectory.
     """
@@ -223,4 +223,4 @@ class SuccessChance(Need):
 
     name: ClassVar[str] = "success-chance"
     others: str = "tasks"
-    """What a head learns from: episodes of other tasks (tasks), or any other episodes (episodes)."""
+    """Episodes that a head learns from: those of other tasks (tasks), or any others (episodes)."""

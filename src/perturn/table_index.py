@@ -85,7 +85,7 @@ def _method(entry: Any, read: Callable[[Any], dict[str, str]]) -> Method:
 
 
 def _reads_of_credit(credit: Any) -> dict[str, str]:
-    """What a credit reads, and what that costs."""
+    """Return the inputs of a credit, each with its cost."""
     found = {
         name: one.traits.cost for name, (one, _) in locate("perturn.quantities:wanted")(credit.needs).items()
     }
@@ -97,7 +97,7 @@ def _reads_of_credit(credit: Any) -> dict[str, str]:
 
 
 def _reads_of_quantity(quantity: Any) -> dict[str, str]:
-    """What a quantity reads, and what it costs."""
+    """Return the inputs of a quantity, each with its cost."""
     traits = quantity.traits
     read = [f"policy {role}" for role in sorted(traits.policies)]
     read += ["environment"] * traits.reads_world + ["branches"] * traits.reads_branches
@@ -105,7 +105,7 @@ def _reads_of_quantity(quantity: Any) -> dict[str, str]:
 
 
 def _reads_of_loss(loss: Any) -> dict[str, str]:
-    """What a loss reads, and what that costs."""
+    """Return the inputs of a loss, each with its cost."""
     found = {named: cost for claim, (named, cost) in _NEEDS.items() if getattr(loss.traits, claim)}
     return found | {each if isinstance(each, str) else each.name: "" for each in loss.traits.reads}
 

@@ -47,7 +47,7 @@ def spelled(source):
     ids=lambda file: str(file.relative_to(SOURCE)),
 )
 def test_a_module_asks_where_things_lie(file):
-    """Docstrings may say it; but if a name changes, `data/paths.py` alone does."""
+    """Docstrings may say it; but if a name changes, `data/run_paths.py` alone does."""
     assert list(spelled(file.read_text(encoding="utf-8"))) == []
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import perturn
 from perturn.cli import app
 from perturn.cli._base import EXIT_CODES
-from perturn.config.parsing import parse
+from perturn.config.parsing import parse, to_mapping
 from perturn.config.recipe import Recipe, read_recipe
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.named_protocols import PROTOCOLS

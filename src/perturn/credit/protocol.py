@@ -12,7 +12,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class CreditTraits:
-    """What a credit is and takes, beyond one number per turn."""
+    """Properties of a credit, and the episodes that it takes."""
 
     needs_group: bool = False
     """It compares the trajectories of a group, so that one by itself gets nothing."""
@@ -59,7 +59,7 @@ class Credit(Protocol):
 
     @property
     def traits(self) -> CreditTraits:
-        """What it is and takes; a property where it depends on the settings."""
+        """Its properties, and the episodes that it takes; a property where they depend on the settings."""
 
     def __init__(self, **settings: Any) -> None:
         """Take the settings by name."""

@@ -81,11 +81,11 @@ class RunPaths:
         return {str(found[1]): file for file, found in names.items() if found and (found[2] or "") == mark}
 
     def carried(self, quantity: str, mark: str = "") -> Path:
-        """What a quantity that an iteration computed leaves for the next one."""
+        """State that a quantity of an iteration leaves for the next one."""
         return self.folder / "credits" / f"{quantity.rpartition(':')[2]}{mark}.safetensors"
 
     def all_carried(self, mark: str) -> list[Path]:
-        """What the quantities of an iteration left for the next one, as far as it is there."""
+        """States that the quantities of an iteration left for the next one, as far as they are there."""
         return sorted((self.folder / "credits").glob(f"*{mark}.safetensors"))
 
     def checkpoint(self, policy: str) -> Path:

@@ -80,7 +80,7 @@ def explained_scores(found: Sequence[Shares], scores: Sequence[float]) -> float 
 
 
 class TurnContributions(Quantity):
-    """What each turn added to the score of its episode: `turn_contributions`.
+    """Contribution of each turn to the score of its episode: `turn_contributions`.
 
     Given as `contributions`, in units of reward, a `perturn.credit.spa.Shares` a trajectory: `own [turns]` by a head
     that has learned from other episodes and knows the action of the turn, and `by(head) [turns]` by another's head.

@@ -134,7 +134,7 @@ class ProgressLogprobs(Quantity):
 
 
 def _own_reference(planned: Planned) -> str:
-    """What to name where a policy would be compared with itself."""
+    """Return the remedy where a policy would be compared with itself."""
     recipe, reference = planned.recipe, next(iter(planned.references.values()), policy_of(planned.recipe, 0))
     if not planned.stored:
         return (

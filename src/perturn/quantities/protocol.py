@@ -1,4 +1,4 @@
-"""What a quantity is: one thing computed about episodes, what that costs and reads, its checks and its exact value."""
+"""Interface of a quantity: one thing computed about episodes, its cost, its checks and its exact value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from perturn.quantities.readers import Reader
 
 State = Mapping[str, "Tensor"]
-"""What a quantity has learned, as tensors by name."""
+"""State that a quantity has learned, as tensors by name."""
 
 ACTED = "acted"
 """The policy that played the episodes, or the one that stands for it."""
@@ -36,7 +36,7 @@ REWARD = "reward"
 
 @dataclass(frozen=True)
 class QuantityTraits:
-    """What a quantity costs and reads; each entry of `QUANTITIES` has one."""
+    """Cost and inputs of a quantity; each entry of `QUANTITIES` has them."""
 
     cost: str
     """Work beside playing and training, in words."""
@@ -55,7 +55,7 @@ class QuantityTraits:
     carries: bool = False
     """Whether what it learns in an iteration is kept for the next one: `Computed.state`."""
     note: str = ""
-    """What to know of a credit that was measured on small processes with its exact value."""
+    """Note on a credit that was measured on small processes with its exact value."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Computed:
     entries: Sequence[Any]
     """One for each episode."""
     state: State | None = None
-    """What it has learned for the next iteration; None: nothing."""
+    """State that it has learned for the next iteration; None: nothing."""
     counts: Mapping[str, float | None] = field(default_factory=dict)
     """Figures on how good the entries are, by name; None: not defined."""
 
@@ -90,10 +90,10 @@ class Planned:
 
 
 class Source:
-    """What quantities are computed from. A subclass provides what it has; the rest is rejected."""
+    """Source that quantities are computed from. A subclass provides what it has; the rest is rejected."""
 
     states: Mapping[str, State] = {}
-    """What quantities have learned in the iteration before, by the name of the quantity."""
+    """States that quantities have learned in the iteration before, by the name of the quantity."""
     iteration: int = 1
     """From 1."""
 

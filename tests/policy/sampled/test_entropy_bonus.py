@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from tests.conftest import make_tiny_model
 from torch.testing import assert_close
 
 from guest_losses import EntropyBonus, Margin
@@ -12,6 +11,7 @@ from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy import chunked_head
 from perturn.policy.logprobs import logprobs_and_entropy, logprobs_and_inputs
 from perturn.policy.packing import both_sides, collate, lay_out
+from support.models import make_tiny_model
 
 from ..training import assert_same_training, turn_by_turn
 from .episodes import history, weighted, weights

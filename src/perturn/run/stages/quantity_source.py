@@ -1,4 +1,4 @@
-"""What quantities are computed from in a run: its policies, its world, its branches."""
+"""Source of quantities in a run: its policies, its world, its branches."""
 
 from __future__ import annotations
 
