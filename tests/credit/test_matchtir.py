@@ -259,7 +259,7 @@ def test_the_meter_says_that_no_tool_is_called():
     """And over the others, undiscounted, it is exact on rewards that depend on nothing later."""
     found = summary("matchtir", CREDITS["matchtir"](baseline="others", lam=1.0))
 
-    assert found["needs"] == ["matches"]
+    assert found["needs"] == ["tool-matches"]
     assert found["unbiased"]
     assert not found["claims_unbiased"]
 

@@ -8,6 +8,7 @@ the session. Tests marked `slow` have no budget.
 import contextlib
 import importlib._bootstrap as bootstrap
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_REFERENCE = 0.03
+"""CPU seconds of the work of `slowness` on the machine that budgets are set on."""
 _TIMES = slice(
     11, 15
 )  # of the fields after a process's name in /proc/PID/stat: its own times, and its ended children's
@@ -93,11 +96,22 @@ _charge = _Charge()
 uncharged = _charge.uncharged
 
 
+def slowness() -> float:
+    """Return how many times longer this machine takes for some work than the one that budgets are set on; at least 1."""
+
+    def once() -> float:
+        begun = time.process_time()
+        sum(number * number % 7 for number in range(300_000))
+        return time.process_time() - begun
+
+    return max(1.0, min(once() for _ in range(3)) / _REFERENCE)
+
+
 class _Meter:
     """Measures each test, and fails the tests that use more than their budget."""
 
     def __init__(self, limit: float) -> None:
-        self._limit = limit
+        self._limit = limit * slowness()
         self._begun = 0.0
         self._find_and_load = bootstrap._find_and_load  # type: ignore[attr-defined]
         bootstrap._find_and_load = self._import  # type: ignore[attr-defined]

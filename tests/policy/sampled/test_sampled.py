@@ -295,7 +295,7 @@ def test_an_action_without_its_log_probabilities_is_refused_before_work(train, g
         (
             {"credit": "matchtir"},
             ConfigError,
-            "credit MatchTIR needs matches, which training does not compute; give rows with weights",
+            "credit MatchTIR needs tool_matches, which training does not compute; give rows with weights",
         ),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else None,
