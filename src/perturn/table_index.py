@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perturn.table import locate
+from perturn.types import EpisodeProtocol
 
 TABLES = {
     "losses": "perturn.losses:LOSSES",
@@ -32,7 +33,7 @@ LISTED = {
     "quantities": "What is computed of episodes for an entry that needs it.",
     "explorers": "How the episodes of an iteration are gathered: explore.name.",
     "rows": "How episodes become rows of training data: rows.name.",
-    "selectors": "Which of several episodes or actions an evaluation takes: evaluate.select.name.",
+    "selectors": "What an evaluation selects by: evaluate.select.name.",
     "environments": "Where tasks are played: environment.name.",
     "engines": "What answers the prompts: engine.name.",
     "protocols": "Rules of an episode: protocol.name.",
@@ -121,6 +122,9 @@ _NEEDS = {
 
 
 def _first_line(entry: Any) -> str:
-    own = getattr(entry, "says", None) or getattr(entry, "system", "")
-    text = inspect.getdoc(entry) if isinstance(entry, type) else str(own)
-    return next(iter((text or "").splitlines()), "")
+    """Return the first line on an entry: of its docstring, of a protocol's system text, or what a template says."""
+    if isinstance(entry, type):
+        text = inspect.getdoc(entry) or ""
+    else:
+        text = entry.system if isinstance(entry, EpisodeProtocol) else entry.says
+    return next(iter(text.splitlines()), "")

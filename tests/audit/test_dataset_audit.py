@@ -232,7 +232,10 @@ def test_pairs_of_another_kind_are_not_counted_as_pairs_with_an_expert(run):
     """Expert episodes are there for SFT, but the best of a group is chosen."""
     recipe = run.folder / "recipe.yaml"
     recipe.write_text(
-        recipe.read_text().replace("name: expert-pairs", "name: group-pairs").replace("  max_extra_turns: null\n", "  per_group: 1\n").replace("samples: 1", "samples: 2")
+        recipe.read_text()
+        .replace("name: expert-pairs", "name: group-pairs")
+        .replace("  max_extra_turns: null\n", "  per_group: 1\n")
+        .replace("samples: 1", "samples: 2")
     )
 
     assert "pairing" not in audit(run.folder, model_of(run.folder, None))

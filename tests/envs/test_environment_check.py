@@ -183,7 +183,7 @@ def test_lines_are_of_the_code_of_the_user():
     assert "'size'. Remedy: " in problem
 
     (problem, *_) = check_environment(broken(step=raising))
-    assert "of test_check.py)" in problem
+    assert "of test_environment_check.py)" in problem
 
 
 def test_one_fault_is_told_once():

@@ -264,7 +264,7 @@ def test_nothing_is_no_rows(tmp_path, text):
     file.write_text(text)
 
     assert list(read_rows(file)) == []
-    with pytest.raises(DataError, match="rows holds no row; give rows with pairs"):
+    with pytest.raises(DataError, match="rows holds no row; give rows with chosen and rejected"):
         list(rows_of(file, PreferencePair))
 
 

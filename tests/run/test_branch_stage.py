@@ -53,7 +53,7 @@ SPO = [
 ]
 PAV = [*SPO, "credit.name=pav", "credit.alpha=0.5", "explore.policy=sft"]
 PAV_CREDIT = CREDITS["pav"](alpha=0.5)
-STEPS = ["rows.name=step-pairs", "rows.per_group=1"]
+STEPS = ["rows.name=step-pairs"]
 PAIRS = [
     "rows.name=branch-pairs",
     "explore.name=branches",
@@ -622,7 +622,7 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
             ["explore.name=branches"],
             "explore.name=branches provides branches, regular-branches, which rows.name=group-pairs reads not",
         ),
-        ([*STEPS, "rows.path=own.jsonl"], "rows.name=step-pairs makes none"),
+        ([*STEPS, "rows.path=own.jsonl"], "unknown key 'rows.path'. path is a setting of rows.name=file"),
         (
             [*STEPS, "explore.name=branches"],
             "rows.name=step-pairs needs expert-branches, and explore.name=branches provides .*do: expert-branches",
@@ -632,12 +632,12 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
             "explore.name=expert-branches provides expert-branches, which rows.name=group-pairs reads not",
         ),
         ([*SPO, "explore.name=expert-branches"], "credit spo needs branches, .* provides expert-branches"),
-        (["rows.name=step-pairs", "rows.per_group=2"], r"per_group is read with .*not with step"),
+        (["rows.name=step-pairs", "rows.per_group=2"], "per_group is a setting of rows.name=group-pairs or branch"),
         (
             [*STEPS, "explore.name=expert-branches", "explore.sampling.temperature=0"],
             "at temperature 0 all branches from a turn are alike",
         ),
-        (["rows.name=branch-pairs", "rows.path=own.jsonl"], "rows.name=branch-pairs makes none"),
+        (["rows.name=branch-pairs", "rows.path=own.jsonl"], "path is a setting of rows.name=file"),
         (["rows.name=branch-pairs", "explore.name=branches", "explore.every=0"], "every"),
         (
             ["rows.name=branch-pairs", "explore.name=branches", "explore.every=3"],
@@ -663,7 +663,7 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
         ([*GREEDY, "explore.policy=sft", "iterations=2"], "set explore.branches=1, or explore.sampling.temp"),
         (
             ["rows.name=branch-pairs", "rows.max_extra_turns=2"],
-            r"max_extra_turns is read with .*not with branch",
+            "max_extra_turns is a setting of rows.name=expert-pairs",
         ),
         (
             [*SPO, "credit.name=portool", "explore.policy=sft"],

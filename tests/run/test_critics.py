@@ -152,7 +152,7 @@ def test_critics_begin_once_there_is_something_to_learn_from(online, monkeypatch
             next(one for one in stages(run.recipe) if one.name == f"credit-00{n}") for n in (1, 2)
         )
         with pytest.raises(RunError, match=r"critics-001\.safetensors, .* is not there"):
-            group_stage._critics_before(run, ARCHER(), second)
+            group_stage._states_before(run, ["critics"], second)
         file = run.paths.trajectories("explore-001")
         empty = [replace(one, turns=()) for one in read_trajectories(file)]
         file.unlink()

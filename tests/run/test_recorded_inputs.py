@@ -173,7 +173,7 @@ def test_a_change_that_keeps_size_and_time_is_seen(beside):
     os.unlink("pairs.jsonl")
     os.symlink("second.jsonl", "pairs.jsonl")
 
-    with pytest.raises(RunError, match=r"pair\.file: pairs\.jsonl changed since"):
+    with pytest.raises(RunError, match=r"rows\.path: pairs\.jsonl changed since"):
         open_run(folder)
 
 
@@ -235,7 +235,7 @@ def test_from_another_directory_relative_paths_are_looked_for_where_they_were(
     with pytest.raises(RunError, match=f"run the command from where 'base' is a path to {beside / 'base'}"):
         open_run(begun)
     edited(beside / "pairs.jsonl")
-    with pytest.raises(RunError, match=r"pair\.file: pairs\.jsonl changed since"):
+    with pytest.raises(RunError, match=r"rows\.path: pairs\.jsonl changed since"):
         open_run(folder)
 
 

@@ -57,7 +57,7 @@ class Undeclared(Familiar):
 WORDS = [
     *(
         "sft=null",
-        "pair=null",
+        "rows=null",
         "align=null",
         "evaluate.tasks.per_kind=4",
         "evaluate.sampling.temperature=1.0",

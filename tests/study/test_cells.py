@@ -85,7 +85,7 @@ def test_the_tuning_panel_is_played_on_its_seeds_alone(plan):
     assert (scoring.evaluate.tasks.split, scoring.evaluate.tasks.n) == ("test", 5)
     assert scoring.evaluate.sampling.max_new_tokens == 7
     assert scoring.model.name == "runs/x/checkpoints/dpo"
-    assert (scoring.sft, scoring.align, scoring.explore, scoring.pair) == (None, None, None, None)
+    assert (scoring.sft, scoring.align, scoring.explore, scoring.rows) == (None, None, None, None)
 
 
 def test_every_method_with_the_section_tries_every_combination(plan):
@@ -114,7 +114,11 @@ def test_a_method_may_sweep_other_settings_as_often(plan):
         (["methods.dmpo={sweep: {}}"], "methods.dmpo tries 1 points and others 2"),
         (["methods.dmpo={sweep: [1]}"], "must have a list of values for each key"),
         (
-            ["sweep={}", "methods.dpo.sweep={align.beta: [1, 2]}", "methods.tlm-dre.sweep={pair.b: [1]}"],
+            [
+                "sweep={}",
+                "methods.dpo.sweep={align.beta: [1, 2]}",
+                "methods.tlm-dre.sweep={rows.threshold: [1]}",
+            ],
             "tries 1 points and",
         ),
         (["tune=null"], "sweep needs a panel to choose on"),

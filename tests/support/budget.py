@@ -97,7 +97,7 @@ uncharged = _charge.uncharged
 
 
 def slowness() -> float:
-    """Return how many times longer this machine takes for some work than the one that budgets are set on; at least 1."""
+    """Return how many times longer some work takes here than on the machine that budgets are set on; at least 1."""
 
     def once() -> float:
         begun = time.process_time()

@@ -247,7 +247,7 @@ def _read_by(section: Section | None, key: str, kind: str, begun: bool) -> Itera
             raise
         console.print(f"what {name} reads is not recorded: {error}", markup=False, soft_wrap=True)
         return
-    reads = traits_of(entry).reads if kind == "environments" else getattr(entry, "reads", None)
+    reads = traits_of(entry).reads if kind == "environments" else None
     if reads is not None:
         settings = {each: value for each, value in section.items() if each != "name"}
         yield key, gather(None, _all_files(_paths_of(reads, settings, name)))
