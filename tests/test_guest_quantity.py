@@ -52,7 +52,7 @@ explore:
   tasks: {split: train, n: 2}
   samples: 4
   sampling: {temperature: 1.0, max_new_tokens: 4}
-groups: {}
+rows: {name: groups}
 credit: {name: guest-entropy-rloo, unit: bits}
 align: {loss: {name: ppo-clip}, learning_rate: 1.0e-3}
 """

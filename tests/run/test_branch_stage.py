@@ -632,7 +632,10 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
             "explore.name=expert-branches provides expert-branches, which rows.name=group-pairs reads not",
         ),
         ([*SPO, "explore.name=expert-branches"], "credit spo needs branches, .* provides expert-branches"),
-        (["rows.name=step-pairs", "rows.per_group=2"], "per_group is a setting of rows.name=group-pairs or branch"),
+        (
+            ["rows.name=step-pairs", "rows.per_group=2"],
+            "per_group is a setting of rows.name=group-pairs or branch",
+        ),
         (
             [*STEPS, "explore.name=expert-branches", "explore.sampling.temperature=0"],
             "at temperature 0 all branches from a turn are alike",

@@ -127,14 +127,14 @@ def test_a_world_whose_expert_cannot_take_over_is_refused(own_environment):
     recipe = make_recipe(environment={"name": "own_environment:GuessNumber"})
 
     with pytest.raises(
-        ConfigError, match=r"rows\.name=corrections: environment \S+ has no expert who takes over"
+        ConfigError, match=r"rows\.name=corrections needs an expert who takes over .* has no method correct"
     ):
         check_corrector(recipe, own_environment.GuessNumber())
     check_corrector(make_recipe(rows={"name": "expert-pairs"}), own_environment.GuessNumber())
     for way, refused in (("oec", True), ("rft", False)):
         recipe = make_recipe(rows={"name": way}, align={"loss": {"name": "sft"}})
         with (
-            pytest.raises(ConfigError, match=r"rows\.name=oec: .* or another row maker")
+            pytest.raises(ConfigError, match=r"rows\.name=oec needs .* or take another row maker")
             if refused
             else nullcontext()
         ):

@@ -18,6 +18,7 @@ from perturn.errors import ConfigError
 from perturn.explore.entropy_branches import EntropyBranches, uncertain_turns
 from perturn.explore.mixed_branches import MixedBranches, mixed_turns
 from perturn.explore.protocol import ExploreInputs
+from perturn.quantities import Computed
 from perturn.quantities.success_chance import Chances, Prospects, folds_of, prospects, told
 from perturn.run.execute import check
 from perturn.run.stages import explorer_quantities
@@ -173,8 +174,11 @@ def test_what_is_not_played_on_still_teaches_the_predictor(tmp_path, monkeypatch
             return [own for _ in episodes]
         return [Chances(own, i, {f: own for f in range(6) if f != i}) for i in range(len(episodes))]
 
-    monkeypatch.setattr(explorer_quantities, "open_policy", lambda *_: None)
-    monkeypatch.setattr(explorer_quantities, "chances_of" if kind is MixedBranches else "_entropies", told)
+    name = "success-chance" if kind is MixedBranches else "entropy"
+    monkeypatch.setattr(explorer_quantities, "RunSource", lambda *_: None)
+    monkeypatch.setattr(
+        explorer_quantities, "compute", lambda needs, episodes, *_: {name: Computed(told(episodes))}
+    )
     paths = RunPaths(tmp_path)
     paths.trajectories("branch").parent.mkdir()
     paths.trajectories("branch").touch()

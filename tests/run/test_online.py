@@ -255,8 +255,11 @@ def test_what_has_no_spread_and_does_not_fit_takes_no_part_in_kl(place, monkeypa
         (["align.loss={name: ppo-clip}"], "align.loss.name must be a loss on pairs .*, got 'ppo-clip'"),
         (["explore.per_iteration=17"], "explore.per_iteration must be at most the 16 tasks"),
         (["align.lora={}"], "align.lora: adapters are merged"),
-        ([*GROUPS, "explore.sampling.temperature=0.4"], "must have temperature 1 and top_p 1 with groups"),
-        ([*GROUPS, "explore.sampling.top_p=0.9"], "must have temperature 1 and top_p 1 with groups"),
+        (
+            [*GROUPS, "explore.sampling.temperature=0.4"],
+            "explore.sampling must have temperature 1 and top_p 1",
+        ),
+        ([*GROUPS, "explore.sampling.top_p=0.9"], "explore.sampling must have temperature 1 and top_p 1"),
         (
             [*GROUPS, "align.minibatches=13"],
             "align.minibatches must be at most the 12 episodes of an iteration",

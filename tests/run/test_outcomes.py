@@ -209,4 +209,4 @@ def test_a_study_scores_a_policy_that_was_told_with_what_it_was_told():
     scored = {name: plan.cell("e", name, {}, 0).scoring_recipe("m") for name in study.methods}
 
     assert {name: one.protocol.suffix for name, one in scored.items()} == {"nat": "Well.", "rft": None}
-    assert all(one.outcomes is None for one in scored.values())
+    assert all(one.rows is None for one in scored.values())

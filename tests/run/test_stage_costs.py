@@ -84,11 +84,12 @@ def test_memory_of_training_grows_with_what_is_trained():
     assert checkpointed < whole
 
 
-def test_the_machine_has_the_size_of_the_model_and_a_speed(tiny_folder, tiny_model):
+def test_the_machine_has_the_size_of_the_model_and_a_speed(tiny_folder):
     """Without reading its weights."""
-    machine = measure_machine(empty_model(str(tiny_folder)), "float32", process_gb=1.0)
+    empty = empty_model(str(tiny_folder))
+    machine = measure_machine(empty, "float32", process_gb=1.0)
 
-    assert machine.parameters == sum(each.numel() for each in tiny_model.parameters())
+    assert machine.parameters == sum(each.numel() for each in empty.parameters())
     assert (machine.layers, machine.hidden, machine.bytes) == (2, 32, 4)
     assert machine.many > 0
     assert machine.few > 0

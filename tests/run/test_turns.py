@@ -133,7 +133,8 @@ def test_where_no_pair_is_left_nothing_is_named_that_goes_unread(tmp_path):
     branches = [branch_of([*RIGHT[:3], "look", "look"], 3, 7)]
 
     with pytest.raises(
-        RunError, match=r"no pair is left of 3 .*; take more explore\.branches, explore more tasks"
+        RunError,
+        match=r"of 3 explored trajectories, no pair is left .*; explore more tasks, or take a higher",
     ):
         pairs_of(tmp_path, {"name": "wrong-branches", "of": "failures"}, OWN, branches)
 
@@ -142,7 +143,7 @@ def test_a_turn_that_cost_the_episode_is_rejected(tmp_path, capsys):
     """From turns 1, 2 and 3 all goes well, from 4 and 5 nothing: the fourth turn cost it, and the others did not."""
     branches = [branch_of(RIGHT, kept, 3 * kept + 1) for kept in (1, 2, 3)]
     branches += [branch_of([*STRAYED[:kept], "look"], kept, 3 * kept + 1) for kept in (4, 5)]
-    pair = {"within": "branch", "by": "drop", "length": "turn"}
+    pair = {"name": "drop-pairs", "length": "turn"}
     pairs, counts = pairs_of(tmp_path, {"name": "branches", "of": "failures", "every": 1}, pair, branches)
 
     assert pairs == [(RIGHT[:4], STRAYED[:4])]

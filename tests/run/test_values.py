@@ -122,7 +122,7 @@ def test_a_policy_that_is_named_is_loaded(tiny_folder):
     model, tokenizer = load_model(str(tiny_folder)), load_tokenizer(str(tiny_folder))
 
     assert values_of(EPISODES, credit.value_targets, open_reader(str(tiny_folder))) == values_of(
-        EPISODES, credit, open_reader(model, tokenizer)
+        EPISODES, credit.value_targets, open_reader(model, tokenizer)
     )
 
 
@@ -151,7 +151,7 @@ def test_one_episode_of_a_task_is_enough_where_none_are_compared(place, monkeypa
         ):
             check(recipe_of(place, *WORDS, "explore.samples=1", f"credit={credit}"))
     with pytest.raises(
-        ConfigError, match=r"samples must be > 1 with groups\.drop_equal_outcomes, since no other"
+        ConfigError, match=r"samples must be > 1 with rows\.drop_equal_outcomes, since no other"
     ):
         check(recipe_of(place, *WORDS, "explore.samples=1", "rows.drop_equal_outcomes=true"))
 

@@ -103,7 +103,7 @@ def _refuse_shared(panel: str, held: set[str], others: Mapping[str, set[str]]) -
     )
     for name, ids in others.items():
         if both := sorted(held & ids):
-            whose = "take its rows out" if name.endswith(".file") else "`skip` those"
+            whose = "take its rows out" if name.endswith((".file", ".path")) else "`skip` those"
             raise ConfigError(
                 f"{panel} shares {len(both)} tasks with {name}, such as {both[0]!r:.80}; what is {must_not}, so take "
                 f"another split, or {whose}."
