@@ -195,3 +195,21 @@ def _assert_reference_fits_pairs(folder):
 def assert_reference_fits_pairs():
     """What checks the rows that the alignment wrote about its reference against the pairs of a run folder."""
     return _assert_reference_fits_pairs
+
+
+SLOW_CASES = {
+    "test_what_claims_to_be_unbiased_is[portool-settings11]",
+    "test_nested_forks_bend_nothing[process2-1]",
+    "test_what_would_bias_is_seen_to[wrong0]",
+    "test_it_is_the_gradient_of_what_each_turn_pays_by_itself[-0]",
+    "test_what_costs_time_or_memory_is_refused_before_it_does[brackets]",
+}
+"""Cases of parametrized tests that use more than three CPU seconds, where the other cases are fast."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before the marks are read
+def pytest_collection_modifyitems(items):
+    """Mark the slow cases."""
+    for item in items:
+        if item.name in SLOW_CASES:
+            item.add_marker(pytest.mark.slow)

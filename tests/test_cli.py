@@ -379,6 +379,7 @@ def test_an_environment_that_breaks_the_contract_is_told_how(perturn, tmp_path, 
     assert all(line.startswith("- ") for line in output.splitlines())
 
 
+@pytest.mark.slow
 def test_a_model_is_scored_without_a_recipe(perturn, tiny_folder, own_environment, tmp_path):
     """A table; then, of what is done, the scores with their n and interval as JSON."""
     words = (

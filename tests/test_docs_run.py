@@ -90,6 +90,7 @@ def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, mon
     assert (tmp_path / "runs/guess/report.html").is_file()
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tiny_folder, tmp_path, monkeypatch, capsys):
     """Its code cells in their order, with a tiny model in the place of the pretrained one; it ends in two scores."""
     cells = json.loads((ROOT / "docs/examples/turns.ipynb").read_text())["cells"]

@@ -116,6 +116,7 @@ def test_the_bias_meter_gives_the_credit_its_exact_value(perturn):
     assert not measured["unbiased"]
 
 
+@pytest.mark.slow
 def test_a_run_computes_it_and_trains(perturn, place):
     """Of the policy that acted in each iteration, with the setting of the request; its figures are noted."""
     code, _ = perturn("run", "recipe.yaml")

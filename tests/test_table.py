@@ -111,6 +111,7 @@ def test_the_manifest_has_the_versions_of_what_was_used(run):
     assert not {"scienceworld", "bm25s", "openai"} & versions.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("run")
 def test_what_a_foreign_setting_changes_is_said_at_its_field(perturn):
     """`patience` is marked as an effort, `word` is not."""
@@ -122,6 +123,7 @@ def test_what_a_foreign_setting_changes_is_said_at_its_field(perturn):
     assert "was made by another recipe: engine.word is 'left' there and 'right' here" in other[2]
 
 
+@pytest.mark.slow
 def test_a_foreign_engine_says_before_work_what_is_wrong(perturn, place):
     code, _, notices = perturn("run", "recipe.yaml", "name=wrong", "engine.word=up")
 

@@ -222,6 +222,7 @@ def test_a_recipe_of_the_package_is_read_by_its_name(tmp_path, monkeypatch, name
     assert read_recipe(Path(name)).name == "own"
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)  # a busy machine is no failure
 @given(
     seed=st.integers(0, 2**31),

@@ -109,6 +109,7 @@ def wins(world, tasks):
     ) / len(tasks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grammar", GRAMMARS)
 def test_expert_solves_generated_games(grammar):
     """At least 95 % of 60 games that it was not made on."""

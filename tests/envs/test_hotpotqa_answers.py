@@ -133,6 +133,7 @@ def test_the_clip_ranges_of_a2tgpo_go_from_the_gold_answer_to_the_loss(file, tin
     assert shown.exit_code == 0, shown.output
 
 
+@pytest.mark.slow
 def test_in_python_the_form_of_an_answer_is_given(file, tiny_folder):
     """`weigh` has no recipe to take it from; it gives what the stage gives."""
     run = open_run(file, [])

@@ -68,6 +68,7 @@ def play(world, task, actions):
 # Episodes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SHORT)
 def test_gold_actions_earn_the_full_score(world, kind):
     """Rewards of a solved episode sum to 1, and it ends in success, for the first and last train task."""
@@ -195,6 +196,7 @@ def test_white_space_around_an_action_is_ignored(world):
     assert world.step(" 0\n").text == "The door is already open."
 
 
+@pytest.mark.slow
 def test_state_key_is_of_the_state(world, make):
     """Asking changes nothing, going does, and another instance gives the same key."""
     start = world.reset(PLANT, 0)
@@ -236,6 +238,7 @@ def interleaved(worlds, tasks, golds):
     return seen
 
 
+@pytest.mark.slow
 def test_sixteen_interleaved_worlds_play_as_alone():
     """Same rewards and words each; word order may differ between any two replays."""
     worlds = [ScienceWorld(kinds=SHORT) for _ in range(16)]
@@ -382,6 +385,7 @@ def test_split_without_the_kinds_is_refused():
         ScienceWorld(kinds=("inclined-plane-determine-angle",)).tasks("eto-train")
 
 
+@pytest.mark.slow
 def test_settings_without_simplification_pose_the_full_game(make):
     """Doors are closed unless `openDoors` opens them."""
     text = make(simplification="").reset(PLANT, 0).text
@@ -390,5 +394,6 @@ def test_settings_without_simplification_pose_the_full_game(make):
     assert "(that is closed)" not in make(simplification="openDoors").reset(PLANT, 0).text
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract(make):
     assert check_environment(lambda: make(kinds=("find-plant",))) == []

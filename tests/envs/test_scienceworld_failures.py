@@ -151,6 +151,7 @@ def test_reset_after_a_killed_jvm_starts_a_new_one(make):
     assert world.step("look around").valid
 
 
+@pytest.mark.slow
 def test_a_hung_jvm_is_blamed_on_the_call_under_way(make, monkeypatch):
     """Stopped while the first world steps: the second is a bystander; both go on with a new one."""
     monkeypatch.setattr(_scienceworld_jvm, "ANSWER_LIMIT_S", 5)
@@ -183,6 +184,7 @@ def test_java_that_hangs_at_its_start_is_given_up(monkeypatch, tmp_path, make):
         make().reset(PLANT, 0)
 
 
+@pytest.mark.slow
 def test_episodes_outlive_their_jvm(make):
     """Killed in the midst of three episodes, which are played again from their beginnings."""
     worlds, calls = [], []
@@ -211,6 +213,7 @@ def test_episodes_outlive_their_jvm(make):
     assert [(one.status, len(one.turns)) for one in found] == [(Status.COMPLETED, 4)] * 3
 
 
+@pytest.mark.slow
 def test_jvm_ends_with_the_last_world(make):
     first, last = make(), make()
     first.reset(PLANT, 0)
@@ -260,6 +263,7 @@ def test_jvm_ends_with_the_interpreter(end, tmp_path):
     assert_ends(int(ended.stdout))
 
 
+@pytest.mark.slow
 def test_use_after_a_fork_fails_with_a_remedy(make):
     """The child is told; the parent's episode goes on."""
     world = make()

@@ -244,6 +244,7 @@ def config(folder, steps):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_one_class_trains_in_perturn_and_in_trl(
     world, rows, example, tokenizer, tiny_model, tmp_path, monkeypatch

@@ -121,6 +121,7 @@ def test_new_adapters_are_trained_upon_merged_ones(train, adapted, tmp_path):
     assert not torch.allclose(found, trained, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_adapters_play_and_are_scored_by_their_folder(adapted, recipe, own_environment):
     """By `collect`, and by a recipe whose `model.name` it is, which trains all weights of the merged model."""
     folder, _ = adapted

@@ -81,6 +81,7 @@ def assert_harmless(tab):
     assert [link for link in links if not link.startswith("#")] == []
 
 
+@pytest.mark.slow
 def test_the_report_of_hostile_text_runs_none_of_it(visit, hostile):
     with visit(hostile[0]) as tab:
         tab.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -92,6 +93,7 @@ def test_the_report_of_hostile_text_runs_none_of_it(visit, hostile):
         assert tab.evaluate("() => [...document.querySelectorAll('.plot a')].length") == 0
 
 
+@pytest.mark.slow
 def test_hostile_episodes_are_shown_letter_by_letter(visit, hostile):
     """Each is opened by its link; observation, thought, action and call hold the text and nothing else."""
     file, texts = hostile

@@ -74,6 +74,7 @@ def test_the_newest_critics_alone_are_kept_and_sealed(online):
     assert not verify(online).damaged
 
 
+@pytest.mark.slow
 def test_stored_episodes_are_judged_again_alike(online, monkeypatch):
     """From the first iteration on, or the run's own weights would be refused; and as the other side."""
     monkeypatch.chdir(online.parents[1])
@@ -95,6 +96,7 @@ def test_stored_episodes_are_judged_again_alike(online, monkeypatch):
     assert sorted(file.name for file in online.glob("credits/*.safetensors")) == ["critics-003.safetensors"]
 
 
+@pytest.mark.slow
 def test_a_kill_between_the_stages_changes_no_bit(place, online, monkeypatch):
     """Stopped behind each stage of the second iteration, and in its credit, and opened again each time."""
     monkeypatch.chdir(place)

@@ -34,6 +34,7 @@ def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_branches_cost_the_half_of_episodes_that_is_their_own(recipe):
     """8 explored of about 3 turns, played on 3 times before turns 1 and 2: 48, of which half the turns are played."""
     branched = ["rows.name=branch-pairs", "explore.name=branches", "explore.every=1", "explore.branches=3"]
@@ -85,6 +86,7 @@ def test_pairs_of_branches_are_counted_by_the_turns_that_they_begin_at(recipe):
     assert found["align"].startswith("12 pairs (assumed)")
 
 
+@pytest.mark.slow
 def test_branches_that_are_trained_on_count(recipe):
     """8 explored ones, played on 3 times before turns 1 and 2, which `spo` reads and `portool` trains on too."""
     words = [
@@ -114,6 +116,7 @@ def test_branches_of_the_expert_are_of_his_turns(recipe):
     assert found["branch"] == "0 episodes played on from turns of 4 (assumed)"
 
 
+@pytest.mark.slow
 def test_the_best_of_several_episodes_costs_all_of_them(recipe):
     """Three of each of 4 tasks, in the work and in the time."""
     plain, best = (

@@ -213,6 +213,7 @@ def learning(folder, **sections):
     )
 
 
+@pytest.mark.slow
 def test_an_iteration_learns_from_all_corrections_before_it(tmp_path):
     """The second explores no failure at all; in the third there is one more."""
     recipe = learning(tmp_path, iterations=3)

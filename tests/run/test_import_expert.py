@@ -115,6 +115,7 @@ def test_conversations_are_taught_without_sft_too(recipe, tmp_path, name):
     assert [one.environment for one in found] == ["guess-number-1.0", "", "", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [["sft=null"], ["sft=null", "rows.name=kto", "align.loss={name: kto}"]],

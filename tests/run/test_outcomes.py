@@ -110,6 +110,7 @@ def test_kto_has_nothing_to_learn_from_one_label_or_one_task(run, monkeypatch, s
         run("once", *KTO)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nat", "coh"])
 def test_a_policy_that_was_told_how_episodes_end_is_asked_for_success(run, name):
     """In its prompts alone; what each policy was asked stands in its episodes and beside the scores."""

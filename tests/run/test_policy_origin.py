@@ -260,6 +260,7 @@ def test_what_the_run_lacks_is_said_before_any_work(made, score, tmp_path, spoil
     assert not (tmp_path / "scores").exists()
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_score_counts_what_the_run_explored(made, score):
     """Its head reads them all; without one the score takes less long."""
     model = made() / "checkpoints/sft"

@@ -87,6 +87,7 @@ def test_every_setting_is_there(file):
     assert {"base"} <= missing <= {"base", *settings(Base)} - set(settings(Sft))
 
 
+@pytest.mark.slow
 def test_settings_given_as_words_replace_what_would_be_chosen(file):
     """Also those of the environment, which decide how many tasks there are."""
     words = ["seed=3", "align.loss.pivot=0.8", "environment.kinds=[find-plant, find-animal]"]

@@ -161,6 +161,7 @@ def test_the_same_content_is_no_change_whatever_its_time(beside, monkeypatch):
     open_run(folder).close()
 
 
+@pytest.mark.slow
 def test_a_change_that_keeps_size_and_time_is_seen(beside):
     """As `cp -p` and `tar` keep them, in place or behind a link."""
     status = os.stat("pairs.jsonl")

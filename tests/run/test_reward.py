@@ -239,6 +239,7 @@ def test_an_iteration_without_pairs_keeps_the_model(forks):
     )
 
 
+@pytest.mark.slow
 def test_stored_episodes_are_scored_by_a_trained_policy(judged, monkeypatch):
     """By the last policy, or the reward model, over SFT; as many nats as the two differ by."""
     monkeypatch.chdir(judged.parents[1])

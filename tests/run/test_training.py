@@ -200,6 +200,7 @@ def test_a_short_training_has_a_checkpoint_every_quarter(whole, monkeypatch):
     assert saved == [(4, []), (8, ["checkpoint-4"]), (12, ["checkpoint-8"]), (16, ["checkpoint-12"])]
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_policy_of_one_and_the_first_one_writes(whole):
     """Started by `torchrun`, as by `accelerate launch`, with gloo; sums in another order differ by rounding alone."""
     with open_run("recipe.yaml", ["name=two"]) as run:

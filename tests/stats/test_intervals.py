@@ -455,6 +455,7 @@ def test_hand_worked_jackknife_of_a_rank_correlation():
     assert narrow.high - narrow.mean == pytest.approx(4 / 3 * reference.t.ppf(0.55, 2))
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_rank_correlation_holds_where_clusters_are_alike():
     """Values that share their cluster's number: of 200 samples of 40 clusters, 95 % should hold; 90 % at least do."""
     generator = np.random.default_rng(0)

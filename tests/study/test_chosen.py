@@ -74,6 +74,7 @@ def test_what_no_score_reads_is_still_refused_without_an_alignment(plan, method)
         Plan(*read_study(Path("study.yaml"), [f"methods.odd={method}"]))
 
 
+@pytest.mark.slow
 def test_cells_share_and_are_scored_by_what_their_runs_made(plan):
     """SFT and exploration are made once; each score says of which run's files it was chosen."""
     sharing, cells = Sharing(), {name: cell(plan, name) for name in ("value", "rerank-value", "implicit")}

@@ -194,6 +194,7 @@ def test_rows_whose_runs_are_there_may_go(done, opened):
     assert "gone" not in summary_line(fewer)
 
 
+@pytest.mark.slow
 def test_protocols_are_noted(done, left, opened):
     """Of the first cell of SFT there was a stamp, and nothing but the note knows it now."""
     cell = next(cell for cell, panel in opened().cells() if cell.method == "sft" and panel == "test")
