@@ -92,10 +92,10 @@ test-all: setup
 # are those of the old versions, so they are no errors.
 OLDEST_TESTS ?= $(addprefix tests/,credit/test_golden.py credit/test_hand_worked.py losses policy engines/test_local.py \
 	engines/test_local_models.py)
-OLDEST_ALL := $(addprefix tests/,audit credit data engines envs episodes io losses policy report settings test_cli.py)
+OLDEST_ALL := $(addprefix tests/,audit credit data engines envs episodes formats io losses policy report config test_cli.py)
 oldest: $(OLDEST_STAMP)
 test-oldest: oldest
-	$(OLDEST_BIN)/python $(PYTEST) -W default $(OLDEST_TESTS)
+	$(OLDEST_BIN)/python $(PYTEST) -W default -o cpu_seconds=0 $(OLDEST_TESTS)
 
 $(OLDEST_STAMP): pyproject.toml constraints-oldest.txt
 	test -x $(OLDEST_BIN)/python || $(PYTHON) -m venv $(OLDEST_VENV)
@@ -123,7 +123,7 @@ test-cluster: setup
 # vLLM wants other versions than we pin, so it has an environment of its own (3.5 GB). Builds of torchvision and its kin
 # that are made for CUDA cannot be imported beside torch for CPUs; vLLM does without them for text. Warnings are its own.
 test-vllm: $(VLLM_STAMP)
-	$(VLLM_BIN)/python -m pytest -W default -o cpu_seconds=0 tests/engines/test_vllm*.py tests/policy/test_agreement.py
+	$(VLLM_BIN)/python -m pytest -W default -o cpu_seconds=0 tests/engines/test_vllm*.py tests/policy/test_sampler_agreement.py
 
 $(VLLM_STAMP): pyproject.toml
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
