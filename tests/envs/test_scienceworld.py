@@ -82,6 +82,7 @@ def test_gold_actions_earn_the_full_score(world, kind):
         assert all(one.valid for one in seen)
 
 
+@pytest.mark.slow
 def test_reset_shows_the_task_and_the_room(world):
     """The text is the description, a blank line and the look that the official wrapper returns."""
     seen = world.reset(PLANT, 0)
@@ -256,6 +257,7 @@ def test_sixteen_interleaved_worlds_play_as_alone():
         world.close()
 
 
+@pytest.mark.slow
 def test_threads_do_not_disturb_each_other(world):
     """Four threads, a world each, play the gold paths to the end as one thread does."""
     tasks = [Task(f"{kind}/5", kind, data={"variation": 5}) for kind in SHORT[:4]]

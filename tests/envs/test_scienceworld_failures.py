@@ -227,6 +227,7 @@ def test_jvm_ends_with_the_last_world(make):
     assert_ends(pid)
 
 
+@pytest.mark.slow
 def test_forgotten_world_ends_its_jvm():
     """Nobody closes it; it is garbage collected."""
     world = ScienceWorld(jvm_memory="201m")
@@ -239,6 +240,7 @@ def test_forgotten_world_ends_its_jvm():
     assert_ends(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["raise SystemExit", "os.kill(os.getpid(), 9)"])
 def test_jvm_ends_with_the_interpreter(end, tmp_path):
     """Leaving without closing, and being killed."""

@@ -131,6 +131,7 @@ def test_hostile_lists_pairs_and_searches_run_none_of_it(visit, hostile, place):
         assert_harmless(tab)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hash",
     ["#episode?run=<script>&task=x", "#episode?task=__proto__", "#episodes?mode=constructor&sort=__proto__",

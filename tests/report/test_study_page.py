@@ -153,12 +153,14 @@ def test_the_joined_script_parses(tmp_path):
     assert checked.returncode == 0, checked.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (380, "dark")])
 def test_a_browser_draws_it_without_a_fault(visit, study, width, theme):
     """No error, nothing fetched, nothing wider than the screen, all figures drawn, and axe finds no fault."""
     assert faults(visit, study / "report.html", {"report": ""}, width, theme) == {"report": []}
 
 
+@pytest.mark.slow
 def test_a_table_sorts_by_its_column(visit, study):
     with visit(study / "report.html") as tab:
         tab.locator("#report table").first.get_by_role("button", name="success").click()
