@@ -101,7 +101,7 @@ def act(what):
 def pipe():
     """The first of our two sockets, which calls come from."""
     return min(
-        n for n in range(3, 64) if os.path.exists(f"/dev/fd/{n}") and stat.S_ISSOCK(os.fstat(n).st_mode)
+        n for n in range(3, 4096) if os.path.exists(f"/dev/fd/{n}") and stat.S_ISSOCK(os.fstat(n).st_mode)
     )
 
 
