@@ -198,6 +198,11 @@ def assert_reference_fits_pairs():
 
 
 SLOW_CASES = {
+    "test_python_blocks_run_as_printed[docs/api.md]",
+    "test_a_module_brings_no_library_that_its_commands_do_not_use"
+    "[perturn.run.model_check-transformers.trainer datasets pandas trl peft perturn.losses perturn.credit]",
+    "test_a_module_brings_no_library_that_its_commands_do_not_use"
+    "[perturn.engines.local.engine-transformers.trainer datasets pandas trl peft]",
     "test_what_claims_to_be_unbiased_is[portool-settings11]",
     "test_nested_forks_bend_nothing[process2-1]",
     "test_what_would_bias_is_seen_to[wrong0]",

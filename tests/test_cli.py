@@ -165,6 +165,7 @@ def test_a_report_of_a_run_that_was_never_begun_makes_no_folder(perturn, recipe,
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "says"),
     [

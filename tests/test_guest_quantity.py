@@ -98,6 +98,7 @@ def test_a_foreign_quantity_is_listed_with_its_cost(perturn):
     assert credits["guest-entropy-rloo"]["cost"] == "a pass of the guest over the episodes"
 
 
+@pytest.mark.slow
 def test_it_is_in_the_cost_estimate_of_a_run(perturn):
     code, plan = perturn("run", "recipe.yaml", "--dry-run")
 

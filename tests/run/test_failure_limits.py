@@ -211,6 +211,7 @@ def test_whoever_wants_failures_as_data_may_have_them(place, perturn):
     assert perturn("evaluate", "worlds.max_failed=1")[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Shown", "Flaky"])
 def test_a_dry_run_plays_an_episode_and_tells(place, perturn, kind):
     """With an expert and without one; code 1, as a check that found a problem, and 0 once mended."""

@@ -95,6 +95,7 @@ def test_kto_goes_on_from_the_policy_that_explored_with_its_failures(run):
     assert {one.policy.partition("@")[0] for one in explored} == {"kto-001"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("says", ["none is a failure", "none is a success", "all are of one task"])
 def test_kto_has_nothing_to_learn_from_one_label_or_one_task(run, monkeypatch, says):
     """An iteration of several leaves the policy as it is; a loop that is done once ends before it trains."""

@@ -126,6 +126,7 @@ def test_the_command_chooses_by_what_the_run_of_the_policy_explored(made, tmp_pa
             assert numbers[one.key] == pytest.approx(best, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("among", ["episodes", "actions"])
 def test_an_implicit_reward_is_over_the_policy_that_the_run_began_with(made, score, tiny_folder, among):
     """Sums of the drawn episodes under both say which is scored; the content of that model is noted."""

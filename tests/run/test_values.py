@@ -126,6 +126,7 @@ def test_a_policy_that_is_named_is_loaded(tiny_folder):
     )
 
 
+@pytest.mark.slow
 def test_one_episode_of_a_task_is_enough_where_none_are_compared(place, monkeypatch):
     """By V alone, over all tasks, or with branches of its own; RLOO has nothing then, unless it keeps the score."""
     monkeypatch.chdir(place)
