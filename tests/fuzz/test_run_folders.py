@@ -112,6 +112,7 @@ def test_watched(tmp_path_factory, bad):
         json.dumps(state.to_dict())
 
 
+@pytest.mark.slow
 @fuzzed
 @given(bad=BAD)
 def test_reported(tmp_path_factory, bad):

@@ -192,6 +192,7 @@ def test_turns_are_estimated_with_all_extensions(recipe, control, turns):
     assert work["explore"] == "8 episodes of split train, about 3 turns each"
 
 
+@pytest.mark.slow
 def test_a_credit_that_reads_the_policy_costs_a_pass_over_the_episodes(recipe):
     """Infopo's passes, of one quantity; rloo reads none."""
     groups = ["rows={name: groups}", "align.loss={name: ppo-clip}", "explore.sampling.temperature=1.0"]

@@ -191,7 +191,8 @@ def test_worlds_that_do_not_come_back_end_their_trees(place):
         ),
         (
             ["explore.name=branches", "rows={name: tree-pairs}"],
-            "rows.name=tree-pairs needs a tree, and explore.name=branches provides .*; explorers that do: mcts.",
+            "rows.name=tree-pairs needs a tree, and explore.name=branches provides branches, regular-branches; "
+            "explorers that do: mcts.",
         ),
         (
             ["rows={name: tree-pairs}"],
