@@ -8,12 +8,12 @@ from typing import ClassVar
 from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
 from perturn.episodes.prompts import told
 from perturn.needs import Need
-from perturn.rows.endings import FAILURE, SUCCESS, check_told, divide, told_successes, weighted
+from perturn.rows.endings import ToldRows, divide, told_successes, weighted
 from perturn.types import Trajectory
 
 
 @dataclass(frozen=True)
-class CohRows:
+class CohRows(ToldRows):
     """All episodes, each told whether it succeeds; a failure stands before a success of its task in one conversation.
 
     The success is the expert's, else the policy's own first one. A failure without one, or that does not fit into one
@@ -28,14 +28,6 @@ class CohRows:
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()
-
-    success: str = SUCCESS
-    """Text after the one that poses the task of a success, and of each task when the policy is evaluated."""
-    failure: str = FAILURE
-    """Text after the one that poses the task of a failure."""
-
-    def __post_init__(self) -> None:
-        check_told(self.success, self.failure)
 
     @property
     def traits(self) -> RowTraits:

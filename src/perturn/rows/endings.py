@@ -72,14 +72,20 @@ def weighted(trajectory: Trajectory, weight: float = 1.0) -> WeightedTrajectory:
     return WeightedTrajectory(trajectory, (weight,) * len(trajectory.turns))
 
 
-def check_told(success: str, failure: str) -> None:
-    """Refuse texts that do not say how an episode ends.
+@dataclass(frozen=True)
+class ToldRows:
+    """Settings of row makers whose prompts say how an episode ends."""
 
-    Raises:
-        ValueError: Saying so.
-    """
-    if not (success and failure) or success == failure:
-        raise ValueError(f"success and failure must be two texts, got {(success, failure)}.")
+    success: str = SUCCESS
+    """Text after the task of a success, and after each task when the policy is evaluated."""
+    failure: str = FAILURE
+    """Text after the task of a failure."""
+
+    def __post_init__(self) -> None:
+        """Reject texts that do not say how an episode ends."""
+        texts = self.success, self.failure
+        if not all(texts) or self.success == self.failure:
+            raise ValueError(f"success and failure must be two texts, got {texts}.")
 
 
 def told_successes(divided: Divided, success: str) -> list[WeightedTrajectory]:

@@ -8,11 +8,11 @@ from typing import ClassVar
 from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
 from perturn.episodes.prompts import told
 from perturn.needs import Need
-from perturn.rows.endings import FAILURE, SUCCESS, check_told, divide, told_successes, weighted
+from perturn.rows.endings import ToldRows, divide, told_successes, weighted
 
 
 @dataclass(frozen=True)
-class NatRows:
+class NatRows(ToldRows):
     """All episodes, each with weight 1 and a text after the task that says whether it succeeds.
 
     Source: NAT, Wang et al. 2024, "Learning From Failure: Integrating Negative Examples when Fine-tuning Large Language
@@ -22,14 +22,6 @@ class NatRows:
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()
-
-    success: str = SUCCESS
-    """Text after the one that poses the task of a success, and of each task when the policy is evaluated."""
-    failure: str = FAILURE
-    """Text after the one that poses the task of a failure."""
-
-    def __post_init__(self) -> None:
-        check_told(self.success, self.failure)
 
     @property
     def traits(self) -> RowTraits:
