@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -370,10 +370,15 @@ class Session:
                         shown.advance()
                         failures.add([trajectory]).refuse(what)
             counts = outcomes(store.read())
-        if filled := counts.get("filled_context"):
-            says = "filled the model's context; they were truncated there, as at the turn limit, and keep their rewards"
-            console.print(f"{what}: {filled} of {counts['episodes']} {says}")
+        _tell_filled(what, counts)
         return counts
+
+
+def _tell_filled(what: str, counts: Mapping[str, int]) -> None:
+    """Tell how many episodes filled the model's context, if any did."""
+    if filled := counts.get("filled_context"):
+        says = "filled the model's context; they were truncated there, as at the turn limit, and keep their rewards"
+        console.print(f"{what}: {filled} of {counts['episodes']} {says}")
 
 
 def _drop_broken(store: TrajectoryStore, blocks: Iterable[Sequence[Job]]) -> int:
