@@ -23,7 +23,7 @@ DOCS = Path(__file__).parent
 BIAS = DOCS / "methods" / "bias.md"
 """The table of `python benchmarks/credits.py`, a line for each credit and choice of settings."""
 _NO_LIMIT = 10**9
-"""An upper bound of counts and seconds that nobody meets, so that pages do not print it."""
+"""Upper bound of counts and seconds. Pages do not print it, because no user reaches it."""
 _PARTS = re.compile(r"\A(?P<says>.*?)(?:\n\n(?P<formula>.*?))??(?:\s*\nSource: (?P<source>.*?))?"
                     r"(?:\s*\nDiffers: (?P<differs>.*))?\Z", re.S)  # fmt: skip
 
