@@ -20,13 +20,8 @@ from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.types import Task
 
 SHORT = (
-    "find-living-thing",
-    "find-non-living-thing",
-    "find-plant",
-    "find-animal",
-    "lifespan-longest-lived",
-    "lifespan-shortest-lived",
-    "lifespan-longest-lived-then-shortest-lived",
+    *("find-living-thing", "find-non-living-thing", "find-plant", "find-animal"),
+    *("lifespan-longest-lived", "lifespan-shortest-lived", "lifespan-longest-lived-then-shortest-lived"),
 )
 PLANT = Task("find-plant/12", "find-plant", data={"variation": 12})
 

@@ -5,8 +5,8 @@ versions, the report.
 """
 
 from perturn.api.episodes import Score, collect, evaluate
-from perturn.api.learn import weigh
 from perturn.api.make_rows import make_rows
 from perturn.api.trainer import Trainer, train
+from perturn.api.weighing import weigh
 
 __all__ = ["Score", "Trainer", "collect", "evaluate", "make_rows", "train", "weigh"]

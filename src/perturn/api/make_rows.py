@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from perturn.api.learn import weigh
+from perturn.api.weighing import weigh
 from perturn.config.compatibility import providers
 from perturn.config.parsing import build
 from perturn.config.row_maker_settings import Made, RowInputs, RowMaker, RowTraits
@@ -61,12 +61,7 @@ def make_rows(
     grouped = traits.makes == "groups"
     episodes, experts = sorted(explored, key=lambda one: one.key), [one for one in experts if succeeded(one)]
     if branches is None:
-        resumed = {one.key for one in (*episodes, *experts)}
-        branches = [
-            one for one in episodes if one.origin is not None and (one.task.id, one.origin) in resumed
-        ]
-        own = {id(one) for one in branches}
-        episodes = [one for one in episodes if id(one) not in own]
+        episodes, branches = _without_branches(episodes, experts)
     branches = list(branches)
     _check(maker, episodes, experts, branches, credit)
     of_expert = "expert-branches" in traits.branches and bool(experts)
@@ -87,6 +82,16 @@ def make_rows(
             "%s: of %d episodes, none became a row: %s", name, len(episodes), made.lacks or dict(made.counts)
         )
     return found
+
+
+def _without_branches(
+    episodes: Sequence[Trajectory], experts: Sequence[Trajectory]
+) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Return the episodes that resume none of these, and those that do."""
+    begun = {one.key for one in (*episodes, *experts)}
+    resumes = [one.origin is not None and (one.task.id, one.origin) in begun for one in episodes]
+    pairs = list(zip(episodes, resumes, strict=True))
+    return [one for one, own in pairs if not own], [one for one, own in pairs if own]
 
 
 def _rows_of(traits: RowTraits) -> Iterable[Any]:

@@ -6,7 +6,7 @@ import copy
 import shutil
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -74,7 +74,7 @@ class Trainer:
     The model, the state of its optimizer and the schedule of its learning rate go on from one iteration to the next.
 
     ```python
-    trainer = perturn.Trainer(model, loss="ppo-clip", credit="rloo", learning_rate=1e-5)
+    trainer = perturn.Trainer(model, loss="ppo-clip", learning_rate=1e-5)
     for iteration in range(1, 11):
         episodes = perturn.collect(trainer.model, MyWorld, samples=4, iteration=iteration)
         print(trainer.train(perturn.weigh(episodes, "rloo")))
@@ -116,19 +116,12 @@ class Trainer:
         Raises:
             ConfigError: If a setting is wrong.
         """
-        for name, number in (
-            ("minibatches", minibatches),
-            ("epochs", epochs),
-            ("iterations", iterations or 1),
-        ):
-            if number < 1:
-                raise ConfigError(f"{name} must be >= 1, got {number}.")
-        if reference not in ("previous", "start"):
-            raise ConfigError(f"reference must be previous or start, got {reference!r}.")
-        if taken := {"num_train_epochs", "per_device_train_batch_size", "output_dir"} & settings.keys():
-            raise ConfigError(
-                f"Trainer has no {', '.join(sorted(taken))}; give minibatches= and epochs=, and save trainer.model."
-            )
+        numbers = {
+            "minibatches": minibatches,
+            "epochs": epochs,
+            "iterations": 1 if iterations is None else iterations,
+        }
+        _check_settings(numbers, reference, settings)
         self.model, self.tokenizer, self.iteration = model, tokenizer, 0
         self._folder = mkdtemp(prefix="perturn-")
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -138,15 +131,8 @@ class Trainer:
             self._reference = model if isinstance(model, str | Path) else copy.deepcopy(model).eval()
         self._minibatches, self._epochs, self._iterations = minibatches, epochs, iterations
         steady = {} if iterations else {"lr_scheduler_type": "constant"}
-        quiet = {"logging_steps": 1, "disable_tqdm": True}
-        self._settings = {
-            "loss": loss,
-            "credit": credit,
-            **_unsaved(self._folder),
-            **steady,
-            **quiet,
-            **settings,
-        }
+        quiet = {"logging_steps": 1, "disable_tqdm": True, **_unsaved(self._folder)}
+        self._settings = {"loss": loss, "credit": credit, **steady, **quiet, **settings}
         self._config()
 
     def _config(self) -> TurnConfig:
@@ -187,6 +173,19 @@ class Trainer:
         self._state.mkdir(exist_ok=True)
         trainer._save_optimizer_and_scheduler(str(self._state))
         return _means(trainer.state.log_history)
+
+
+def _check_settings(numbers: Mapping[str, int], reference: str, settings: Mapping[str, Any]) -> None:
+    """Reject settings of a `Trainer` that are out of their range, or that it sets itself."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise ConfigError(f"{name} must be >= 1, got {number}.")
+    if reference not in ("previous", "start"):
+        raise ConfigError(f"reference must be previous or start, got {reference!r}.")
+    if taken := {"num_train_epochs", "per_device_train_batch_size", "output_dir"} & settings.keys():
+        raise ConfigError(
+            f"Trainer has no {', '.join(sorted(taken))}; give minibatches= and epochs=, and save trainer.model."
+        )
 
 
 def _means(entries: Iterable[dict[str, float]]) -> dict[str, float]:

@@ -63,11 +63,7 @@ def weigh(
     """
     if failed not in FAILURES:
         raise ConfigError(f"failed must be one of {', '.join(FAILURES)}, got {failed!r}.")
-    weigher: Any = credit
-    if isinstance(credit, str | Mapping):
-        weigher = make_credit({"name": credit} if isinstance(credit, str) else credit)
-    else:
-        check_credit(weigher, type(weigher).__name__)
+    weigher = _made(credit)
     _check_given(weigher, model, answer, reference)
     needed: dict[str, Sequence[Any]] = {}
     comparable = counted(trajectories, failed)
@@ -85,6 +81,18 @@ def weigh(
         if is_failed(one):
             found[index] = found[index]._replace(weight=torch.zeros_like(found[index].weight))
     return [found[index].row(one) for index, one in enumerate(trajectories)]
+
+
+def _made(credit: str | Section | Credit) -> Credit:
+    """Return the credit that a name or a section picks; a credit that is given is checked.
+
+    Raises:
+        ConfigError: If there is no such credit, or it lacks what a credit has.
+    """
+    if isinstance(credit, str | Mapping):
+        return make_credit({"name": credit} if isinstance(credit, str) else credit)
+    check_credit(credit, type(credit).__name__)
+    return credit
 
 
 def _check_given(weigher: Credit, model: Any, answer: Any, reference: Any) -> None:
