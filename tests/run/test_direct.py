@@ -327,6 +327,7 @@ def test_a_trainer_keeps_its_optimizer_between_iterations(experts, tokenizer):
     ("settings", "says"),
     [
         ({"minibatches": 0}, "minibatches must be >= 1"),
+        ({"iterations": 0}, "iterations must be >= 1"),
         ({"reference": "average"}, "previous or start"),
         ({"output_dir": "x"}, "save trainer.model"),
         ({"learning_rat": 1}, "learning_rate"),
