@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from perturn.errors import ConfigError, closest
@@ -124,6 +125,12 @@ def check_names(entry: type, *, kind: str, known: Collection[str], traits: type 
             raise ConfigError(
                 f"{kind} {entry.__name__} has {name!r}, which is never read. Did you mean `{meant[found]}`?"
             )
+
+
+def at_defaults(entry: Callable[..., T]) -> T | None:
+    """Return an entry with its default settings; None where a setting has no default."""
+    settings = signature(entry).parameters.values()
+    return None if any(each.default is each.empty for each in settings) else entry()
 
 
 def require(package: str, who: str, extra: str, otherwise: str = "") -> None:

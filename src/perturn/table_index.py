@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perturn.table import locate
+from perturn.table import at_defaults, locate
 from perturn.types import EpisodeProtocol
 
 TABLES = {
@@ -74,8 +74,8 @@ def methods(kind: str) -> dict[str, Method]:
 
 
 def _method(entry: Any, read: Callable[[Any], dict[str, str]]) -> Method:
-    settings = inspect.signature(entry).parameters.values()
-    found = read(entry if any(each.default is each.empty for each in settings) else entry())
+    one = at_defaults(entry)
+    found = read(entry if one is None else one)
     source = re.search(r"Source: (.*?)(?:\nDiffers:|\n\n|\Z)", inspect.getdoc(entry) or "", re.DOTALL)
     return Method(
         _first_line(entry),

@@ -1,6 +1,6 @@
 """Sections that are parsed into an entry of a table, such as `explore`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, EntryPoints
 from types import SimpleNamespace
 from typing import Annotated
@@ -29,14 +29,24 @@ class Patient(Explorer):
     patience: Annotated[int, COUNT] = 3
 
 
+@dataclass(frozen=True)
+@bounded
+class Demanding(Explorer):
+    """An explorer of another package, with a setting that has no default."""
+
+    wish: Annotated[int, COUNT] = field(kw_only=True)
+
+
 @pytest.fixture
 def guest(monkeypatch):
-    """A package that adds the explorer `patient`."""
-    point = EntryPoint("patient", "guest:Patient", "perturn.explorers")
-    monkeypatch.setitem(__import__("sys").modules, "guest", SimpleNamespace(Patient=Patient))
-    monkeypatch.setattr(
-        perturn.table, "_entry_points", lambda **wanted: EntryPoints([point]).select(**wanted)
-    )
+    """A package that adds the explorers `patient` and `demanding`."""
+    points = [
+        EntryPoint(kind.__name__.lower(), f"guest:{kind.__name__}", "perturn.explorers")
+        for kind in (Patient, Demanding)
+    ]
+    module = SimpleNamespace(Patient=Patient, Demanding=Demanding)
+    monkeypatch.setitem(__import__("sys").modules, "guest", module)
+    monkeypatch.setattr(perturn.table, "_entry_points", lambda **wanted: EntryPoints(points).select(**wanted))
     EXPLORERS.__dict__.pop("_foreign", None)
     yield Patient
     EXPLORERS.__dict__.pop("_foreign", None)
@@ -171,6 +181,12 @@ def test_every_explorer_reads_back_and_says_what_it_provides(name):
             ["patience"],
             (),
             "rows needs patience, and explore.name=patient provides none.",
+        ),
+        (
+            {"name": "demanding", "wish": 1},
+            ["tree"],
+            (),
+            "rows needs a tree, and explore.name=demanding provides none; explorers that do: mcts.",
         ),
     ],
 )

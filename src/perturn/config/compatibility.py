@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from perturn.config.explorer_settings import ExploreSettings
 from perturn.config.row_maker_settings import sense_in
 from perturn.config.sections import require
-from perturn.table import name_of
+from perturn.table import at_defaults, name_of
 from perturn.table_index import table
 
 if TYPE_CHECKING:
@@ -41,8 +41,13 @@ def explorer_name(recipe: Recipe) -> str:
 
 def providers(*needs: str) -> list[str]:
     """Return the explorers that provide any of these with their default settings."""
-    found: dict[str, ExploreSettings] = {name: entry() for name, entry in table("explorers").items()}
-    return [name for name, one in found.items() if not one.traits.provides.isdisjoint(needs)]
+    return [name for name, one in _explorers().items() if not one.traits.provides.isdisjoint(needs)]
+
+
+def _explorers() -> dict[str, ExploreSettings]:
+    """The explorers with their default settings, without explorers that have a setting without a default."""
+    found = {name: at_defaults(entry) for name, entry in table("explorers").items()}
+    return {name: one for name, one in found.items() if one is not None}
 
 
 def misfit(recipe: Recipe, reader: str, needs: Needs, takes: Collection[str]) -> str | None:
@@ -78,10 +83,12 @@ def _without(explorer: ExploreSettings, imposed: str) -> str:
     """How to have episodes without a property: the setting that brings it, else another explorer."""
     for each in fields(explorer):
         default: Any = each.default_factory() if each.default_factory is not MISSING else each.default
+        if default is MISSING:
+            continue
         plain = replace(explorer, **{each.name: default})
         if imposed not in plain.traits.imposes:
             return f"set explore.{each.name}={'null' if default is None else default}"
-    others = (name for name, entry in table("explorers").items() if imposed not in entry().traits.imposes)
+    others = (name for name, one in _explorers().items() if imposed not in one.traits.imposes)
     return f"take explore.name={' or '.join(others)}"
 
 

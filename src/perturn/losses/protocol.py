@@ -1,6 +1,5 @@
 """Interface between every loss and the trainer."""
 
-import inspect
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,7 +9,7 @@ from perturn.credit import Credit
 from perturn.errors import ConfigError
 from perturn.losses.token_inputs import TokenInput, token_inputs
 from perturn.losses.turn_logprobs import TurnLogprobs
-from perturn.table import check_names
+from perturn.table import at_defaults, check_names
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,9 @@ class TurnDiagnosedLoss(Loss, Protocol):
 
 def default_traits(kind: type[Loss]) -> LossTraits | None:
     """Return the traits of a loss with its default settings; None if it cannot be made without settings."""
-    settings = inspect.signature(kind).parameters.values()
-    made: Any = kind if any(each.default is each.empty for each in settings) else kind()
-    traits = made.traits if "traits" in dir(made) else None
+    made = at_defaults(kind)
+    whole: Any = kind if made is None else made
+    traits = whole.traits if "traits" in dir(whole) else None
     return traits if isinstance(traits, LossTraits) else None
 
 

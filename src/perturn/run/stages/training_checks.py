@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 
 from perturn.chat.templates import chat_template
 from perturn.config.recipe import Recipe
-from perturn.config.row_maker_settings import RowMaker
 from perturn.config.sections import Train
 from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError
@@ -22,6 +21,7 @@ from perturn.policy.models import compute_dtype, context_length, device
 from perturn.rows import ROWS
 from perturn.run.checkpoint_retention import goes_on
 from perturn.run.metric_trackers import PROJECT
+from perturn.table import at_defaults
 from perturn.train_processes import share_of
 from perturn.training.credit_choice import choose_credit, make_loss
 from perturn.training.turn_config import TurnConfig
@@ -101,14 +101,8 @@ def distances_read(recipe: Recipe) -> set[str]:
 
 def _makers_of(kind: str) -> list[str]:
     """Row makers that make a kind of rows, of those that have a default for each setting."""
-    made = {name: _with_defaults(each) for name, each in ROWS.items()}
+    made = {name: at_defaults(each) for name, each in ROWS.items()}
     return [name for name, each in made.items() if each is not None and each.traits.makes == kind]
-
-
-def _with_defaults(maker: Any) -> RowMaker | None:
-    """A row maker with its defaults; None where a setting has none."""
-    has_all = all(one.default is not MISSING or one.default_factory is not MISSING for one in fields(maker))
-    return maker() if has_all else None
 
 
 def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None) -> TurnConfig:
