@@ -11,6 +11,7 @@ from perturn.credit import CREDITS
 from perturn.errors import ConfigError
 from perturn.quantities.readers import open_reader
 from perturn.quantities.reference_logprobs import reference_of
+from perturn.rows.group_pairs import GroupPairs
 from perturn.types import EpisodeProtocol, Sampling
 from support.models import make_tiny_model
 from support.weights import weights_of
@@ -260,6 +261,9 @@ def test_an_explorer_plays_its_branches(own_environment, tiny_model, tokenizer):
         ("expert-branches", "give experts="),
         ({"name": "window", "samples": 2}, "explore has samples; give collect"),
         ("branch", "did you mean|Did you mean"),
+        (None, "explore must be a name, a section with a name, or an object of a class, got None"),
+        ([], r"explore must be a name.*got \[\]"),
+        ({"every": 2}, "every is a setting of explore.name=branches"),
     ],
 )
 def test_an_explorer_that_needs_a_run_is_rejected(own_environment, tiny_model, explore, says):
@@ -276,12 +280,48 @@ def test_an_explorer_that_needs_a_run_is_rejected(own_environment, tiny_model, e
         ("progress-pairs", "needs distance, which only a run computes"),
         ("groups", "give credit="),
         ("group-pair", "did you mean|Did you mean"),
+        (None, "rows must be a name, a section with a name, or an object of a class, got None"),
+        (GroupPairs, "rows must be a name.*GroupPairs"),
     ],
 )
 def test_rows_that_lack_something_are_rejected(explored, rows, says):
     """With what to give."""
     with pytest.raises(ConfigError, match=says):
         perturn.make_rows(explored, rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "says"),
+    [
+        ("group-pairs", {"credit": "rloo"}, "nothing reads credit"),
+        ("group-pairs", {"answer": "x"}, "nothing reads answer"),
+        ("groups", {"credit": "rloo", "failed": "zero"}, "failed is a setting of rows GroupRows"),
+    ],
+)
+def test_arguments_that_nothing_reads_are_rejected(explored, rows, given, says):
+    """Rather than left out in silence."""
+    with pytest.raises(ConfigError, match=says):
+        perturn.make_rows(explored, rows, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"iteration": 0}, "iteration must be a number >= 1, got 0"),
+        ({"sampling": {"temperature": 1.0}}, "sampling must be a perturn.types.Sampling"),
+        (
+            {"protocol": {"name": "guess"}},
+            "protocol must be the name of rules or a perturn.types.EpisodeProtocol",
+        ),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_rejected(own_environment, tiny_model, given, says):
+    """In one line, before anything is played."""
+    with pytest.raises(ConfigError, match=says):
+        perturn.collect(tiny_model, OWN, **{"n": 1, "protocol": RULES, **given})
+    if "iteration" not in given:
+        with pytest.raises(ConfigError, match=says):
+            perturn.evaluate(tiny_model, OWN, **{"n": 1, "protocol": RULES, **given})
 
 
 def test_groups_are_weighed_and_those_without_spread_are_left_out(experts):
@@ -331,6 +371,11 @@ def test_a_trainer_keeps_its_optimizer_between_iterations(experts, tokenizer):
         ({"reference": "average"}, "previous or start"),
         ({"output_dir": "x"}, "save trainer.model"),
         ({"learning_rat": 1}, "learning_rate"),
+        ({"minibatches": 1.5}, "minibatches must be >= 1 and whole, got 1.5"),
+        ({"loss": "tlm-der"}, "Did you mean 'tlm-dre'"),
+        ({"loss": None}, "loss must name a loss"),
+        ({"loss": "ppo-clip", "credit": "rlo"}, "Did you mean 'rloo'"),
+        ({"loss": "tlm-dre", "credit": "rloo"}, "compares the trajectories of a group"),
     ],
 )
 def test_wrong_settings_of_a_trainer_are_rejected_at_once(settings, says):

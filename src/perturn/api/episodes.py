@@ -99,6 +99,9 @@ def collect(
         PerturnError: If a setting is wrong, or the environment or the model cannot be loaded.
     """
     explorer = make_explorer(explore, samples, concurrency)
+    _check_sampling(sampling)
+    if not isinstance(iteration, int) or iteration < 1:
+        raise ConfigError(f"iteration must be a number >= 1, got {iteration!r}.")
     make, concurrency = _maker(environment), _at_once(environment, concurrency)
     with closing_world(make()) as env:
         if policy == "expert" and "expert" not in abilities_of(env):
@@ -192,6 +195,7 @@ def evaluate(
         seed: Of the episodes.
     """
     parse(ExploreSettings, {"concurrency": concurrency})
+    _check_sampling(sampling)
     make, concurrency = _maker(environment), _at_once(environment, concurrency)
     with closing_world(make()) as env:
         chosen = scored_panel(env, split, n)
@@ -254,7 +258,17 @@ def _section(environment: World) -> Section | None:
 def _rules(protocol: str | EpisodeProtocol | None, env: Environment, task: Task) -> EpisodeProtocol:
     if isinstance(protocol, EpisodeProtocol):
         return protocol
+    if not isinstance(protocol, str | None):
+        raise ConfigError(
+            f"protocol must be the name of rules or a perturn.types.EpisodeProtocol, got {reprlib.repr(protocol)}."
+        )
     return make_protocol(ProtocolSettings(**rules_for(protocol, env, lambda: task).settings))
+
+
+def _check_sampling(sampling: Any) -> None:
+    """Reject what is no `Sampling`, before a world is opened."""
+    if not isinstance(sampling, Sampling | None):
+        raise ConfigError(f"sampling must be a perturn.types.Sampling, got {reprlib.repr(sampling)}.")
 
 
 def _in_order(jobs: Sequence[Job], played: Iterable[Trajectory]) -> list[Trajectory]:

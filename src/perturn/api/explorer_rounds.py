@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from perturn.config.explorer_settings import ExploreSettings
-from perturn.config.parsing import build
+from perturn.config.explorer_settings import EXPLORER, ExploreSettings
+from perturn.config.parsing import build_entry, section_of
 from perturn.config.sections import Section
 from perturn.data.origins import best_by_task
 from perturn.episodes.episode import Job
 from perturn.errors import ConfigError
-from perturn.explore import EXPLORERS, Explorer
+from perturn.explore import Explorer
 from perturn.explore.protocol import ExploreInputs
 from perturn.needs import Distance
 from perturn.quantities import compute, wanted
@@ -31,12 +31,12 @@ def make_explorer(explore: str | Section | Explorer, samples: int, concurrency: 
     if isinstance(explore, Explorer):
         explorer = replace(explore, samples=samples, concurrency=concurrency)
     else:
-        section = {"name": explore} if isinstance(explore, str) else dict(explore)
+        section = section_of(explore, "explore")
         if common := [each.name for each in fields(ExploreSettings) if each.name in section]:
             raise ConfigError(
                 f"explore has {', '.join(common)}; give collect its arguments of these names instead."
             )
-        explorer = build(EXPLORERS, {**section, **own}, "explore")
+        explorer = build_entry(EXPLORER, {**section, **own}, "explore")
     name = type(explorer).__name__
     if explorer.traits.policy is not None:
         raise ConfigError(

@@ -8,8 +8,8 @@ from typing import Any
 
 from perturn.api.weighing import weigh
 from perturn.config.compatibility import providers
-from perturn.config.parsing import build
-from perturn.config.row_maker_settings import Made, RowInputs, RowMaker, RowTraits
+from perturn.config.parsing import build_entry, section_of
+from perturn.config.row_maker_settings import ROWS, Made, RowInputs, RowMaker, RowTraits
 from perturn.config.sections import Section
 from perturn.credit import Credit
 from perturn.data.group_account import ledger
@@ -18,7 +18,6 @@ from perturn.formats.read_rows import rows_of
 from perturn.group import groups_of
 from perturn.io.read_input import user_path
 from perturn.needs import Distance, name_of
-from perturn.rows import ROWS
 from perturn.run.stages.row_stage import ROWS_OF
 from perturn.types import Trajectory, WeightedTrajectory, failed, succeeded
 
@@ -52,18 +51,16 @@ def make_rows(
     Raises:
         ConfigError: If there is no such row maker, a setting is wrong, something is missing, or it needs a run.
     """
-    maker: RowMaker = (
-        build(ROWS, {"name": rows} if isinstance(rows, str) else rows, "rows")
-        if isinstance(rows, str | Mapping)
-        else rows
-    )
+    own = isinstance(getattr(rows, "traits", None), RowTraits) and not isinstance(rows, type)
+    maker: Any = rows if own else build_entry(ROWS, section_of(rows, "rows"), "rows")
     traits, name = maker.traits, type(maker).__name__
     grouped = traits.makes == "groups"
     episodes, experts = sorted(explored, key=lambda one: one.key), [one for one in experts if succeeded(one)]
     if branches is None:
         episodes, branches = _without_branches(episodes, experts)
     branches = list(branches)
-    _check(maker, episodes, experts, branches, credit)
+    _check_weighing(maker, credit, weighing)
+    _check(maker, episodes, experts, branches)
     of_expert = "expert-branches" in traits.branches and bool(experts)
     made = maker(
         RowInputs(
@@ -105,7 +102,6 @@ def _check(
     explored: Sequence[Trajectory],
     experts: Sequence[Trajectory],
     branches: Sequence[Trajectory],
-    credit: Any,
 ) -> None:
     """Reject a row maker that needs a run, or that was not given what it reads.
 
@@ -137,7 +133,26 @@ def _check(
             f"rows {name} puts two episodes into one conversation, of which a policy must see all; play by rules with "
             "history=None."
         )
-    if traits.makes == "groups" and credit is None:
+
+
+def _check_weighing(maker: RowMaker, credit: Any, weighing: Mapping[str, Any]) -> None:
+    """Reject rows that lack the credit that weighs them, and arguments that nothing would read.
+
+    Raises:
+        ConfigError: Saying what to give, or what to leave out.
+    """
+    name = type(maker).__name__
+    if maker.traits.makes != "groups":
+        if unread := [*(["credit"] if credit is not None else []), *weighing]:
+            raise ConfigError(
+                f"rows {name} are weighed in training, so nothing reads {', '.join(unread)}; leave out."
+            )
+        return
+    if "failed" in weighing:
+        raise ConfigError(
+            f"failed is a setting of rows {name}; give it in the section, as rows={{'name': ..., 'failed': ...}}."
+        )
+    if credit is None:
         raise ConfigError(
             f"rows {name} are weighed by a credit; give credit=, such as credit='rloo', or call weigh."
         )

@@ -17,7 +17,8 @@ from transformers.trainer_callback import PrinterCallback
 from perturn.episodes.seeds import seed_of
 from perturn.errors import ConfigError
 from perturn.run.iteration_state import continue_training
-from perturn.training.turn_config import TurnConfig
+from perturn.training.credit_choice import loss_and_credit
+from perturn.training.turn_config import TurnConfig, section
 from perturn.training.turn_trainer import TurnTrainer
 
 
@@ -133,7 +134,9 @@ class Trainer:
         steady = {} if iterations else {"lr_scheduler_type": "constant"}
         quiet = {"logging_steps": 1, "disable_tqdm": True, **_unsaved(self._folder)}
         self._settings = {"loss": loss, "credit": credit, **steady, **quiet, **settings}
-        self._config()
+        config = self._config()
+        credit_section = None if config.credit is None else section(config.credit, "credit")
+        loss_and_credit(section(config.loss, "loss"), credit_section)
 
     def _config(self) -> TurnConfig:
         """Settings of the iteration."""
@@ -178,8 +181,8 @@ class Trainer:
 def _check_settings(numbers: Mapping[str, int], reference: str, settings: Mapping[str, Any]) -> None:
     """Reject settings of a `Trainer` that are out of their range, or that it sets itself."""
     for name, number in numbers.items():
-        if number < 1:
-            raise ConfigError(f"{name} must be >= 1, got {number}.")
+        if not isinstance(number, int) or number < 1:
+            raise ConfigError(f"{name} must be >= 1 and whole, got {number!r}.")
     if reference not in ("previous", "start"):
         raise ConfigError(f"reference must be previous or start, got {reference!r}.")
     if taken := {"num_train_epochs", "per_device_train_batch_size", "output_dir"} & settings.keys():

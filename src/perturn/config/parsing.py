@@ -165,6 +165,21 @@ def build_entry(mark: EntryOf, section: Mapping[str, Any], where: str, *, root: 
     return build(table_of(mark.table), {**section, "name": name}, where, root=root)
 
 
+def section_of(given: Any, where: str) -> Mapping[str, Any]:
+    """Return the section that an argument of a function stands for: a mapping, or the name alone.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    if isinstance(given, str):
+        return {"name": given}
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{where} must be a name, a section with a name, or an object of a class, got {given!r:.80}."
+        )
+    return given
+
+
 def _require_name(section: Any, where: str) -> None:
     """Refuse a section that picks from a table by a misspelt `name`, or that is the name alone."""
     if isinstance(section, Mapping):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from perturn.config.evaluation_settings import SELECT, Candidates
 from perturn.config.parsing import build
@@ -17,6 +17,7 @@ from perturn.select.protocol import (
     EpisodeScorer,
     Selector,
     SelectorInputs,
+    SelectorNeed,
     SelectorTraits,
 )
 from perturn.types import Action, Prompt, Task
@@ -41,8 +42,31 @@ def make_selector(section: Mapping[str, Any]) -> Selector:
             f"{SELECT}.name: {name!r} is neither a function that gives scores nor a selector, which is a class with "
             "`traits = SelectorTraits(...)`."
         )
-    made = build({name: found if isinstance(found, type) else object}, section, SELECT, _SHARED)
-    return made if isinstance(found, type) else Function(name, found)
+    made: Selector = build({name: found if isinstance(found, type) else object}, section, SELECT, _SHARED)
+    if not isinstance(found, type):
+        return Function(name, found)
+    _check_kept(made, name)
+    return made
+
+
+def _check_kept(selector: Any, name: str) -> None:
+    """Reject a class that lacks what its traits declare, or declares a need that nothing meets.
+
+    Raises:
+        ConfigError: Before any work, naming the first that is wrong.
+    """
+    traits: SelectorTraits = selector.traits
+    for among in traits.among:
+        if not callable(getattr(selector, f"among_{among}", None)):
+            raise ConfigError(
+                f"{SELECT}.name: {name!r} scores {among} by its traits, and has no method among_{among}; write it, or "
+                "leave that out of SelectorTraits(among=...)."
+            )
+    if unknown := sorted(traits.needs - set(get_args(SelectorNeed))):
+        raise ConfigError(
+            f"{SELECT}.name: {name!r} needs {', '.join(unknown)}, which nothing gives. Known: "
+            f"{', '.join(get_args(SelectorNeed))}."
+        )
 
 
 def traits_of(section: Mapping[str, Any]) -> SelectorTraits:

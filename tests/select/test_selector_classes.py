@@ -1,0 +1,34 @@
+"""Selector classes of the user's that do not keep what their traits declare."""
+
+import pytest
+
+from perturn.errors import ConfigError
+from perturn.select.lookup import make_selector
+
+CODE = """
+from perturn.select import SelectorTraits
+
+
+class NoMethod:
+    traits = SelectorTraits(among=("episodes",))
+
+
+class UnknownNeed:
+    traits = SelectorTraits(among=("episodes",), needs=frozenset({"logprob"}))
+
+    def among_episodes(self, inputs):
+        return lambda episodes: [0.0] * len(episodes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("NoMethod", "has no method among_episodes"), ("UnknownNeed", "needs logprob, which nothing gives")],
+)
+def test_a_class_that_lacks_what_it_declares_is_rejected(tmp_path, name, says):
+    """When it is made, which is before any work."""
+    file = tmp_path / "guests.py"
+    file.write_text(CODE)
+
+    with pytest.raises(ConfigError, match=says):
+        make_selector({"name": f"{file}:{name}"})
