@@ -89,6 +89,7 @@ def test_reset_shows_the_task_and_the_room(world):
     assert not seen.terminated
 
 
+@pytest.mark.slow
 def test_reward_is_the_increase_of_the_highest_score(world):
     """`reset task` lowers the score: nothing is taken back, and nothing is paid twice."""
     world.reset(PLANT, 0)

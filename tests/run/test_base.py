@@ -132,6 +132,7 @@ def test_the_runs_seed_does_not_move_the_base_and_its_own_does(made, tmp_path):
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.slow
 def test_a_training_that_was_stopped_goes_on_to_the_same_base(made, tmp_path, monkeypatch):
     """Stopped after a checkpoint: the same weights and the same metrics as without."""
     steps = []

@@ -118,6 +118,10 @@ def test_an_existing_file_is_left_as_it_is(file):
         ({"loss": "tlm-der"}, "Did you mean 'tlm-dre'?"),
         ({"environment": "scienceworl"}, "Did you mean 'scienceworld'?"),
         ({"overrides": ["sed=1"]}, "unknown key 'sed'. Did you mean 'seed'?"),
+        (
+            {"overrides": ["rows={name: kto}"]},
+            r"are labelled, and loss 'tlm-dre' does not learn from labelled; add align\.loss\.name=kto",
+        ),
     ],
 )
 def test_a_mistake_writes_nothing(file, change, says):

@@ -92,6 +92,7 @@ def checkpoints(name):
     return sorted(path.name for path in Path(f"runs/{name}/checkpoints/tlm-dre.partial").glob("*"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_training_leaves_a_checkpoint_of_the_step_and_loses_nothing(whole):
     """Before, up to `save_steps` steps were lost, and nothing was said; going on prints no warning of libraries."""
     command = [sys.executable, "-W", "default", "-c", INTERRUPTIBLE, "run", "recipe.yaml", "name=stopped"]

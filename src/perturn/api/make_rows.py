@@ -51,7 +51,7 @@ def make_rows(
     Raises:
         ConfigError: If there is no such row maker, a setting is wrong, something is missing, or it needs a run.
     """
-    own = isinstance(getattr(rows, "traits", None), RowTraits) and not isinstance(rows, type)
+    own = not isinstance(rows, str | Mapping | type) and "traits" in dir(rows)
     maker: Any = rows if own else build_entry(ROWS, section_of(rows, "rows"), "rows")
     traits, name = maker.traits, type(maker).__name__
     grouped = traits.makes == "groups"

@@ -89,9 +89,31 @@ def write_recipe(
     chosen = _chosen(file.stem, world["environment"], model, loss, lora)
     apply_overrides(chosen, overrides)
     recipe = parse(Recipe, chosen)
+    _check_rows(recipe, traits)
     settings = "\n".join(_fields(Recipe, recipe, chosen, "") if full else _short(chosen))
     write_whole(file, f"{_header(file, environment, model, full)}{settings}\n")
     read_recipe(file)
+
+
+def _check_rows(recipe: Recipe, losses: Mapping[str, Any]) -> None:
+    """Reject rows that the loss of the alignment does not learn from.
+
+    Args:
+        recipe: To be written.
+        losses: Traits of each loss with its default settings, by name.
+
+    Raises:
+        ConfigError: Naming the losses that do.
+    """
+    if recipe.rows is None or recipe.align is None:
+        return
+    kind, name = recipe.rows.traits.makes, recipe.align.loss["name"]
+    fitting = [each for each, traits in losses.items() if traits and traits.rows == kind]
+    if name not in fitting:
+        raise ConfigError(
+            f"the rows of this recipe are {kind}, and loss {name!r} does not learn from {kind}; add align.loss.name="
+            f"{' or '.join(fitting)}."
+        )
 
 
 def _short(chosen: Mapping[str, Any]) -> Iterator[str]:
