@@ -120,7 +120,7 @@ def test_an_existing_file_is_left_as_it_is(file):
         ({"overrides": ["sed=1"]}, "unknown key 'sed'. Did you mean 'seed'?"),
         (
             {"overrides": ["rows={name: kto}"]},
-            "the rows of this recipe are labelled, and loss 'tlm-dre' does not learn from labelled; add align.loss.name=kto",
+            "are labelled, and loss 'tlm-dre' does not learn from labelled; add align.loss.name=kto",
         ),
     ],
 )
