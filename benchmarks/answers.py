@@ -26,13 +26,13 @@ from perturn.chat.model_names import load_tokenizer
 from perturn.chat.tokens import Renderer
 from perturn.config.sections import TOKEN_BUDGET
 from perturn.envs.named_protocols import PROTOCOLS
+from perturn.methods.siop.answer_clusters import clusters_of, own_answers_of
 from perturn.needs import AnswerClusters
 from perturn.policy.logprobs import prepare
 from perturn.policy.models import load_model
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import compute_logprobs
 from perturn.quantities.answer import answer_logprobs
-from perturn.quantities.answer_clusters import clusters_of, own_answers_of
 from perturn.quantities.answer_turns import Branch, as_sequences, branches, branches_of
 from perturn.quantities.readers import Reader
 from perturn.types import Sampling, Trajectory, failed

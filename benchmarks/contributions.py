@@ -23,9 +23,9 @@ from perturn.data.group_account import counted
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import begun
 from perturn.data.store import read_trajectories
+from perturn.methods.spa.contributions import scores_of
 from perturn.policy.value_heads import FOLDS
 from perturn.quantities import compute, figures_of, given
-from perturn.quantities.contributions import scores_of
 from perturn.quantities.protocol import ACTED
 from perturn.quantities.readers import Models, open_reader
 from perturn.run.stages.credit_stage import credit_groups

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from perturn.config.parsing import apply_overrides, build
 from perturn.credit import CREDITS
-from perturn.credit.archer import Critique
-from perturn.credit.siop import OwnAnswer
 from perturn.credit_check.meter import Measurement, measure
 from perturn.credit_check.processes import PROCESSES
+from perturn.methods.archer.archer_credit import Critique
+from perturn.methods.siop.siop_credit import OwnAnswer
 from perturn.needs import keyword, names_of
 from perturn.types import Action, Task, Trajectory, Turn
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from perturn.envs.bfcl.environment import Bfcl
 from perturn.episodes.tool_calls import ToolCall, call_similarity
-from perturn.quantities.tool_matches import gold_calls
+from perturn.methods.matchtir.tool_matches import gold_calls
 from perturn.stats.matching import greedy_matches, hard_matches, soft_matches
 
 TIMES = 5

@@ -105,7 +105,7 @@ class Values(Need):
 class Contributions(Need):
     """Contribution of each turn to the score of its episode, by heads on hidden states.
 
-    Given as `contributions`, in units of reward, a `perturn.credit.spa.Shares` a trajectory.
+    Given as `contributions`, in units of reward, a `perturn.methods.spa.spa_credit.Shares` a trajectory.
     """
 
     name: ClassVar[str] = "contributions"
@@ -117,7 +117,7 @@ class Contributions(Need):
 class Critics(Need):
     """Q and V of each turn by critics that keep learning from iteration to iteration.
 
-    Given as `critics`, in units of reward, a `perturn.credit.archer.Critique` a trajectory.
+    Given as `critics`, in units of reward, a `perturn.methods.archer.archer_credit.Critique` a trajectory.
     """
 
     name: ClassVar[str] = "critics"
@@ -150,7 +150,7 @@ class Answer(Need):
 class AnswerClusters(Need):
     """Which final answers to a task agree, and how likely the policy finds the answer of each episode's own cluster.
 
-    Given as `answer_clusters`, a `perturn.credit.siop.OwnAnswer` a trajectory.
+    Given as `answer_clusters`, a `perturn.methods.siop.siop_credit.OwnAnswer` a trajectory.
     """
 
     name: ClassVar[str] = "answer-clusters"
@@ -218,7 +218,7 @@ class ToolMatches(Need):
 class SuccessChance(Need):
     """Chance of a success before each turn, by heads on hidden states that are fitted on other episodes.
 
-    Given as `success_chance`, a `perturn.quantities.success_chance.Chances` a trajectory.
+    Given as `success_chance`, a `perturn.methods.trace.success_chance.Chances` a trajectory.
     """
 
     name: ClassVar[str] = "success-chance"

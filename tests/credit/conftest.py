@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from perturn.credit.siop import OwnAnswer
+from perturn.methods.siop.siop_credit import OwnAnswer
 from perturn.needs import keyword, names_of
 from support.states import episode as _episode
 

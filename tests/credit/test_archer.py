@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.archer import Critique
 from perturn.credit.protocol import CreditTraits
 from perturn.credit_check.meter import measure
 from perturn.credit_check.processes import PROCESSES
+from perturn.methods.archer.archer_credit import Critique
 from perturn.needs import Critics, Needs
 
 ArCHer = CREDITS["archer"]

@@ -11,8 +11,8 @@ import torch
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.archer import Critique
-from perturn.credit.siop import OwnAnswer
+from perturn.methods.archer.archer_credit import Critique
+from perturn.methods.siop.siop_credit import OwnAnswer
 from perturn.needs import keyword, names_of
 from perturn.types import Remaining
 

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.infopo import gate
+from perturn.methods.infopo.infopo_credit import gate
 from perturn.types import Status
 
 INFOPO = CREDITS["infopo"]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.matchtir import ASSIGNMENTS
 from perturn.credit_check.meter import measure, summary
 from perturn.credit_check.processes import PROCESSES, Outcome, Process
+from perturn.methods.matchtir.matchtir_credit import ASSIGNMENTS
 from perturn.stats.matching import greedy_matches, hard_matches
 from perturn.types import Status
 

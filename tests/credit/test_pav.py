@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.pav import PAV
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Return
-from perturn.credit.spo import SPO
 from perturn.credit_check.meter import SIZES, check_credit, measure
 from perturn.credit_check.processes import PROCESSES
+from perturn.methods.pav import PAV
+from perturn.methods.spo import SPO
 
 RLOO = CREDITS["rloo"]
 

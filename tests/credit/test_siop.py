@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.credit.siop import OwnAnswer, cluster_shares, potentials
+from perturn.methods.siop.siop_credit import OwnAnswer, cluster_shares, potentials
 from perturn.types import Status, Task
 
 

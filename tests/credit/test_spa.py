@@ -13,9 +13,9 @@ from torch.testing import assert_close
 from perturn.credit import CREDITS
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Return
-from perturn.credit.spa import Shares, to_go
 from perturn.credit_check.meter import measure
 from perturn.credit_check.processes import PROCESSES
+from perturn.methods.spa.spa_credit import Shares, to_go
 from perturn.types import Status
 
 SPA = CREDITS["spa"]

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
-from perturn.credit.spo import segment_advantages
+from perturn.methods.spo import segment_advantages
 
 SPO = CREDITS["spo"]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perturn.data.tree import grow, next_node
-from perturn.rows.tree_pairs import IN_TREE, pair_within_trees
+from perturn.methods.mcts_dpo.tree_pairs import IN_TREE, pair_within_trees
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 

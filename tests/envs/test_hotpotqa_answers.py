@@ -19,11 +19,11 @@ from perturn.data.group_account import read_credits
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, DataError
 from perturn.group import groups_of
+from perturn.methods.siop.answer_clusters import own_answers_of
 from perturn.needs import AnswerClusters
 from perturn.policy.models import load_model
 from perturn.quantities import compute
 from perturn.quantities.answer import answers_of
-from perturn.quantities.answer_clusters import own_answers_of
 from perturn.quantities.readers import Models, open_reader
 from perturn.run.execute import check, open_run, run_stages
 from perturn.run.stages.answer_form import answer_form

@@ -11,12 +11,12 @@ from torch.testing import assert_close
 from perturn.chat.tokens import NO_TURN
 from perturn.credit import CREDITS
 from perturn.credit.protocol import CreditTraits
-from perturn.credit.spa import Shares
 from perturn.credit_check.meter import measure
 from perturn.credit_check.processes import PROCESSES
+from perturn.methods.spa.contributions import turn_contributions
+from perturn.methods.spa.spa_credit import Shares
 from perturn.needs import Needs
 from perturn.policy.value_heads import PENALTIES, _fit, action_features, cross_fit_sums
-from perturn.quantities.contributions import turn_contributions
 from support.valued import EPISODES, drawn, episode
 
 

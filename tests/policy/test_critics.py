@@ -11,8 +11,7 @@ from torch.testing import assert_close
 from perturn.credit import CREDITS
 from perturn.credit_check.processes import PROCESSES, Step
 from perturn.errors import RunError
-from perturn.quantities import Ground
-from perturn.quantities.critics import (
+from perturn.methods.archer.critics import (
     Rows,
     TurnCritics,
     before,
@@ -23,6 +22,7 @@ from perturn.quantities.critics import (
     learn,
     learn_and_judge,
 )
+from perturn.quantities import Ground
 from perturn.run.stages.quantity_source import read_state, write_state
 
 ArCHer = CREDITS["archer"]

@@ -9,8 +9,8 @@ import torch
 
 from perturn.chat.tokens import NO_TURN, Renderer
 from perturn.errors import ConfigError, DataError, ModelError
+from perturn.methods.infopo.feedback import feedback_gains, masked_turns
 from perturn.policy.packing import lay_out
-from perturn.quantities.feedback import feedback_gains, masked_turns
 from perturn.types import Action, Status, Task, Trajectory, Turn
 from support.chat_templates import ALTERNATING
 from support.walks import REMEMBERS, SECOND, played

@@ -8,6 +8,7 @@ import torch
 
 from perturn.credit_check.processes import PROCESSES
 from perturn.errors import ConfigError
+from perturn.methods.trace.success_chance import PredictedSuccess
 from perturn.needs import (
     AnswerClusters,
     BranchReturns,
@@ -31,7 +32,6 @@ from perturn.quantities import (
 )
 from perturn.quantities.entropy import TurnEntropy, entropies_of
 from perturn.quantities.readers import Models, open_reader
-from perturn.quantities.success_chance import PredictedSuccess
 from perturn.types import Action, Task, Trajectory, Turn
 
 REQUESTS = {

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from perturn.data.iteration_numbers import ledger_of
 from perturn.errors import DataError
+from perturn.methods.ipr.step_pairs import STEPS, pair_with_expert_steps
 from perturn.rows.pairing import OUTCOMES, pair_with_expert
-from perturn.rows.step_pairs import STEPS, pair_with_expert_steps
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 WAY = ("go", "open", "take", "put")

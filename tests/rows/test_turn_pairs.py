@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from perturn.data.iteration_numbers import ledger_of
 from perturn.errors import DataError
+from perturn.methods.drop_pairs import DROPS, pair_where_worth_drops
+from perturn.methods.step_dpo.progress_pairs import pair_right_with_wrong
 from perturn.rows.branch_pairs import pair_within_branches
-from perturn.rows.drop_pairs import DROPS, pair_where_worth_drops
 from perturn.rows.pairing import IN_GROUP
-from perturn.rows.progress_pairs import pair_right_with_wrong
 from perturn.types import Action, Remaining, Status, Task, Trajectory, Turn
 
 WAY = ("look", "wait", "run", "rest")

@@ -6,8 +6,8 @@ from itertools import permutations
 import pytest
 
 from perturn.errors import ConfigError, DataError
+from perturn.methods.siop.answer_clusters import OwnAnswers, clusters_of, final_answer
 from perturn.needs import AnswerClusters
-from perturn.quantities.answer_clusters import OwnAnswers, clusters_of, final_answer
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 FORM = "Thought: I know the answer.\nAction: finish[{answer}]"

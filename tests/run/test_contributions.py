@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from perturn.cli import app
 from perturn.credit import CREDITS
 from perturn.credit.returns import Return
-from perturn.credit.spa import Shares
 from perturn.data.group_account import read_credits
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.group import groups_of
-from perturn.quantities.contributions import contributions_of, explained_scores, scores_of
+from perturn.methods.spa.contributions import contributions_of, explained_scores, scores_of
+from perturn.methods.spa.spa_credit import Shares
 from perturn.quantities.readers import open_reader
 from perturn.run.stages.credit_stage import credit_run
 from support.credited import EPISODES, KEPT

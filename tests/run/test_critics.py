@@ -15,7 +15,7 @@ from perturn.data.group_account import read_credits
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.seeds import seed_of
 from perturn.errors import ConfigError, RunError
-from perturn.quantities.critics import critics_of
+from perturn.methods.archer.critics import critics_of
 from perturn.quantities.readers import open_reader
 from perturn.run.execute import open_run, run_stages
 from perturn.run.stages import group_stage

@@ -13,9 +13,9 @@ from perturn.data.store import TrajectoryStore, read_pairs, read_records
 from perturn.envs.alfworld.generated_games import ALFWorldLike
 from perturn.errors import ConfigError, DataError, RunError
 from perturn.estimate.dry_run import make_plan
+from perturn.methods.oec_rows import OecRows
 from perturn.remaining import wrong_turns
 from perturn.rows.correction_pairs import to_correct
-from perturn.rows.oec_rows import OecRows
 from perturn.run.execute import open_run, run_stages
 from perturn.run.stages.expert_corrections import check_corrector, correct, corrected
 from perturn.run.stages.measure_distance import measured

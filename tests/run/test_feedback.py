@@ -8,7 +8,7 @@ from perturn.credit import CREDITS
 from perturn.data.group_account import read_credits
 from perturn.errors import ConfigError
 from perturn.group import groups_of
-from perturn.quantities.feedback import feedback_of
+from perturn.methods.infopo.feedback import feedback_of
 from perturn.quantities.readers import open_reader
 from perturn.run.stages.credit_stage import credit_run
 from support.credited import EPISODES, KEPT

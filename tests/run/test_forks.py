@@ -15,11 +15,11 @@ from perturn.data.forks import Forks
 from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_records, write_records
 from perturn.errors import ConfigError
-from perturn.explore.entropy_branches import EntropyBranches, uncertain_turns
-from perturn.explore.mixed_branches import MixedBranches, mixed_turns
 from perturn.explore.protocol import ExploreInputs
+from perturn.methods.arpo.entropy_branches import EntropyBranches, uncertain_turns
+from perturn.methods.trace.mixed_branches import MixedBranches, mixed_turns
+from perturn.methods.trace.success_chance import Chances, Prospects, folds_of, prospects, told
 from perturn.quantities import Computed
-from perturn.quantities.success_chance import Chances, Prospects, folds_of, prospects, told
 from perturn.run.execute import check
 from perturn.run.stages import explorer_quantities
 from perturn.run.stages.branch_stage import _play_rounds, check_explorer

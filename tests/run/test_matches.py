@@ -25,7 +25,7 @@ from perturn.episodes.tool_calls import (
     write_text,
 )
 from perturn.errors import ConfigError, DataError, EngineFailure, EnvironmentFailure
-from perturn.quantities.tool_matches import calls_of, check_gold_calls, gold_calls, match, matches_of
+from perturn.methods.matchtir.tool_matches import calls_of, check_gold_calls, gold_calls, match, matches_of
 from perturn.run.execute import check
 from perturn.run.session import world_maker
 from perturn.run.stages.credit_stage import credit_run

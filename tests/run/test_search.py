@@ -9,8 +9,8 @@ from perturn.config.row_maker_settings import RowInputs
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.data.tree import grow
 from perturn.errors import ConfigError
-from perturn.explore.mcts import Mcts, search_jobs
-from perturn.rows.tree_pairs import IN_TREE, TreePairs
+from perturn.methods.mcts_dpo.mcts import Mcts, search_jobs
+from perturn.methods.mcts_dpo.tree_pairs import IN_TREE, TreePairs
 from perturn.run.execute import check
 from perturn.types import Action, Status, Task, Trajectory, Turn
 from support.branches import WANDERING, of

@@ -11,7 +11,7 @@ from perturn.data.origins import actions_of
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.errors import RunError
 from perturn.estimate.dry_run import make_plan
-from perturn.explore.wrong_branches import WrongBranches
+from perturn.methods.step_dpo.wrong_branches import WrongBranches
 from perturn.report import write_report
 from perturn.run.execute import open_run, run_stages
 from perturn.run.stages.measure_distance import measured

@@ -20,7 +20,7 @@ from perturn.data.store import read_trajectories
 from perturn.episodes.episode import Job
 from perturn.errors import ConfigError
 from perturn.explore.protocol import ExploreInputs
-from perturn.explore.window import Window
+from perturn.methods.window import Window
 from perturn.report import summarize
 from perturn.report.group_view import shown_group
 from perturn.report.report_page import page

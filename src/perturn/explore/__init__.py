@@ -9,13 +9,7 @@ EXPLORERS: Table[type[Explorer]] = Table(
     "perturn.explorers",
     {
         "rollouts": "perturn.explore.rollouts:Rollouts",
-        "window": "perturn.explore.window:Window",
         "branches": "perturn.explore.branches:Branches",
-        "wrong-branches": "perturn.explore.wrong_branches:WrongBranches",
-        "entropy-branches": "perturn.explore.entropy_branches:EntropyBranches",
-        "mixed-branches": "perturn.explore.mixed_branches:MixedBranches",
-        "expert-branches": "perturn.explore.expert_branches:ExpertBranches",
-        "mcts": "perturn.explore.mcts:Mcts",
     },
 )
 """Explorers by name; other packages add theirs through entry points of `perturn.explorers`."""

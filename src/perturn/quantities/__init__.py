@@ -20,17 +20,11 @@ QUANTITIES: Table[type[Quantity]] = Table(
     {
         "reference": "perturn.quantities.reference_logprobs:ReferenceLogprobs",
         "values": "perturn.quantities.turn_values:TurnValues",
-        "contributions": "perturn.quantities.contributions:TurnContributions",
-        "critics": "perturn.quantities.critics:TurnCritics",
         "answer": "perturn.quantities.answer:GoldAnswer",
-        "answer-clusters": "perturn.quantities.answer_clusters:OwnAnswers",
-        "feedback": "perturn.quantities.feedback:FeedbackGain",
         "progress": "perturn.quantities.progress_logprobs:ProgressLogprobs",
         "branch-returns": "perturn.quantities.branch_returns:MeanBranchReturns",
-        "tool-matches": "perturn.quantities.tool_matches:GoldCallMatches",
         "distance": "perturn.quantities.distance:GoalDistance",
         "entropy": "perturn.quantities.entropy:TurnEntropy",
-        "success-chance": "perturn.quantities.success_chance:PredictedSuccess",
     },
 )
 """Quantity by name; each is loaded when it is asked for, since most need torch and a model."""

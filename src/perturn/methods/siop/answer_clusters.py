@@ -9,12 +9,12 @@ from math import log
 from typing import TYPE_CHECKING, ClassVar
 from unicodedata import normalize
 
-from perturn.credit.siop import OwnAnswer
 from perturn.envs.hotpotqa.answer_scores import PUNCTUATION, normalize_answer
 from perturn.envs.load_environment import load_object
 from perturn.errors import ConfigError
 from perturn.group import groups_of
 from perturn.io.plain_data import told
+from perturn.methods.siop.siop_credit import OwnAnswer
 from perturn.needs import AnswerClusters, Need
 from perturn.quantities.answer import check_gold, own_answer_logprobs
 from perturn.quantities.answer_turns import MARK, gold_answer
@@ -154,7 +154,7 @@ def own_answers_of(
 class OwnAnswers(Quantity):
     """Cluster of the final answer of each episode, and the mean log-probability of the answers that stand for it.
 
-    Given as `answer_clusters`, a `perturn.credit.siop.OwnAnswer` a trajectory.
+    Given as `answer_clusters`, a `perturn.methods.siop.siop_credit.OwnAnswer` a trajectory.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(

@@ -16,7 +16,7 @@ import torch
 from perturn.chat.tokens import Encoded
 from perturn.config.sections import TOKEN_BUDGET
 from perturn.credit.returns import Return
-from perturn.credit.spa import Shares
+from perturn.methods.spa.spa_credit import Shares
 from perturn.needs import Contributions, Need, Returns
 from perturn.policy.reference import frozen
 from perturn.policy.value_heads import action_features, cross_fit_sums, explained_variance
@@ -82,7 +82,7 @@ def explained_scores(found: Sequence[Shares], scores: Sequence[float]) -> float 
 class TurnContributions(Quantity):
     """Contribution of each turn to the score of its episode: `turn_contributions`.
 
-    Given as `contributions`, in units of reward, a `perturn.credit.spa.Shares` a trajectory: `own [turns]` by a head
+    Given as `contributions`, in units of reward, a `perturn.methods.spa.spa_credit.Shares` a trajectory: `own [turns]` by a head
     that has learned from other episodes and knows the action of the turn, and `by(head) [turns]` by another's head.
     """
 

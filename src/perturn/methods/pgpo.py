@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from perturn.bounds import Bound
-from perturn.credit.g2po import state_values
 from perturn.credit.gigpo import combined
 from perturn.credit.group_statistics import (
     GroupCredit,
@@ -16,6 +15,7 @@ from perturn.credit.group_statistics import (
 )
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers, solved
+from perturn.methods.g2po import state_values
 from perturn.types import Trajectory
 
 

@@ -14,10 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from perturn.credit.archer import Critique
 from perturn.credit.group_statistics import returns_to_go
 from perturn.credit.returns import Return
 from perturn.errors import RunError
+from perturn.methods.archer.archer_credit import Critique
 from perturn.needs import Critics as Request
 from perturn.needs import Need
 from perturn.policy.reference import frozen
@@ -284,7 +284,7 @@ def _critics(state: State) -> Critics:
 class TurnCritics(Quantity):
     """Q and V of each turn by critics that learn in every iteration, and begin as the one before left them.
 
-    Given as `critics`, in units of reward, a `perturn.credit.archer.Critique` a trajectory.
+    Given as `critics`, in units of reward, a `perturn.methods.archer.archer_credit.Critique` a trajectory.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(

@@ -10,7 +10,7 @@ from torch import Tensor
 from perturn.bounds import Bound
 from perturn.credit.group_statistics import GroupCredit, as_tensors, by_task, means_of_others, turn_numbers
 from perturn.credit.protocol import CreditTraits
-from perturn.credit.spo import PLAYED, Branches, segment_advantages
+from perturn.methods.spo import PLAYED, Branches, segment_advantages
 from perturn.needs import BranchReturns, Needs
 from perturn.types import Trajectory
 

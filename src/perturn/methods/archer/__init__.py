@@ -1,0 +1,1 @@
+"""ArCHer: critics of an utterance level, and the credit that reads them."""

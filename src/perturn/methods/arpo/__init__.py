@@ -1,0 +1,1 @@
+"""ARPO: branches where the policy is uncertain, and advantages of the turns that episodes share."""

@@ -1,0 +1,1 @@
+"""MatchTIR: tool calls matched with gold calls."""

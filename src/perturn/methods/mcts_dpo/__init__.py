@@ -1,0 +1,1 @@
+"""MCTS-DPO: tree search, and pairs of siblings."""

@@ -1,0 +1,1 @@
+"""SIOP: clusters of final answers, and the credit that reads their likelihood."""

@@ -1,0 +1,1 @@
+"""SPA: contributions of turns to the score of their episode."""

@@ -1,0 +1,1 @@
+"""Step-DPO: branches at the first wrong turn, and pairs of right and wrong turns."""

@@ -1,0 +1,1 @@
+"""TRACE: branches where success is uncertain, and the predictor of success."""
