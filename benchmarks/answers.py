@@ -27,7 +27,7 @@ from perturn.chat.tokens import Renderer
 from perturn.config.sections import TOKEN_BUDGET
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.methods.siop.answer_clusters import clusters_of, own_answers_of
-from perturn.needs import AnswerClusters
+from perturn.methods.siop.siop_credit import AnswerClusters
 from perturn.policy.logprobs import prepare
 from perturn.policy.models import load_model
 from perturn.policy.packing import lay_out

@@ -13,7 +13,8 @@ from perturn.cli import app
 from perturn.credit import CREDITS, CreditTraits
 from perturn.data.group_account import read_credits
 from perturn.errors import ConfigError
-from perturn.needs import Answer, AnswerClusters, Needs
+from perturn.methods.siop.siop_credit import AnswerClusters
+from perturn.needs import Answer, Needs
 from perturn.quantities import QUANTITIES, wanted
 from perturn.training.credit_choice import check_credit
 

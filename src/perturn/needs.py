@@ -102,38 +102,6 @@ class Values(Need):
 
 
 @dataclass(frozen=True)
-class Contributions(Need):
-    """Contribution of each turn to the score of its episode, by heads on hidden states.
-
-    Given as `contributions`, in units of reward, a `perturn.methods.spa.spa_credit.Shares` a trajectory.
-    """
-
-    name: ClassVar[str] = "contributions"
-    returns: Returns | None = None
-    """Rewards that count; None: as recorded."""
-
-
-@dataclass(frozen=True)
-class Critics(Need):
-    """Q and V of each turn by critics that keep learning from iteration to iteration.
-
-    Given as `critics`, in units of reward, a `perturn.methods.archer.archer_credit.Critique` a trajectory.
-    """
-
-    name: ClassVar[str] = "critics"
-    gamma: float
-    """Discount from one turn to the next."""
-    tau: float
-    """How far the slow copies follow in a round, in (0, 1]."""
-    rounds: int
-    """Regressions of each head in an iteration."""
-    penalty: float
-    """Pull of each head to its weights before the iteration, relative to the variance of all features together."""
-    returns: Returns | None = None
-    """Rewards that count; None: as recorded."""
-
-
-@dataclass(frozen=True)
 class Answer(Need):
     """Mean log-probability of the tokens of the task's gold answer before each turn and after the last one.
 
@@ -144,34 +112,6 @@ class Answer(Need):
     name: ClassVar[str] = "answer"
     last_gain: bool = True
     """Whether the policy is asked after the last turn too; else that entry is NaN."""
-
-
-@dataclass(frozen=True)
-class AnswerClusters(Need):
-    """Which final answers to a task agree, and how likely the policy finds the answer of each episode's own cluster.
-
-    Given as `answer_clusters`, a `perturn.methods.siop.siop_credit.OwnAnswer` a trajectory.
-    """
-
-    name: ClassVar[str] = "answer-clusters"
-    same: str = "exact"
-    """exact (equal once normalized), or a function as MODULE:FUNCTION that labels the answers to a task."""
-    members: int = 3
-    """Answers that represent a cluster, at most."""
-    gold: bool = False
-    """Whether every episode has the gold answer for its own."""
-
-
-@dataclass(frozen=True)
-class Feedback(Need):
-    """Log-likelihood gain of each action from seeing the environment's reply to the action before it.
-
-    Given as `feedback`, in nats `[trajectories][turns]`; NaN where no turn follows, or nothing was said.
-    """
-
-    name: ClassVar[str] = "feedback"
-    placeholder: str
-    """Text that replaces the reply."""
 
 
 @dataclass(frozen=True)
@@ -198,29 +138,3 @@ class BranchReturns(Need):
     name: ClassVar[str] = "branch-returns"
     returns: Returns | None = None
     """Rewards that count; None: as recorded."""
-
-
-@dataclass(frozen=True)
-class ToolMatches(Need):
-    """Similarity of each tool call to the gold call that it is matched with.
-
-    Given as `tool_matches`, `[trajectories][turns][calls]`; 0: matched with none.
-    """
-
-    name: ClassVar[str] = "tool-matches"
-    assignment: str = "hard"
-    """hard (one to one with the largest sum), greedy (the most similar first) or soft (in shares)."""
-    regularization: float = 0.1
-    """Of the soft assignment, in units of similarity."""
-
-
-@dataclass(frozen=True)
-class SuccessChance(Need):
-    """Chance of a success before each turn, by heads on hidden states that are fitted on other episodes.
-
-    Given as `success_chance`, a `perturn.methods.trace.success_chance.Chances` a trajectory.
-    """
-
-    name: ClassVar[str] = "success-chance"
-    others: str = "tasks"
-    """Episodes that a head learns from: those of other tasks (tasks), or any others (episodes)."""

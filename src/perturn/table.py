@@ -1,4 +1,4 @@
-"""A table: entries by name, ours and those that installed packages add through entry points."""
+"""A table: entries by name, of the core and those that packages add through entry points, as `perturn.methods` is."""
 
 from __future__ import annotations
 
@@ -42,9 +42,11 @@ class Table(Mapping[str, T], Generic[T]):
 
     @cached_property
     def _foreign(self) -> dict[str, EntryPoint]:
-        """Entries of installed packages."""
+        """Entries of `perturn.methods`, and of other installed packages."""
         found: dict[str, EntryPoint] = {}
-        for point in _entry_points(group=self._group):
+        for point in sorted(
+            _entry_points(group=self._group), key=_is_ours, reverse=True
+        ):  # of two, another is to blame
             if point.name in self._own or point.name in found:
                 raise ConfigError(
                     f"{_package(point)} adds {point.name!r} to {self._group}, where there is one of that name; "
@@ -145,8 +147,23 @@ def require(package: str, who: str, extra: str, otherwise: str = "") -> None:
 
 def package_of(group: str, name: str) -> str | None:
     """The installed package that adds an entry to a group, which is not loaded for that; None for ours."""
-    found = (point.dist for point in _entry_points(group=group, name=name))
+    found = (point.dist for point in _entry_points(group=group, name=name) if not _is_ours(point))
     return next((package.name for package in found if package is not None), None)
+
+
+def missing_methods() -> str:
+    """Return a sentence for errors where the entries of `perturn.methods` cannot be found; empty if they can."""
+    if any(map(_is_ours, _entry_points(group="perturn.credits"))):
+        return ""
+    return (
+        " Entries of perturn.methods are missing, because Perturn was installed before they moved there; run "
+        "`pip install` for Perturn again (pip install -e . in a checkout)."
+    )
+
+
+def _is_ours(point: EntryPoint) -> bool:
+    """Whether an entry point is one of our own distribution, by its module."""
+    return point.value.startswith("perturn.")
 
 
 def _package(point: EntryPoint) -> str:

@@ -13,8 +13,8 @@ from perturn.credit import CREDITS
 from perturn.credit.protocol import CreditTraits
 from perturn.credit_check.meter import measure
 from perturn.credit_check.processes import PROCESSES
-from perturn.methods.archer.archer_credit import Critique
-from perturn.needs import Critics, Needs
+from perturn.methods.archer.archer_credit import Critics, Critique
+from perturn.needs import Needs
 
 ArCHer = CREDITS["archer"]
 

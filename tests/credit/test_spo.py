@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
+from perturn.credit.branch_forest import segment_advantages
 from perturn.credit.returns import Return
-from perturn.methods.spo import segment_advantages
 
 SPO = CREDITS["spo"]
 

@@ -9,8 +9,8 @@ from perturn.envs.named_protocols import PROTOCOLS
 from perturn.episodes.episode import Job
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action, write_text
 from perturn.errors import ConfigError, DataError
+from perturn.methods.matchtir.matchtir_credit import ToolMatches
 from perturn.methods.matchtir.tool_matches import gold_calls, match
-from perturn.needs import ToolMatches
 from perturn.run.stages.collect_stage import demonstrate
 from perturn.types import Action, Trajectory, Turn
 

@@ -20,7 +20,7 @@ from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import ConfigError, DataError
 from perturn.group import groups_of
 from perturn.methods.siop.answer_clusters import own_answers_of
-from perturn.needs import AnswerClusters
+from perturn.methods.siop.siop_credit import AnswerClusters
 from perturn.policy.models import load_model
 from perturn.quantities import compute
 from perturn.quantities.answer import answers_of

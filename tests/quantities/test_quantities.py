@@ -8,18 +8,12 @@ import torch
 
 from perturn.credit_check.processes import PROCESSES
 from perturn.errors import ConfigError
+from perturn.methods.archer.archer_credit import Critics
+from perturn.methods.infopo.infopo_credit import Feedback
+from perturn.methods.siop.siop_credit import AnswerClusters
+from perturn.methods.trace.mixed_branches import SuccessChance
 from perturn.methods.trace.success_chance import PredictedSuccess
-from perturn.needs import (
-    AnswerClusters,
-    BranchReturns,
-    Critics,
-    Feedback,
-    Need,
-    Progress,
-    SuccessChance,
-    Values,
-    keyword,
-)
+from perturn.needs import BranchReturns, Need, Progress, Values, keyword
 from perturn.quantities import (
     QUANTITIES,
     Computed,

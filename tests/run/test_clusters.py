@@ -7,7 +7,7 @@ import pytest
 
 from perturn.errors import ConfigError, DataError
 from perturn.methods.siop.answer_clusters import OwnAnswers, clusters_of, final_answer
-from perturn.needs import AnswerClusters
+from perturn.methods.siop.siop_credit import AnswerClusters
 from perturn.types import Action, Status, Task, Trajectory, Turn
 
 FORM = "Thought: I know the answer.\nAction: finish[{answer}]"

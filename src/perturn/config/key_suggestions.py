@@ -10,6 +10,7 @@ from typing import Any
 from perturn.bounds import EntryOf, marks
 from perturn.config.peer_settings import PEERS
 from perturn.errors import closest, did_you_mean
+from perturn.table import missing_methods
 from perturn.table_index import LISTED, TABLES, table
 
 _MOST_SHOWN = 2
@@ -111,7 +112,7 @@ def unknown_name(where: str, name: str, entries: Mapping[str, Any]) -> str:
     said, listed = f"unknown {where}.name {name!r:.200}.", did_you_mean(name, entries)
     other = next((kind for kind in TABLES if name in (found := table(kind)) and found is not entries), None)
     if other is None:
-        return f"{said}{listed}"
+        return f"{said}{listed}{missing_methods()}"
     return f"{said} {name!r} is one of `perturn list {other}`. {LISTED[other]}"
 
 

@@ -3,10 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import fsum
+from math import fsum, isnan
+
+from torch import Tensor
 
 from perturn.credit.returns import Numbers
 from perturn.types import Trajectory
+
+BranchValues = Sequence[Sequence[float] | Tensor]
+"""Mean return from each turn on of the episodes that branch off before it, in units of reward `[trajectories][turns]`;
+NaN: none does."""
+
+PLAYED = "the mean return of the episodes that were played on from before each turn"
+"""`BranchValues` in words, for errors."""
 
 VALUES = ("tree", "leaves")
 """Value of a stretch of turns: the mean over the children of the fork behind it, or over all leaves below it."""
@@ -142,3 +151,26 @@ def _tree(explored: int, forks: Forks, rewards: Numbers, value: str) -> Tree:
         # Exact sums, so that leaves with equal rewards are equal.
         scores += [fsum([*own[:start], *rewards[i][start:]]) for i, _ in theirs]
     return Tree(tuple(stretches), (fsum(own), *scores))
+
+
+def segment_advantages(rewards: Sequence[float], values: Sequence[float], start: float) -> list[float]:
+    """Return what each segment changed in the expected return, the same for all its turns, in units of reward [turns].
+
+        A_t = sum_(k in [c, d)) r_k + V_d - V_c,   c <= t < d,   V = 0 after the end
+
+    A segment begins with the episode, and at each turn whose value is known.
+
+    Args:
+        rewards: Of each turn [turns].
+        values: V before each turn, NaN where it is not known; that of the first turn is not read [turns].
+        start: V before the first turn.
+    """
+    found = [0.0] * len(rewards)
+    after, end = 0.0, len(rewards)
+    for turn in range(len(rewards) - 1, -1, -1):
+        value = start if turn == 0 else values[turn]
+        if isnan(value):
+            continue
+        found[turn:end] = [fsum((*rewards[turn:end], after, -value))] * (end - turn)
+        after, end = value, turn
+    return found

@@ -10,8 +10,10 @@ from perturn.credit.group_statistics import (
     Normalization,
     Unit,
     anchors,
+    combined,
     episode_advantages,
     normalized_within,
+    penalties,
     returns_to_go,
 )
 from perturn.credit.protocol import CreditTraits
@@ -70,16 +72,3 @@ class GiGPO(GroupCredit):
         ]
         step = normalized_within(anchors(group, similarity=self.similarity), to_go, self.normalize)
         return combined(episode, step, self.omega)
-
-
-def penalties(group: Sequence[Trajectory], penalty: float) -> Numbers:
-    """Return the penalty of each turn whose action was invalid, 0 of others `[trajectories][turns]`."""
-    return [[0.0 if turn.valid else penalty for turn in trajectory.turns] for trajectory in group]
-
-
-def combined(one: Numbers, other: Numbers, weight: float = 1.0) -> Numbers:
-    """Return one number plus a weight times another, of each turn `[trajectories][turns]`."""
-    return [
-        [a + weight * b for a, b in zip(of_one, of_other, strict=True)]
-        for of_one, of_other in zip(one, other, strict=True)
-    ]

@@ -284,6 +284,29 @@ def anchors(
     return list(found.values())
 
 
+def state_values(states: Sequence[Sequence[Visit]], own: Numbers) -> Numbers:
+    """Return the mean of the turns' values over each state; the turn's own where it has none in common."""
+    found = [list(of_one) for of_one in own]
+    for visits in states:
+        value = mean([own[i][t] for i, t in visits])
+        for i, t in visits:
+            found[i][t] = value
+    return found
+
+
+def combined(one: Numbers, other: Numbers, weight: float = 1.0) -> Numbers:
+    """Return one number plus a weight times another, of each turn `[trajectories][turns]`."""
+    return [
+        [a + weight * b for a, b in zip(of_one, of_other, strict=True)]
+        for of_one, of_other in zip(one, other, strict=True)
+    ]
+
+
+def penalties(group: Sequence[Trajectory], penalty: float) -> Numbers:
+    """Return the penalty of each turn whose action was invalid, 0 of others `[trajectories][turns]`."""
+    return [[0.0 if turn.valid else penalty for turn in trajectory.turns] for trajectory in group]
+
+
 def similar_keys(group: Sequence[Trajectory], similarity: float) -> dict[str, str]:
     """Return the first, in alphabetical order, of the keys that each state key is joined with."""
     keys = sorted({turn.state_key for each in group for turn in each.turns if turn.state_key is not None})

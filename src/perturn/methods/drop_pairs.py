@@ -9,12 +9,26 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Annotated, ClassVar, Literal
 
-from perturn.bounds import Bound, bounded
-from perturn.config.row_maker_settings import ANY_BRANCHES, Made, RowInputs, RowTraits
-from perturn.data.origins import actions_of, branches_of
-from perturn.needs import Need
-from perturn.rows.pairing import Paired, exceeds, made, pair_ending, paired_within_branches
-from perturn.types import PreferencePair, Trajectory, failed, score
+from perturn.extend import (
+    ANY_BRANCHES,
+    Bound,
+    Made,
+    Need,
+    Paired,
+    PreferencePair,
+    RowInputs,
+    RowTraits,
+    Trajectory,
+    actions_of,
+    bounded,
+    branches_of,
+    exceeds,
+    failed,
+    made,
+    pair_ending,
+    paired_within_branches,
+    score,
+)
 
 DROPS = ("failed", "no_drop", "identical", "gap", "kept")
 """Outcomes of a step of an explored episode: the first that holds. `failed`: no branch says what it was worth to be

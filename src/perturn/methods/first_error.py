@@ -7,11 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from perturn.checks import check_choice, check_positive
-from perturn.credit.protocol import CreditTraits
-from perturn.needs import SENSES, Distance, Needs
-from perturn.remaining import wrong_turns
-from perturn.types import Trajectory
+from perturn.extend import SENSES, Distance, Needs, Trajectory, check_choice, check_positive, wrong_turns
+from perturn.extend.tensors import CreditTraits
 
 TURNS = ("from", "only")
 """Turns of an episode with an error that take the high weight: those from the first wrong one on, or the wrong ones."""

@@ -4,21 +4,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from perturn.bounds import Bound
-from perturn.credit.gigpo import combined, penalties
-from perturn.credit.group_statistics import (
+from perturn.extend import Bound, Trajectory
+from perturn.extend.tensors import (
+    CreditTraits,
     GroupCredit,
     Normalization,
+    Numbers,
     Unit,
     Visit,
     anchors,
+    combined,
     episode_advantages,
-    mean,
     normalized_within,
+    penalties,
+    solved,
+    state_values,
 )
-from perturn.credit.protocol import CreditTraits
-from perturn.credit.returns import Numbers, solved
-from perturn.types import Trajectory
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,3 @@ class G2PO(GroupCredit):
             normalized_within([every], combined(after, value, -1.0), self.normalize),
         )
         return combined(episode, step, self.omega)
-
-
-def state_values(states: Sequence[Sequence[Visit]], own: Numbers) -> Numbers:
-    """Return the mean of the turns' values over each state; the turn's own where it has none in common."""
-    found = [list(of_one) for of_one in own]
-    for visits in states:
-        value = mean([own[i][t] for i, t in visits])
-        for i, t in visits:
-            found[i][t] = value
-    return found

@@ -5,11 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from perturn.bounds import Bound
-from perturn.credit.gigpo import combined
-from perturn.credit.group_statistics import GroupCredit, Visit, anchors, episode_advantages, normalized_within
-from perturn.credit.returns import Numbers, Return, solved
-from perturn.types import Trajectory
+from perturn.extend import Bound, Trajectory
+from perturn.extend.tensors import (
+    GroupCredit,
+    Numbers,
+    Return,
+    Visit,
+    anchors,
+    combined,
+    episode_advantages,
+    normalized_within,
+    solved,
+)
 
 _SUCCESS = -1
 """Node that a solved trajectory ends in."""

@@ -7,14 +7,17 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from perturn.bounds import Bound, check_bounds
-from perturn.checks import check_choice
-from perturn.credit.group_statistics import as_tensors, generalized_advantages, returns_to_go
-from perturn.credit.protocol import CreditTraits
-from perturn.credit.returns import Return
-from perturn.credit.turn_gae import Lengths, TokenValues, token_values
-from perturn.needs import Needs, Values
-from perturn.types import Trajectory, Turn
+from perturn.extend import Bound, Needs, Trajectory, Turn, Values, check_bounds, check_choice
+from perturn.extend.tensors import (
+    CreditTraits,
+    Lengths,
+    Return,
+    TokenValues,
+    as_tensors,
+    generalized_advantages,
+    returns_to_go,
+    token_values,
+)
 
 SWITCHES = ("reply", "action")
 """Texts that can say that a segment begins: what the policy was told before the turn, or what it then did."""

@@ -6,22 +6,22 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from perturn.bounds import Bound
-from perturn.checks import check_choice
-from perturn.credit.answer_gains import GAINS, Answers, answer_numbers, turn_gains
-from perturn.credit.group_statistics import (
+from perturn.extend import Answer, Bound, Needs, Trajectory, check_choice
+from perturn.extend.tensors import (
+    GAINS,
+    Answers,
+    CreditTraits,
     Deviation,
     GroupCredit,
     Normalization,
+    Numbers,
     Visit,
+    answer_numbers,
     normalized_within,
     returns_to_go,
+    turn_gains,
     weigh_tasks,
 )
-from perturn.credit.protocol import CreditTraits
-from perturn.credit.returns import Numbers
-from perturn.needs import Answer, Needs
-from perturn.types import Trajectory
 
 POOLS = ("joint", "separate")
 """Gains and outcomes of a group are normalized together, or each among themselves."""

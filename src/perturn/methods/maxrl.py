@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perturn.credit.group_statistics import EPSILON, GroupCredit, mean
-from perturn.credit.returns import Numbers
-from perturn.types import Trajectory
+from perturn.extend import Trajectory
+from perturn.extend.tensors import EPSILON, GroupCredit, Numbers, mean
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
-from perturn.episodes.prompts import told
-from perturn.needs import Need
-from perturn.rows.endings import ToldRows, divide, told_successes, weighted
+from perturn.extend import Made, Need, RowInputs, RowTraits, ToldRows, divide, told, told_successes, weighted
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Annotated, ClassVar, Literal
 
-from perturn.bounds import bounded
-from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
-from perturn.config.sections import COUNT
-from perturn.errors import DataError
-from perturn.needs import Need
-from perturn.rows.endings import divide, weighted
-from perturn.types import Trajectory, WeightedTrajectory, succeeded
+from perturn.extend import (
+    COUNT,
+    DataError,
+    Made,
+    Need,
+    RowInputs,
+    RowTraits,
+    Trajectory,
+    WeightedTrajectory,
+    bounded,
+    divide,
+    succeeded,
+    weighted,
+)
 
 
 @dataclass(frozen=True)

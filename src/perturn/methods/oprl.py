@@ -7,21 +7,21 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from perturn.bounds import MODEL, Bound
-from perturn.checks import check_choice
-from perturn.credit.group_statistics import (
+from perturn.extend import MODEL, Bound, Needs, Progress, Trajectory, check_choice
+from perturn.extend.tensors import (
+    REDUCTIONS,
     Deviation,
     GroupCredit,
+    Logprobs,
     Normalization,
+    Numbers,
     as_tensors,
     by_task,
     episode_advantages,
+    normalized_progress,
     returns_to_go,
+    turn_log_ratios,
 )
-from perturn.credit.implicit_rewards import REDUCTIONS, Logprobs, normalized_progress, turn_log_ratios
-from perturn.credit.returns import Numbers
-from perturn.needs import Needs, Progress
-from perturn.types import Trajectory
 
 
 @dataclass(frozen=True)

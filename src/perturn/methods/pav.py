@@ -7,12 +7,18 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from perturn.bounds import Bound
-from perturn.credit.group_statistics import GroupCredit, as_tensors, by_task, means_of_others, turn_numbers
-from perturn.credit.protocol import CreditTraits
-from perturn.methods.spo import PLAYED, Branches, segment_advantages
-from perturn.needs import BranchReturns, Needs
-from perturn.types import Trajectory
+from perturn.extend import Bound, BranchReturns, Needs, Trajectory
+from perturn.extend.tensors import (
+    PLAYED,
+    BranchValues,
+    CreditTraits,
+    GroupCredit,
+    as_tensors,
+    by_task,
+    means_of_others,
+    segment_advantages,
+    turn_numbers,
+)
 
 
 def first_ends(rewards: Sequence[float], values: Sequence[float]) -> float:
@@ -62,7 +68,7 @@ class PAV(GroupCredit):
         return CreditTraits(needs_group=True, unbiased=self.alpha == 0, takes_prover=True)
 
     def __call__(
-        self, group: Sequence[Trajectory], *, branch_returns: Branches | None = None, **_: Any
+        self, group: Sequence[Trajectory], *, branch_returns: BranchValues | None = None, **_: Any
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
 

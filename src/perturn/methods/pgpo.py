@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from perturn.bounds import Bound
-from perturn.credit.gigpo import combined
-from perturn.credit.group_statistics import (
+from perturn.extend import Bound, Trajectory
+from perturn.extend.tensors import (
+    CreditTraits,
     GroupCredit,
     Normalization,
+    Numbers,
     anchors,
+    combined,
     normalized_within,
     returns_to_go,
+    solved,
+    state_values,
 )
-from perturn.credit.protocol import CreditTraits
-from perturn.credit.returns import Numbers, solved
-from perturn.methods.g2po import state_values
-from perturn.types import Trajectory
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from perturn.bounds import Bound
-from perturn.checks import check_choice
-from perturn.credit.branch_forest import VALUES, Stretch, forest
-from perturn.credit.group_statistics import (
+from perturn.extend import Bound, Trajectory, check_choice
+from perturn.extend.tensors import (
     EPSILON,
+    VALUES,
+    CreditTraits,
     GroupCredit,
     Normalization,
+    Numbers,
+    Stretch,
     deviation,
+    forest,
     mean,
     means_of_others,
 )
-from perturn.credit.protocol import CreditTraits
-from perturn.credit.returns import Numbers
-from perturn.types import Trajectory
 
 BASELINES = ("others", "group")
 """Mean that a value is compared with: of the others, or of all, its own among them."""

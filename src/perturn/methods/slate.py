@@ -4,22 +4,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from perturn.checks import check_choice
-from perturn.credit.branch_forest import forks_of
-from perturn.credit.group_statistics import (
+from perturn.extend import SENSES, Distance, Needs, Trajectory, check_choice, failed
+from perturn.extend.tensors import (
     EPSILON,
+    SCORES,
+    CreditTraits,
     GroupCredit,
     Normalization,
+    Numbers,
     Visit,
     deviation,
+    forks_of,
     mean,
     means_of_others,
 )
-from perturn.credit.process_score import SCORES
-from perturn.credit.protocol import CreditTraits
-from perturn.credit.returns import Numbers
-from perturn.needs import SENSES, Distance, Needs
-from perturn.types import Trajectory, failed
 
 MEASURES = ("reward", "progress", "valid")
 """How good a turn was: the reward that counts; 1 where it brought the success nearer; 1 where it could be executed."""

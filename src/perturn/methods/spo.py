@@ -2,44 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum, isnan
+from math import fsum
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from perturn.credit.group_statistics import GroupCredit, as_tensors, by_task, means_of_others, turn_numbers
-from perturn.credit.protocol import CreditTraits
-from perturn.needs import BranchReturns, Needs
-from perturn.types import Trajectory
-
-Branches = Sequence[Sequence[float] | Tensor]
-"""Mean return from each turn on of the episodes that were played on from before it, in units of reward
-`[trajectories][turns]`; NaN: none was."""
-
-PLAYED = "the mean return of the episodes that were played on from before each turn"
-
-
-def segment_advantages(rewards: Sequence[float], values: Sequence[float], start: float) -> list[float]:
-    """Return what each segment changed in the expected return, the same for all its turns, in units of reward [turns].
-
-        A_t = sum_(k in [c, d)) r_k + V_d - V_c,   c <= t < d,   V = 0 after the end
-
-    A segment begins with the episode, and at each turn whose value is known.
-
-    Args:
-        rewards: Of each turn [turns].
-        values: V before each turn, NaN where it is not known; that of the first turn is not read [turns].
-        start: V before the first turn.
-    """
-    found = [0.0] * len(rewards)
-    after, end = 0.0, len(rewards)
-    for turn in range(len(rewards) - 1, -1, -1):
-        value = start if turn == 0 else values[turn]
-        if isnan(value):
-            continue
-        found[turn:end] = [fsum((*rewards[turn:end], after, -value))] * (end - turn)
-        after, end = value, turn
-    return found
+from perturn.extend import BranchReturns, Needs, Trajectory
+from perturn.extend.tensors import (
+    PLAYED,
+    BranchValues,
+    CreditTraits,
+    GroupCredit,
+    as_tensors,
+    by_task,
+    means_of_others,
+    segment_advantages,
+    turn_numbers,
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +46,7 @@ class SPO(GroupCredit):
         return (BranchReturns(self.returns),)
 
     def __call__(
-        self, group: Sequence[Trajectory], *, branch_returns: Branches | None = None, **_: Any
+        self, group: Sequence[Trajectory], *, branch_returns: BranchValues | None = None, **_: Any
     ) -> list[Tensor]:
         """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
 

@@ -7,12 +7,17 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from perturn.bounds import Bound
-from perturn.credit.group_statistics import GroupCredit, as_tensors, by_task, returns_to_go
-from perturn.credit.protocol import CreditTraits
-from perturn.credit.turn_gae import Lengths, TokenValues, token_values
-from perturn.needs import Needs, Values
-from perturn.types import Trajectory
+from perturn.extend import Bound, Needs, Trajectory, Values
+from perturn.extend.tensors import (
+    CreditTraits,
+    GroupCredit,
+    Lengths,
+    TokenValues,
+    as_tensors,
+    by_task,
+    returns_to_go,
+    token_values,
+)
 
 
 @dataclass(frozen=True)

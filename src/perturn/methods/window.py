@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from perturn.config.explorer_settings import ExplorerTraits
-from perturn.config.sections import COUNT
-from perturn.episodes.episode import Job
-from perturn.episodes.seeds import seed_of
-from perturn.errors import ConfigError
-from perturn.explore.protocol import ExploreInputs, Explorer
+from perturn.extend import COUNT, ConfigError, ExploreInputs, Explorer, ExplorerTraits, Job, seed_of
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from perturn.envs.load_environment import load_object
 from perturn.errors import ConfigError, did_you_mean
 from perturn.needs import Need, keyword, name_of
 from perturn.quantities.protocol import Computed, Ground, Planned, Quantity, QuantityTraits, Source
-from perturn.table import Table, check_names
+from perturn.table import Table, check_names, missing_methods
 from perturn.types import Trajectory
 
 QUANTITIES: Table[type[Quantity]] = Table(
@@ -44,6 +44,7 @@ def kind_of(name: str, reader: str = "the credit") -> type[Quantity]:
         raise ConfigError(
             f"{reader} needs {name!r}, and nothing computes it.{did_you_mean(name, QUANTITIES)} Known: "
             f"{', '.join(QUANTITIES)}; a package adds its own as an entry point of perturn.quantities."
+            f"{missing_methods()}"
         )
     kind: Any = load_object(name) if ":" in name else QUANTITIES[name]
     if not (isinstance(kind, type) and issubclass(kind, Quantity)):

@@ -3,17 +3,33 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from perturn.bounds import Bound, check_bounds
-from perturn.credit.group_statistics import as_tensors
-from perturn.credit.protocol import CreditTraits
-from perturn.credit.returns import Return
-from perturn.needs import Critics, Needs
-from perturn.types import Trajectory
+from perturn.extend import Bound, Need, Needs, Returns, Trajectory, check_bounds
+from perturn.extend.tensors import CreditTraits, Return, as_tensors
+
+
+@dataclass(frozen=True)
+class Critics(Need):
+    """Q and V of each turn by critics that keep learning from iteration to iteration.
+
+    Given as `critics`, in units of reward, a `perturn.methods.archer.archer_credit.Critique` a trajectory.
+    """
+
+    name: ClassVar[str] = "critics"
+    gamma: float
+    """Discount from one turn to the next."""
+    tau: float
+    """How far the slow copies follow in a round, in (0, 1]."""
+    rounds: int
+    """Regressions of each head in an iteration."""
+    penalty: float
+    """Pull of each head to its weights before the iteration, relative to the variance of all features together."""
+    returns: Returns | None = None
+    """Rewards that count; None: as recorded."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +84,9 @@ class ArCHer:
     and its code.
     Differs: there a critic is a small language model with heads, trained by Adam on turns drawn from a buffer of many
     iterations; here it is two linear heads on the hidden states of the policy that the loop began with, each fitted by
-    ridge regression to the iteration's episodes alone, `rounds` times (`perturn.methods.archer.critics`). V learns from the
-    recorded action, which the policy has just sampled, in place of another one drawn for that. The two critics differ
-    by the episodes that they learn from, there by how they begin. The policy learns by the loss that the recipe names.
+    ridge regression to the iteration's episodes alone, `rounds` times (module `critics`). V learns from the recorded
+    action, which the policy has just sampled, in place of another one drawn for that. The two critics differ by the
+    episodes that they learn from, there by how they begin. The policy learns by the loss that the recipe names.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.9

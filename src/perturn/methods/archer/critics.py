@@ -14,17 +14,26 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from perturn.credit.group_statistics import returns_to_go
-from perturn.credit.returns import Return
-from perturn.errors import RunError
+from perturn.extend import Need, RunError, Trajectory
+from perturn.extend.forward_passes import (
+    START,
+    Computed,
+    Ground,
+    Quantity,
+    QuantityTraits,
+    Reader,
+    Source,
+    State,
+    action_features,
+    encoded,
+    explained_variance,
+    frozen,
+    in_order,
+    turn_features,
+)
+from perturn.extend.tensors import Return, returns_to_go
+from perturn.methods.archer.archer_credit import Critics as Request
 from perturn.methods.archer.archer_credit import Critique
-from perturn.needs import Critics as Request
-from perturn.needs import Need
-from perturn.policy.reference import frozen
-from perturn.policy.value_heads import action_features, explained_variance, turn_features
-from perturn.quantities.protocol import START, Computed, Ground, Quantity, QuantityTraits, Source, State
-from perturn.quantities.readers import Reader, encoded, in_order
-from perturn.types import Trajectory
 
 CRITICS = 2
 """Critics, each of which learns from a bootstrap sample of the episodes of an iteration."""

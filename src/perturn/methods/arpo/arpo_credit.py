@@ -4,12 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perturn.checks import check_choice
-from perturn.credit.branch_forest import forest
-from perturn.credit.group_statistics import EPSILON, Deviation, GroupCredit, Normalization, deviation, mean
-from perturn.credit.protocol import CreditTraits
-from perturn.credit.returns import Numbers
-from perturn.types import Trajectory
+from perturn.extend import Trajectory, check_choice
+from perturn.extend.tensors import (
+    EPSILON,
+    CreditTraits,
+    Deviation,
+    GroupCredit,
+    Normalization,
+    Numbers,
+    deviation,
+    forest,
+    mean,
+)
 
 SHARED = ("sum", "mean")
 """Number of a turn, from the advantages of the leaves that share it."""

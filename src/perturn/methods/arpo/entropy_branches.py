@@ -7,16 +7,21 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Annotated
 
-from perturn.bounds import Bound
-from perturn.config.explorer_settings import ExplorerTraits
-from perturn.config.sections import COUNT
-from perturn.data.forks import Forks, fork_counts
-from perturn.episodes.episode import Job
-from perturn.episodes.seeds import seed_of
-from perturn.explore.branching import ExploredBrancher, Prover
-from perturn.explore.protocol import ExploreInputs, Forecast
-from perturn.needs import Need
-from perturn.types import Trajectory
+from perturn.extend import (
+    COUNT,
+    Bound,
+    ExploredBrancher,
+    ExploreInputs,
+    ExplorerTraits,
+    Forecast,
+    Forks,
+    Job,
+    Need,
+    Prover,
+    Trajectory,
+    fork_counts,
+    seed_of,
+)
 
 
 @dataclass(frozen=True)

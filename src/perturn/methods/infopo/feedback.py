@@ -8,21 +8,27 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
 from math import log, nan
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from perturn.chat.tokens import NO_TURN, Encoded, Renderer
-from perturn.config.sections import TOKEN_BUDGET
-from perturn.episodes.prompts import as_seen
-from perturn.errors import ConfigError, DataError, ModelError
-from perturn.needs import Feedback, Need
-from perturn.policy.logprobs import exact_length
-from perturn.policy.reference import compute_logprobs, frozen
-from perturn.quantities.protocol import ACTED, Computed, Ground, Quantity, QuantityTraits, Source
-from perturn.quantities.readers import Reader
-from perturn.types import Trajectory, Turn, failed
-
-if TYPE_CHECKING:
-    from perturn.credit_check.processes import Step
+from perturn.extend import ConfigError, DataError, ModelError, Need, Trajectory, Turn, as_seen, failed
+from perturn.extend.forward_passes import (
+    ACTED,
+    NO_TURN,
+    TOKEN_BUDGET,
+    Computed,
+    Encoded,
+    Ground,
+    Quantity,
+    QuantityTraits,
+    Reader,
+    Renderer,
+    Source,
+    Step,
+    compute_logprobs,
+    exact_length,
+    frozen,
+)
+from perturn.methods.infopo.infopo_credit import Feedback
 
 _logger = logging.getLogger(__name__)
 

@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, isnan
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from perturn.bounds import Bound
-from perturn.credit.group_statistics import (
+from perturn.extend import Bound, Need, Needs, Trajectory
+from perturn.extend.tensors import (
     Deviation,
     GroupCredit,
     Normalization,
+    Numbers,
     Visit,
     as_tensors,
     by_task,
@@ -20,15 +21,24 @@ from perturn.credit.group_statistics import (
     normalized_within,
     turn_numbers,
 )
-from perturn.credit.returns import Numbers
-from perturn.needs import Feedback, Needs
-from perturn.types import Trajectory
 
 ReplyGains = Sequence[Sequence[float] | Tensor]
 """Gain of each turn's reply, in nats `[trajectories][turns]`: how much likelier it made each token of the next turn, in
 the mean; NaN where no turn follows, or nothing was said."""
 
 SAID = "how much likelier the reply to each turn made the turn after it"
+
+
+@dataclass(frozen=True)
+class Feedback(Need):
+    """Log-likelihood gain of each action from seeing the environment's reply to the action before it.
+
+    Given as `feedback`, in nats `[trajectories][turns]`; NaN where no turn follows, or nothing was said.
+    """
+
+    name: ClassVar[str] = "feedback"
+    placeholder: str
+    """Text that replaces the reply."""
 
 
 def gate(outcomes: Sequence[float], temperature: float, std: str = "sample") -> float:

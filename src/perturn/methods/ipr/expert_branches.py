@@ -6,11 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from perturn.config.explorer_settings import ExplorerTraits
-from perturn.config.sections import COUNT
-from perturn.explore.branching import Brancher, Prover
-from perturn.explore.protocol import Forecast
-from perturn.types import Trajectory
+from perturn.extend import COUNT, Brancher, ExplorerTraits, Forecast, Prover, Trajectory
 
 
 @dataclass(frozen=True)

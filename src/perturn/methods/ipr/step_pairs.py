@@ -8,12 +8,25 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Annotated, ClassVar
 
-from perturn.bounds import Bound, bounded
-from perturn.config.row_maker_settings import ANY_BRANCHES, Made, RowInputs, RowTraits
-from perturn.data.origins import actions_of, best_by_task, branches_of
-from perturn.needs import Need
-from perturn.rows.pairing import Paired, exceeds, made, pair_with_expert
-from perturn.types import Trajectory, failed, score
+from perturn.extend import (
+    ANY_BRANCHES,
+    Bound,
+    Made,
+    Need,
+    Paired,
+    RowInputs,
+    RowTraits,
+    Trajectory,
+    actions_of,
+    best_by_task,
+    bounded,
+    branches_of,
+    exceeds,
+    failed,
+    made,
+    pair_with_expert,
+    score,
+)
 
 STEPS = ("steps_failed", "steps_alike", "steps_gap", "steps_kept")
 """Outcomes of a step of the expert: the first that holds. `steps_failed`: no branch says what one of both is worth;

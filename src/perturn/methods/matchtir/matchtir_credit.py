@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from perturn.bounds import Bound
-from perturn.checks import check_choice
-from perturn.credit.group_statistics import (
+from perturn.extend import Bound, Need, Needs, Status, Trajectory, check_choice
+from perturn.extend.tensors import (
     EPSILON,
+    RLOO,
+    TRLOO,
+    CreditTraits,
     GroupCredit,
+    Numbers,
     Singleton,
     episode_advantages,
     mean,
@@ -19,12 +22,6 @@ from perturn.credit.group_statistics import (
     returns_to_go,
     weigh_tasks,
 )
-from perturn.credit.protocol import CreditTraits
-from perturn.credit.returns import Numbers
-from perturn.credit.rloo import RLOO
-from perturn.credit.trloo import TRLOO
-from perturn.needs import Needs, ToolMatches
-from perturn.types import Status, Trajectory
 
 ASSIGNMENTS = ("hard", "greedy", "soft")
 """One to one with the largest sum; one to one, the most similar first; in shares."""
@@ -34,6 +31,20 @@ BASELINES = ("group", "others")
 
 Matches = Sequence[Sequence[Sequence[float]]]
 """Similarity of each call to the gold call it is matched with; 0: to none `[trajectories][turns][calls]`."""
+
+
+@dataclass(frozen=True)
+class ToolMatches(Need):
+    """Similarity of each tool call to the gold call that it is matched with.
+
+    Given as `tool_matches`, `[trajectories][turns][calls]`; 0: matched with none.
+    """
+
+    name: ClassVar[str] = "tool-matches"
+    assignment: str = "hard"
+    """hard (one to one with the largest sum), greedy (the most similar first) or soft (in shares)."""
+    regularization: float = 0.1
+    """Of the soft assignment, in units of similarity."""
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,36 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, ClassVar
 
-from perturn.envs.abilities import lacks
-from perturn.episodes.tool_calls import NO_CALL, ToolCall, call_similarity, expert_action, understand
-from perturn.errors import ConfigError, DataError, EnvironmentFailure, PerturnError
-from perturn.io.plain_data import told
-from perturn.needs import Need, ToolMatches
-from perturn.quantities.protocol import Computed, Ground, Planned, Quantity, QuantityTraits, Source
-from perturn.stats.matching import greedy_matches, hard_matches, soft_matches
-from perturn.types import Task, Trajectory, Turn, failed
+from perturn.extend import (
+    NO_CALL,
+    ConfigError,
+    DataError,
+    EnvironmentFailure,
+    Need,
+    PerturnError,
+    Task,
+    ToolCall,
+    Trajectory,
+    Turn,
+    call_similarity,
+    error_text,
+    expert_action,
+    failed,
+    lacks,
+    understand,
+)
+from perturn.extend.forward_passes import (
+    Computed,
+    Ground,
+    Planned,
+    Quantity,
+    QuantityTraits,
+    Source,
+    greedy_matches,
+    hard_matches,
+    soft_matches,
+)
+from perturn.methods.matchtir.matchtir_credit import ToolMatches
 
 
 def check_gold_calls(env: Any, tasks: Sequence[Task], name: str) -> None:
@@ -68,7 +90,7 @@ def gold_calls(env: Any, task: Task) -> list[ToolCall]:
         raise
     except Exception as error:  # environments are code of others
         raise EnvironmentFailure(
-            f"the expert of {env.name} cannot solve task {task.id!r:.80}: {type(error).__name__}: {told(error)}"
+            f"the expert of {env.name} cannot solve task {task.id!r:.80}: {type(error).__name__}: {error_text(error)}"
         ) from error
     found = [call for action in said for call in action.calls]
     if not found:

@@ -6,16 +6,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from perturn.bounds import Bound
-from perturn.config.explorer_settings import ExplorerTraits
-from perturn.config.sections import COUNT, SEVERAL
-from perturn.data.origins import branches_of
-from perturn.data.tree import grow, next_node
-from perturn.episodes.episode import Job
-from perturn.episodes.seeds import seed_of
-from perturn.explore.branching import Of, Prover, open_to
-from perturn.explore.protocol import ExploreInputs, Explorer, Forecast
-from perturn.types import Trajectory, came_back, came_elsewhere
+from perturn.extend import (
+    COUNT,
+    SEVERAL,
+    Bound,
+    ExploreInputs,
+    Explorer,
+    ExplorerTraits,
+    Forecast,
+    Job,
+    Of,
+    Prover,
+    Trajectory,
+    branches_of,
+    came_back,
+    came_elsewhere,
+    grow,
+    next_node,
+    open_to,
+    seed_of,
+)
 
 
 @dataclass(frozen=True)

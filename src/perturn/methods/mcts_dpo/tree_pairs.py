@@ -7,13 +7,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from perturn.bounds import Bound, bounded
-from perturn.config.row_maker_settings import ANY_BRANCHES, Made, RowInputs, RowTraits
-from perturn.data.origins import branches_of
-from perturn.data.tree import Node, grow
-from perturn.needs import Need
-from perturn.rows.pairing import Paired, exceeds, is_tie, made, parting, starting
-from perturn.types import PreferencePair, Trajectory, came_back, failed
+from perturn.extend import (
+    ANY_BRANCHES,
+    Bound,
+    Made,
+    Need,
+    Node,
+    Paired,
+    PreferencePair,
+    RowInputs,
+    RowTraits,
+    Trajectory,
+    bounded,
+    branches_of,
+    came_back,
+    exceeds,
+    failed,
+    grow,
+    is_tie,
+    made,
+    parting,
+    starting,
+)
 
 IN_TREE = ("tie", "gap", "kept")
 """Outcomes of a node whose episodes went on in different ways: the first that holds."""

@@ -6,24 +6,38 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import log
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 from unicodedata import normalize
 
-from perturn.envs.hotpotqa.answer_scores import PUNCTUATION, normalize_answer
-from perturn.envs.load_environment import load_object
-from perturn.errors import ConfigError
-from perturn.group import groups_of
-from perturn.io.plain_data import told
-from perturn.methods.siop.siop_credit import OwnAnswer
-from perturn.needs import AnswerClusters, Need
-from perturn.quantities.answer import check_gold, own_answer_logprobs
-from perturn.quantities.answer_turns import MARK, gold_answer
-from perturn.quantities.protocol import ACTED, Computed, Ground, Planned, Quantity, QuantityTraits, Source
-from perturn.quantities.readers import Reader
-from perturn.types import Task, Trajectory, failed
-
-if TYPE_CHECKING:
-    from perturn.credit_check.processes import Outcome, Step
+from perturn.extend import (
+    PUNCTUATION,
+    ConfigError,
+    Need,
+    Task,
+    Trajectory,
+    error_text,
+    failed,
+    groups_of,
+    load_object,
+    normalize_answer,
+)
+from perturn.extend.forward_passes import (
+    ACTED,
+    MARK,
+    Computed,
+    Ground,
+    Outcome,
+    Planned,
+    Quantity,
+    QuantityTraits,
+    Reader,
+    Source,
+    Step,
+    check_gold,
+    gold_answer,
+    own_answer_logprobs,
+)
+from perturn.methods.siop.siop_credit import AnswerClusters, OwnAnswer
 
 Labels = Callable[[Task, Sequence[str]], Sequence[Hashable]]
 """From a task and different answers to it to a label for each; those of equal labels are the same answer."""
@@ -123,7 +137,7 @@ def _labels(same: str, task: Task, answers: Sequence[str]) -> list[Hashable]:
     except Exception as error:  # a function is code of others
         raise ConfigError(
             f"credit.same {same!r:.80} cannot tell the answers to task {task.id!r:.80} apart: {type(error).__name__}: "
-            f"{told(error)}"
+            f"{error_text(error)}"
         ) from error
     if len(found) != len(answers):
         raise ConfigError(

@@ -5,27 +5,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, fsum, isnan, log, nan
 from operator import index
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from perturn.bounds import CODE, Bound, check_bounds
-from perturn.checks import check_choice
-from perturn.credit.answer_gains import turn_gains
-from perturn.credit.group_statistics import (
+from perturn.extend import CODE, Bound, Need, Needs, Status, Trajectory, check_bounds, check_choice
+from perturn.extend.tensors import (
+    CreditTraits,
     Deviation,
     Normalization,
+    Numbers,
     Visit,
     by_task,
     normalized_within,
     returns_to_go,
+    turn_gains,
     weigh_tasks,
 )
-from perturn.credit.protocol import CreditTraits
-from perturn.credit.returns import Numbers
-from perturn.needs import AnswerClusters, Needs
-from perturn.types import Status, Trajectory
+
+
+@dataclass(frozen=True)
+class AnswerClusters(Need):
+    """Which final answers to a task agree, and how likely the policy finds the answer of each episode's own cluster.
+
+    Given as `answer_clusters`, a `perturn.methods.siop.siop_credit.OwnAnswer` a trajectory.
+    """
+
+    name: ClassVar[str] = "answer-clusters"
+    same: str = "exact"
+    """exact (equal once normalized), or a function as MODULE:FUNCTION that labels the answers to a task."""
+    members: int = 3
+    """Answers that represent a cluster, at most."""
+    gold: bool = False
+    """Whether every episode has the gold answer for its own."""
 
 
 @dataclass(frozen=True)

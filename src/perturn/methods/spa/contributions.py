@@ -9,23 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import fsum
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
-from perturn.chat.tokens import Encoded
-from perturn.config.sections import TOKEN_BUDGET
-from perturn.credit.returns import Return
-from perturn.methods.spa.spa_credit import Shares
-from perturn.needs import Contributions, Need, Returns
-from perturn.policy.reference import frozen
-from perturn.policy.value_heads import action_features, cross_fit_sums, explained_variance
-from perturn.quantities.protocol import ACTED, Computed, Ground, Quantity, QuantityTraits, Source
-from perturn.quantities.readers import Reader, encoded, in_order
-from perturn.types import Trajectory
-
-if TYPE_CHECKING:
-    from perturn.credit_check.processes import Step
+from perturn.extend import Need, Returns, Trajectory
+from perturn.extend.forward_passes import (
+    ACTED,
+    TOKEN_BUDGET,
+    Computed,
+    Encoded,
+    Ground,
+    Quantity,
+    QuantityTraits,
+    Reader,
+    Source,
+    Step,
+    action_features,
+    cross_fit_sums,
+    encoded,
+    explained_variance,
+    frozen,
+    in_order,
+)
+from perturn.extend.tensors import Return
+from perturn.methods.spa.spa_credit import Contributions, Shares
 
 
 def turn_contributions(
@@ -82,8 +90,8 @@ def explained_scores(found: Sequence[Shares], scores: Sequence[float]) -> float 
 class TurnContributions(Quantity):
     """Contribution of each turn to the score of its episode: `turn_contributions`.
 
-    Given as `contributions`, in units of reward, a `perturn.methods.spa.spa_credit.Shares` a trajectory: `own [turns]` by a head
-    that has learned from other episodes and knows the action of the turn, and `by(head) [turns]` by another's head.
+    Given as `contributions`, in units of reward, a `Shares` a trajectory: `own [turns]` by a head that has
+    learned from other episodes and knows the action of the turn, and `by(head) [turns]` by another's head.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(

@@ -4,17 +4,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import fsum, isfinite
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from perturn.bounds import Bound
-from perturn.credit.group_statistics import GroupCredit, as_tensors, by_task, means_of_others, returns_to_go
-from perturn.credit.protocol import CreditTraits
-from perturn.credit.returns import Numbers
-from perturn.needs import Contributions, Needs
-from perturn.types import Trajectory, failed
+from perturn.extend import Bound, Need, Needs, Returns, Trajectory, failed
+from perturn.extend.tensors import (
+    CreditTraits,
+    GroupCredit,
+    Numbers,
+    as_tensors,
+    by_task,
+    means_of_others,
+    returns_to_go,
+)
+
+
+@dataclass(frozen=True)
+class Contributions(Need):
+    """Contribution of each turn to the score of its episode, by heads on hidden states.
+
+    Given as `contributions`, in units of reward, a `perturn.methods.spa.spa_credit.Shares` a trajectory.
+    """
+
+    name: ClassVar[str] = "contributions"
+    returns: Returns | None = None
+    """Rewards that count; None: as recorded."""
 
 
 @dataclass(frozen=True)

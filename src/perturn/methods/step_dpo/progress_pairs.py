@@ -7,14 +7,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from perturn.bounds import bounded
-from perturn.config.row_maker_settings import ANY_BRANCHES, BRANCHES, Made, RowInputs, RowTraits
-from perturn.config.sections import COUNT, Sense
-from perturn.data.origins import actions_of, branches_of
-from perturn.errors import DataError
-from perturn.needs import Distance
-from perturn.rows.pairing import IN_GROUP, Paired, made, pair_ending, paired_within_branches
-from perturn.types import PreferencePair, Trajectory, failed, score
+from perturn.extend import (
+    ANY_BRANCHES,
+    BRANCHES,
+    COUNT,
+    IN_GROUP,
+    DataError,
+    Distance,
+    Made,
+    Paired,
+    PreferencePair,
+    RowInputs,
+    RowTraits,
+    Sense,
+    Trajectory,
+    actions_of,
+    bounded,
+    branches_of,
+    failed,
+    made,
+    pair_ending,
+    paired_within_branches,
+    score,
+)
 
 
 @dataclass(frozen=True)

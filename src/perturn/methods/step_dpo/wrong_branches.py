@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perturn.config.explorer_settings import ExplorerTraits
-from perturn.config.sections import Sense
-from perturn.explore.branching import ExploredBrancher, Prover
-from perturn.explore.protocol import Forecast
-from perturn.needs import Distance, Need
-from perturn.remaining import wrong_turns
-from perturn.types import Trajectory
+from perturn.extend import (
+    Distance,
+    ExploredBrancher,
+    ExplorerTraits,
+    Forecast,
+    Need,
+    Prover,
+    Sense,
+    Trajectory,
+    wrong_turns,
+)
 
 
 @dataclass(frozen=True)

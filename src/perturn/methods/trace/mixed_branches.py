@@ -6,21 +6,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from statistics import pvariance
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
-from perturn.config.explorer_settings import ExplorerTraits
-from perturn.config.sections import COUNT
-from perturn.data.forks import Forks, fork_counts
-from perturn.episodes.episode import Job
-from perturn.episodes.seeds import seed_of
-from perturn.errors import ConfigError
-from perturn.explore.branching import ExploredBrancher
-from perturn.explore.protocol import ExploreInputs, Forecast
-from perturn.needs import Need, SuccessChance
-from perturn.types import Trajectory, failed, succeeded, unfinished
+from perturn.extend import (
+    COUNT,
+    ConfigError,
+    ExploredBrancher,
+    ExploreInputs,
+    ExplorerTraits,
+    Forecast,
+    Forks,
+    Job,
+    Need,
+    Trajectory,
+    failed,
+    fork_counts,
+    seed_of,
+    succeeded,
+    unfinished,
+)
 
 LEAST = 3
 """Tasks, or episodes, that the predictor needs: the predicted one, and two that its choices are compared with."""
+
+
+@dataclass(frozen=True)
+class SuccessChance(Need):
+    """Chance of a success before each turn, by heads on hidden states that are fitted on other episodes.
+
+    Given as `success_chance`, a `perturn.methods.trace.success_chance.Chances` a trajectory.
+    """
+
+    name: ClassVar[str] = "success-chance"
+    others: str = "tasks"
+    """Episodes that a head learns from: those of other tasks (tasks), or any others (episodes)."""
 
 
 class Chances(Protocol):

@@ -12,12 +12,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from perturn.needs import Need, SuccessChance
-from perturn.policy.reference import frozen
-from perturn.policy.value_heads import cross_fit, explained_variance, folds_by, turn_features
-from perturn.quantities.protocol import ACTED, Computed, Ground, Quantity, QuantityTraits, Source
-from perturn.quantities.readers import Reader, encoded
-from perturn.types import Trajectory, succeeded
+from perturn.extend import Need, Trajectory, succeeded
+from perturn.extend.forward_passes import (
+    ACTED,
+    Computed,
+    Ground,
+    Quantity,
+    QuantityTraits,
+    Reader,
+    Source,
+    cross_fit,
+    encoded,
+    explained_variance,
+    folds_by,
+    frozen,
+    turn_features,
+)
+from perturn.methods.trace.mixed_branches import SuccessChance
 
 
 @dataclass(frozen=True)
