@@ -1,7 +1,7 @@
 """What an entry of another package may import, without torch: types, settings, needs and the interfaces of the tables.
 
-`perturn.extend.tensors` has what credits and losses share, and `perturn.extend.forward_passes` what quantities share.
-Nothing else of Perturn is promised to stay, and our own `perturn.methods` imports nothing else.
+`perturn.extend.tensors` has what credits and losses share, and `perturn.extend.quantity_tools` what quantities share.
+Our own `perturn.methods` imports nothing else of Perturn.
 """
 
 from perturn.bounds import CODE, EFFORT, MODEL, ROWS, SECONDS, SEED, Bound, OneOf, bounded, check_bounds
@@ -15,13 +15,9 @@ from perturn.data.origins import actions_of, best_by_task, branches_of, ending_a
 from perturn.data.tree import Node, grow, next_node
 from perturn.engines.local.settings import LocalSettings
 from perturn.engines.protocol import EngineSettings, Loaded, Serving, Tokens, Updatable
-from perturn.envs.abilities import abilities_of, ability, lacks
-from perturn.envs.hotpotqa.answer_scores import PUNCTUATION, normalize_answer
-from perturn.envs.load_environment import load_object
 from perturn.episodes.episode import Job
-from perturn.episodes.prompts import as_seen, told
+from perturn.episodes.prompts import told
 from perturn.episodes.seeds import make_jobs, seed_of
-from perturn.episodes.tool_calls import NO_CALL, ToolCall, call_similarity, expert_action, understand
 from perturn.episodes.triage import check_signals, left_out
 from perturn.errors import (
     ConfigError,
@@ -36,7 +32,6 @@ from perturn.errors import (
 from perturn.explore.branching import Brancher, ExploredBrancher, Of, Prover, branch_jobs, open_to
 from perturn.explore.protocol import ExploreInputs, Explorer, Forecast
 from perturn.group import Group, groups_of
-from perturn.io.plain_data import told as error_text
 from perturn.needs import (
     SENSES,
     Answer,
@@ -112,9 +107,7 @@ __all__ = [
     "EFFORT",
     "IN_GROUP",
     "MODEL",
-    "NO_CALL",
     "OUTCOMES",
-    "PUNCTUATION",
     "ROWS",
     "SECONDS",
     "SEED",
@@ -186,22 +179,17 @@ __all__ = [
     "Task",
     "Tokens",
     "ToldRows",
-    "ToolCall",
     "Trajectory",
     "Turn",
     "Updatable",
     "Values",
     "WeightedTrajectory",
-    "abilities_of",
-    "ability",
     "actions_of",
-    "as_seen",
     "best_by_task",
     "best_over_worst",
     "bounded",
     "branch_jobs",
     "branches_of",
-    "call_similarity",
     "came_back",
     "came_elsewhere",
     "check_bounds",
@@ -215,23 +203,18 @@ __all__ = [
     "did_you_mean",
     "divide",
     "ending_at",
-    "error_text",
     "exceeds",
-    "expert_action",
     "failed",
     "fork_counts",
     "groups_of",
     "grow",
     "is_tie",
-    "lacks",
     "left_out",
-    "load_object",
     "locate",
     "made",
     "make_jobs",
     "mean_logprob",
     "next_node",
-    "normalize_answer",
     "open_to",
     "pair_ending",
     "pair_with_expert",
@@ -245,7 +228,6 @@ __all__ = [
     "succeeded",
     "told",
     "told_successes",
-    "understand",
     "unfinished",
     "weighted",
     "wrong_turns",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from perturn.extend import Need, RunError, Trajectory
-from perturn.extend.forward_passes import (
+from perturn.extend.quantity_tools import (
     START,
     Computed,
     Ground,

@@ -10,8 +10,8 @@ from itertools import accumulate, chain
 from math import log, nan
 from typing import Any, ClassVar
 
-from perturn.extend import ConfigError, DataError, ModelError, Need, Trajectory, Turn, as_seen, failed
-from perturn.extend.forward_passes import (
+from perturn.extend import ConfigError, DataError, ModelError, Need, Trajectory, Turn, failed
+from perturn.extend.quantity_tools import (
     ACTED,
     NO_TURN,
     TOKEN_BUDGET,
@@ -24,6 +24,7 @@ from perturn.extend.forward_passes import (
     Renderer,
     Source,
     Step,
+    as_seen,
     compute_logprobs,
     exact_length,
     frozen,

@@ -7,33 +7,33 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from perturn.extend import (
-    NO_CALL,
     ConfigError,
     DataError,
     EnvironmentFailure,
     Need,
     PerturnError,
     Task,
-    ToolCall,
     Trajectory,
     Turn,
-    call_similarity,
-    error_text,
-    expert_action,
     failed,
-    lacks,
-    understand,
 )
-from perturn.extend.forward_passes import (
+from perturn.extend.quantity_tools import (
+    NO_CALL,
     Computed,
     Ground,
     Planned,
     Quantity,
     QuantityTraits,
     Source,
+    ToolCall,
+    call_similarity,
+    error_text,
+    expert_action,
     greedy_matches,
     hard_matches,
+    lacks,
     soft_matches,
+    understand,
 )
 from perturn.methods.matchtir.matchtir_credit import ToolMatches
 

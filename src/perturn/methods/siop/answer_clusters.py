@@ -9,21 +9,11 @@ from math import log
 from typing import ClassVar
 from unicodedata import normalize
 
-from perturn.extend import (
-    PUNCTUATION,
-    ConfigError,
-    Need,
-    Task,
-    Trajectory,
-    error_text,
-    failed,
-    groups_of,
-    load_object,
-    normalize_answer,
-)
-from perturn.extend.forward_passes import (
+from perturn.extend import ConfigError, Need, Task, Trajectory, failed, groups_of
+from perturn.extend.quantity_tools import (
     ACTED,
     MARK,
+    PUNCTUATION,
     Computed,
     Ground,
     Outcome,
@@ -34,7 +24,10 @@ from perturn.extend.forward_passes import (
     Source,
     Step,
     check_gold,
+    error_text,
     gold_answer,
+    load_object,
+    normalize_answer,
     own_answer_logprobs,
 )
 from perturn.methods.siop.siop_credit import AnswerClusters, OwnAnswer

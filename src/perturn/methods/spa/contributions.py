@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 
 from perturn.extend import Need, Returns, Trajectory
-from perturn.extend.forward_passes import (
+from perturn.extend.quantity_tools import (
     ACTED,
     TOKEN_BUDGET,
     Computed,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from perturn.extend import Need, Trajectory, succeeded
-from perturn.extend.forward_passes import (
+from perturn.extend.quantity_tools import (
     ACTED,
     Computed,
     Ground,

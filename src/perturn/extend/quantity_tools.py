@@ -1,8 +1,14 @@
-"""What a quantity may import beside `perturn.extend`: its interface, open policies, passes of a model, linear heads."""
+"""What a quantity may import beside `perturn.extend`: its interface, open policies, passes of a model, tool calls."""
 
 from perturn.chat.tokens import NO_TURN, Encoded, Renderer
 from perturn.config.sections import TOKEN_BUDGET
 from perturn.credit_check.processes import Episodes, Outcome, Process, Step
+from perturn.envs.abilities import abilities_of, ability, lacks
+from perturn.envs.hotpotqa.answer_scores import PUNCTUATION, normalize_answer
+from perturn.envs.load_environment import load_object
+from perturn.episodes.prompts import as_seen
+from perturn.episodes.tool_calls import NO_CALL, ToolCall, call_similarity, expert_action, understand
+from perturn.io.plain_data import told as error_text
 from perturn.policy.logprobs import exact_length, hidden_states, logprobs_and_entropy, pack_by_pack
 from perturn.policy.packing import Batch
 from perturn.policy.reference import compute_logprobs, frozen
@@ -40,7 +46,9 @@ __all__ = [
     "ACTED",
     "EXPLORER",
     "MARK",
+    "NO_CALL",
     "NO_TURN",
+    "PUNCTUATION",
     "REFERENCE",
     "REWARD",
     "START",
@@ -60,13 +68,20 @@ __all__ = [
     "Source",
     "State",
     "Step",
+    "ToolCall",
+    "abilities_of",
+    "ability",
     "action_features",
+    "as_seen",
+    "call_similarity",
     "check_gold",
     "compute_logprobs",
     "cross_fit",
     "cross_fit_sums",
     "encoded",
+    "error_text",
     "exact_length",
+    "expert_action",
     "explained_variance",
     "first_tokens",
     "fit_values",
@@ -77,10 +92,14 @@ __all__ = [
     "hard_matches",
     "hidden_states",
     "in_order",
+    "lacks",
+    "load_object",
     "logprobs_and_entropy",
+    "normalize_answer",
     "own_answer_logprobs",
     "pack_by_pack",
     "soft_matches",
     "turn_features",
     "turn_values",
+    "understand",
 ]
