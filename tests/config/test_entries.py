@@ -1,14 +1,12 @@
 """Sections that are parsed into an entry of a table, such as `explore`."""
 
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, EntryPoints
 from types import SimpleNamespace
 from typing import Annotated
 
 import pytest
 import yaml
 
-import perturn.table
 from perturn.bounds import EntryOf, bounded
 from perturn.config.compatibility import IMPOSED, misfit
 from perturn.config.key_suggestions import keys_of
@@ -19,6 +17,7 @@ from perturn.config.sections import COUNT
 from perturn.explore import EXPLORERS, Explorer
 from perturn.table import name_of
 from small import refusal, small
+from support.guests import added
 
 
 @dataclass(frozen=True)
@@ -38,18 +37,10 @@ class Demanding(Explorer):
 
 
 @pytest.fixture
-def guest(monkeypatch):
+def guest():
     """A package that adds the explorers `patient` and `demanding`."""
-    points = [
-        EntryPoint(kind.__name__.lower(), f"guest:{kind.__name__}", "perturn.explorers")
-        for kind in (Patient, Demanding)
-    ]
-    module = SimpleNamespace(Patient=Patient, Demanding=Demanding)
-    monkeypatch.setitem(__import__("sys").modules, "guest", module)
-    monkeypatch.setattr(perturn.table, "_entry_points", lambda **wanted: EntryPoints(points).select(**wanted))
-    EXPLORERS.__dict__.pop("_foreign", None)
-    yield Patient
-    EXPLORERS.__dict__.pop("_foreign", None)
+    with added("perturn.explorers", patient=Patient, demanding=Demanding):
+        yield Patient
 
 
 def made(*words, **changes):

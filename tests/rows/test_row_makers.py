@@ -1,13 +1,10 @@
 """Row makers as the table has them: pure, checked by their settings, and added by other packages."""
 
 from dataclasses import dataclass, is_dataclass
-from importlib.metadata import EntryPoint, EntryPoints
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
-import perturn.table
 from perturn.config.parsing import parse, to_mapping
 from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
@@ -16,6 +13,7 @@ from perturn.errors import ConfigError
 from perturn.rows import ROWS
 from perturn.types import Action, Task, Trajectory, Turn, WeightedTrajectory, succeeded
 from small import refusal
+from support.guests import added
 
 RECIPE = {
     "name": "x",
@@ -50,16 +48,10 @@ class ShortSuccesses:
 
 
 @pytest.fixture
-def guest(monkeypatch):
+def guest():
     """A package that adds the row maker `short`."""
-    point = EntryPoint("short", "guest:ShortSuccesses", "perturn.rows")
-    monkeypatch.setitem(__import__("sys").modules, "guest", SimpleNamespace(ShortSuccesses=ShortSuccesses))
-    monkeypatch.setattr(
-        perturn.table, "_entry_points", lambda **wanted: EntryPoints([point]).select(**wanted)
-    )
-    ROWS.__dict__.pop("_foreign", None)
-    yield
-    ROWS.__dict__.pop("_foreign", None)
+    with added("perturn.rows", short=ShortSuccesses):
+        yield
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -105,9 +97,9 @@ def test_an_alignment_without_rows_pairs_with_the_expert():
         (
             "tree-pairs",
             {"distance": "shortest"},
-            "distance is a setting of rows.name=progress-pairs or corrections",
+            "distance is a setting of rows.name=corrections or progress-pairs",
         ),
-        ("rft", {"success": "Well."}, "success is a setting of rows.name=nat or coh"),
+        ("rft", {"success": "Well."}, "success is a setting of rows.name=coh or nat"),
         ("nat", {"success": "a", "failure": "a"}, "rows.success and failure must be two texts"),
         (
             "expert-pairs",

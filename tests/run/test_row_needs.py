@@ -1,25 +1,21 @@
 """A row maker of another package is given the quantities that it needs."""
 
-import sys
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, EntryPoints
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
-import perturn.table
 from perturn.config.row_maker_settings import Made, RowTraits
 from perturn.config.stages import stages
 from perturn.data.store import read_pairs
 from perturn.errors import ConfigError
-from perturn.rows import ROWS
 from perturn.run.execute import check, open_run
 from perturn.run.session import Session
 from perturn.run.stages.row_stage import make_rows
 from perturn.types import PreferencePair
 from support.corrections import explore
 from support.credited import episode
+from support.guests import added
 
 from .online import recipe_of
 
@@ -39,16 +35,10 @@ class SurePairs:
 
 
 @pytest.fixture
-def guest(monkeypatch):
+def guest():
     """A package that adds the row maker `sure`."""
-    point = EntryPoint("sure", "guest:SurePairs", "perturn.rows")
-    monkeypatch.setitem(sys.modules, "guest", SimpleNamespace(SurePairs=SurePairs))
-    monkeypatch.setattr(
-        perturn.table, "_entry_points", lambda **wanted: EntryPoints([point]).select(**wanted)
-    )
-    ROWS.__dict__.pop("_foreign", None)
-    yield
-    ROWS.__dict__.pop("_foreign", None)
+    with added("perturn.rows", sure=SurePairs):
+        yield
 
 
 def test_a_quantity_is_computed_for_rows_that_need_it(place, monkeypatch, guest):

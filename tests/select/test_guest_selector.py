@@ -6,21 +6,20 @@ from collections import Counter
 import pytest
 from typer.testing import CliRunner
 
-import guest
 from perturn.cli import app
 from perturn.config.recipe import read_recipe
 from perturn.config.stages import stages
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError
 from perturn.run.execute import check, open_run, run_stages
-from perturn.select import SELECTORS
+from support.guests import describe, visible
 
 CODE = '''
 from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perturn.select import SelectorInputs, SelectorTraits
+from perturn.extend import SelectorInputs, SelectorTraits
 
 
 @dataclass(frozen=True)
@@ -68,18 +67,13 @@ WORDS = [
 
 
 @pytest.fixture(autouse=True)
-def package(tmp_path, monkeypatch):
+def package(tmp_path):
     """The package is installed; a table that has read its entry points reads them again."""
-    info = tmp_path / "site" / "perturn_familiar-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: perturn-familiar\nVersion: 1\n")
     points = {"guest-familiar": "guest_familiar:Familiar", "guest-undeclared": "guest_familiar:Undeclared"}
-    (info / "entry_points.txt").write_text(guest.entry_points({"perturn.selectors": points}))
-    (info.parent / "guest_familiar.py").write_text(CODE)
-    monkeypatch.syspath_prepend(info.parent)
-    vars(SELECTORS).pop("_foreign", None)
-    yield
-    vars(SELECTORS).pop("_foreign", None)
+    describe(tmp_path / "site", "perturn-familiar", "1", {"perturn.selectors": points})
+    (tmp_path / "site" / "guest_familiar.py").write_text(CODE)
+    with visible(tmp_path / "site"):
+        yield
 
 
 @pytest.mark.parametrize(

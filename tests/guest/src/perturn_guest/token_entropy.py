@@ -1,24 +1,23 @@
-"""A package of someone else's: a quantity with a setting, and a credit that needs it."""
+"""A quantity that has a setting, and a credit that reads it."""
 
-from pathlib import Path
-
-import guest
-
-CODE = '''
 from dataclasses import dataclass
 from math import fsum, log
 from typing import ClassVar
 
 import torch
 
-from perturn.credit.group_statistics import GroupCredit, as_tensors, turn_numbers
-from perturn.credit.rloo import RLOO
-from perturn.needs import Need, Needs
-from perturn.policy.logprobs import logprobs_and_entropy, pack_by_pack
-from perturn.policy.reference import frozen
-from perturn.chat.tokens import NO_TURN
-from perturn.quantities import Computed, Quantity, QuantityTraits
-from perturn.quantities.readers import encoded
+from perturn.extend import Need, Needs
+from perturn.extend.quantity_tools import (
+    NO_TURN,
+    Computed,
+    Quantity,
+    QuantityTraits,
+    encoded,
+    frozen,
+    logprobs_and_entropy,
+    pack_by_pack,
+)
+from perturn.extend.tensors import RLOO, GroupCredit, as_tensors, turn_numbers
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,7 @@ class MeanTokenEntropy(Quantity):
     request: ClassVar[type[Need]] = TokenEntropy
 
     def compute(self, request, episodes, source):
+        """Compute it by the policy that acted."""
         reader = source.policy("acted")
         rows = encoded(episodes, reader.renderer)
 
@@ -48,7 +48,9 @@ class MeanTokenEntropy(Quantity):
             return logprobs_and_entropy(model, batch)[1]
 
         with frozen(reader.model):
-            found = pack_by_pack(entropy, reader.model, [row.chosen for row in rows.values()], reader.token_budget)
+            found = pack_by_pack(
+                entropy, reader.model, [row.chosen for row in rows.values()], reader.token_budget
+            )
         scale, means = log(2) if request.unit == "bits" else 1.0, {}
         for (index, row), values in zip(rows.items(), found, strict=True):
             turn = torch.tensor([each for each in row.chosen.turn if each != NO_TURN])
@@ -58,6 +60,7 @@ class MeanTokenEntropy(Quantity):
         return Computed(entries, counts={"mean_entropy": fsum(map(fsum, entries)) / sum(map(len, entries))})
 
     def exact(self, request, ground):
+        """Return the entropy of the process's policy."""
         policy = ground.episodes.process.policy
         scale = log(2) if request.unit == "bits" else 1.0
         return [
@@ -74,10 +77,12 @@ class EntropyRLOO(GroupCredit):
 
     @property
     def needs(self) -> Needs:
+        """The entropy."""
         return (TokenEntropy(self.unit),)
 
     def __call__(self, group, *, guest_token_entropy=None, **_):
-        entropies = turn_numbers("guest_token_entropy", guest_token_entropy, group, "how uncertain the policy was")
+        """Return the advantage of every turn."""
+        entropies = turn_numbers("guest_token_entropy", guest_token_entropy, group, "how uncertain it was")
         advantages = [one.tolist() for one in RLOO(returns=self.returns)(group)]
         return as_tensors(
             [
@@ -85,17 +90,3 @@ class EntropyRLOO(GroupCredit):
                 for of_one, its in zip(advantages, entropies, strict=True)
             ]
         )
-'''
-ENTRIES = {
-    "perturn.quantities": {"guest-token-entropy": "guest_quantity_code:MeanTokenEntropy"},
-    "perturn.credits": {"guest-entropy-rloo": "guest_quantity_code:EntropyRLOO"},
-}
-
-
-def install(site: Path) -> None:
-    """Write the package as it lies where it is installed."""
-    info = site / "guest_quantity-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guest-quantity\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(guest.entry_points(ENTRIES))
-    (site / "guest_quantity_code.py").write_text(CODE)

@@ -1,0 +1,1 @@
+"""Entries of somebody else's package, which imports `perturn.extend` alone."""
