@@ -4,12 +4,14 @@ Every page has the same headings. Text that a page needs beside the docstring of
 `docs/notes/<table>/<entry>.md`.
 """
 
+import ast
 import dataclasses
 import inspect
 import re
 import typing
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,50 @@ def choices() -> str:
             cells = (says, ", ".join(one.reads) or "–", one.cost or "–", bias)
             lines.append(f"| {ours} [`{name}`]({kind}/{name}.md) | {' | '.join(map(_cell, cells))} |")
     return "\n".join(lines)
+
+
+def surface() -> str:
+    """Return a table for each module of `perturn.extend`: its names, and the first line that documents each."""
+    return "\n\n".join(
+        "\n".join([f"### `{name}`", "", "| name | what it is |", "|---|---|", *_names_of(name)])
+        for name in ("perturn.extend", "perturn.extend.tensors", "perturn.extend.quantity_tools")
+    )
+
+
+def _names_of(module: str) -> Iterator[str]:
+    """A line for each name that a module of `perturn.extend` imports."""
+    imports = (each for each in _tree(module).body if isinstance(each, ast.ImportFrom) and each.module)
+    names = {one.asname or one.name: (each.module or "", one.name) for each in imports for one in each.names}
+    for name, (home, defined) in sorted(names.items(), key=lambda each: each[0].casefold()):
+        yield f"| `{name}` | {_cell(_flat(_said_of(home, defined).partition(chr(10) * 2)[0]))} |"
+
+
+def _said_of(module: str, name: str) -> str:
+    """The documentation of a class, function or constant; that of its own module where this one only imports it."""
+    body = _tree(module).body
+    for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return ast.get_docstring(node) or ""
+        if isinstance(node, ast.ImportFrom) and name in {each.name for each in node.names}:
+            return _said_of(node.module or "", name)
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(each, ast.Name) and each.id == name for each in targets):
+            said = after.value if isinstance(after, ast.Expr) else None
+            return (
+                inspect.cleandoc(said.value)
+                if isinstance(said, ast.Constant) and isinstance(said.value, str)
+                else ""
+            )
+    return ""
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    """The syntax tree of a module."""
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
 
 
 def bias_at_a_glance(name: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from entries import choices, navigation, pages
+from entries import choices, navigation, pages, surface
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -55,7 +55,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in tables, and point links at where the files of the repository are on the site."""
-    for name, table in {"alarms": _alarms, "extras": _extras, "choose": choices}.items():
+    for name, table in {"alarms": _alarms, "extras": _extras, "choose": choices, "extend": surface}.items():
         if f"<!-- {name} -->" in markdown:
             markdown = markdown.replace(f"<!-- {name} -->", table())
     uri = page.file.src_uri

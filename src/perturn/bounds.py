@@ -48,6 +48,7 @@ class Effort:
 
 
 EFFORT = Effort()
+"""The mark of such a setting: `patience: Annotated[int, EFFORT] = 1`."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,13 @@ class Outside:
     user's reads."""
 
 
-PATH, MODEL, CODE = Outside("path"), Outside("model"), Outside("code")
+PATH = Outside("path")
+MODEL = Outside("model")
+"""Mark of a setting that names a model."""
+CODE = Outside("code")
+"""Mark of a setting that names an object in code, as `module:object` or `file.py:object`."""
 ROWS = Outside("rows")
+"""Mark of a setting that names a source of rows."""
 TEMPLATE, MAYBE_PATH = Outside("template"), Outside("maybe")
 
 

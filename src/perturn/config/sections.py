@@ -12,8 +12,9 @@ TOKEN_BUDGET = 4096
 """Tokens that go through a model together, unless a setting says otherwise."""
 
 COUNT = Bound(least=1, most=10**9)
+"""Bound of a number of things."""
 SEVERAL = Bound(least=2, most=10**9)
-"""Numbers of things; lists and time have their end."""
+"""Bound of a number of things that must be several."""
 
 Section = dict[str, Any]
 """A section whose `name` picks an entry of a table (a loss, an environment) and whose other keys are its settings."""
@@ -26,7 +27,7 @@ def require(condition: bool, message: str) -> None:
 
 
 Sense = Literal["shortest", "searching"]
-"""In which the way to a success is measured; see `Pathfinder`."""
+"""How the way to a success is measured; see `SENSES`."""
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,13 @@ SINGLETONS = ("zero", "raw")
 """Advantage of a trajectory alone in its group: zero, or its score as several peers keep it."""
 
 Normalization = Annotated[str, OneOf(NORMALIZATIONS)]
+"""Type of a setting `normalize`."""
 Unit = Annotated[str, OneOf(STATISTICS)]
+"""Type of a setting `statistics`."""
 Deviation = Annotated[str, OneOf(DEVIATIONS)]
+"""Type of a setting `std`."""
 Singleton = Annotated[str, OneOf(SINGLETONS)]
-"""Types of the settings `normalize`, `statistics`, `std` and `singleton` of several credits."""
+"""Type of a setting `singleton`."""
 
 Visit = tuple[int, int]
 """A turn of a group: index of its trajectory, index within it."""

@@ -15,7 +15,9 @@ from perturn.explore.protocol import ExploreInputs, Explorer, Forecast
 from perturn.types import Trajectory, failed, succeeded
 
 Of = Literal["all", "failures"]
+"""Explored episodes that are resumed."""
 Prover = Literal["base", "sft"]
+"""A policy that plays branches beside the one that explored."""
 
 
 @dataclass(frozen=True)

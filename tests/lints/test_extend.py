@@ -1,0 +1,57 @@
+"""The surface that entries of other packages import, and the contract that ours import nothing else."""
+
+import re
+import tomllib
+
+import pytest
+from entries import surface
+
+import perturn.extend
+import perturn.extend.quantity_tools
+import perturn.extend.tensors
+from support.docs import ROOT
+
+MODULES = [perturn.extend, perturn.extend.tensors, perturn.extend.quantity_tools]
+
+
+def test_every_name_is_documented():
+    """On the page, by the first line of its own documentation."""
+    lines = [line for line in surface().splitlines() if line.startswith("| `")]
+
+    assert [line for line in lines if re.fullmatch(r"\| `\w+` \| *\|", line)] == []
+    assert len(lines) == sum(len(module.__all__) for module in MODULES)
+
+
+def test_a_name_means_one_thing():
+    """In all modules of the surface."""
+    names = [name for module in MODULES for name in module.__all__]
+
+    assert sorted(names) == sorted(set(names))
+
+
+def test_the_contract_names_all_other_packages():
+    """So that a new package is not open to `perturn.methods` before somebody decides so."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    found = next(each for each in contracts if each["name"] == "methods import what everybody may import")
+    source = ROOT / "src/perturn"
+    modules = {path.parent.name for path in source.glob("*/__init__.py")} | {
+        path.stem for path in source.glob("*.py") if not path.name.startswith("__")
+    }
+
+    assert found["forbidden_modules"] == [
+        f"perturn.{name}" for name in sorted(modules - {"methods", "extend"})
+    ]
+
+
+@pytest.mark.parametrize("group", ["credits", "quantities", "explorers", "rows"])
+def test_entry_points_lie_where_single_papers_are(group):
+    """And the tables of the core name none of them."""
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
+        f"perturn.{group}"
+    ]
+    folder = {"credits": "credit", "explorers": "explore"}.get(group, group)
+    own = (ROOT / f"src/perturn/{folder}/__init__.py").read_text()
+
+    assert all(where.startswith("perturn.methods.") for where in points.values())
+    assert "perturn.methods" not in own
+    assert list(points) == sorted(points)
