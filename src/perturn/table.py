@@ -139,9 +139,24 @@ def check_names(entry: type, *, kind: str, known: Collection[str], traits: type 
 
 
 def at_defaults(entry: Callable[..., T]) -> T | None:
-    """Return an entry with its default settings; None where a setting has no default."""
+    """Return an entry with its default settings; None where a setting has no default.
+
+    Raises:
+        ConfigError: If the class raises.
+    """
     settings = signature(entry).parameters.values()
-    return None if any(each.default is each.empty for each in settings) else entry()
+    if any(each.default is each.empty for each in settings):
+        return None
+    try:
+        return entry()
+    except Exception as error:  # an entry may be code of others
+        raise ConfigError(not_made(entry, error)) from error
+
+
+def not_made(entry: Any, error: Exception) -> str:
+    """Return the message about an entry whose class raised."""
+    where = f"{entry.__module__}.{entry.__qualname__}"
+    return f"{where} cannot be made: {type(error).__name__}: {error}. Correct its class."
 
 
 def require(package: str, who: str, extra: str, otherwise: str = "") -> None:

@@ -153,6 +153,13 @@ class Costly(Mood):
     passes = 3
 
 
+class Failing(Mood):
+    """One that cannot be made."""
+
+    def __init__(self):
+        raise KeyError("no luck")
+
+
 class Unwritten(Quantity):
     """One that computes nothing."""
 
@@ -167,6 +174,7 @@ def test_a_quantity_is_named_by_where_it_is():
     ("name", "says"),
     [
         ("Costly", r"Did you mean `QuantityTraits\(passes=...\)`"),
+        ("Failing", r"needs '.*:Failing': .*Failing cannot be made: KeyError: 'no luck'"),
         ("Unwritten", "must have traits, a QuantityTraits, and a method compute"),
     ],
 )
