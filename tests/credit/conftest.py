@@ -5,7 +5,8 @@ import math
 import pytest
 
 from perturn.credit.siop import OwnAnswer
-from perturn.needs import keyword, names_of
+from perturn.credit_check.stand_ins import stand_ins
+from perturn.needs import keyword, name_of
 from support.states import episode as _episode
 
 
@@ -83,7 +84,7 @@ def _values(group):
     return [[[known[turn.state_key]] for turn in one.turns] for one in group]
 
 
-_NEEDED = {
+_RICHER = {
     "values": _values,
     "reference": _reference,
     "progress": _progress,
@@ -93,15 +94,21 @@ _NEEDED = {
     "branch-returns": _branches,
     "feedback": _feedback,
     "contributions": _contributions,
+    "distance": lambda group: [[turn.remaining for turn in one.turns] for one in group],
 }
+"""Entries with more cases than those that a quantity has on a small process, such as NaN or several calls a turn."""
 
 
 @pytest.fixture(scope="session")
 def weigh():
     """Return what asks a credit, and gives it what it needs beside the group."""
 
+    def entries(need, group):
+        richer = _RICHER.get(name_of(need))
+        return stand_ins(need, group) if richer is None else richer(group)
+
     def ask(credit, group):
-        return credit(group, **{keyword(name): _NEEDED[name](group) for name in names_of(credit.needs)})
+        return credit(group, **{keyword(name_of(need)): entries(need, group) for need in credit.needs})
 
     return ask
 
