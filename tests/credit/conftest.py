@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from perturn.credit.siop import OwnAnswer
 from perturn.credit_check.stand_ins import stand_ins
@@ -65,15 +66,15 @@ def _contributions(group):
 
 def _reference(group):
     """Log-probabilities of the tokens of a turn under a reference, which follow from the state alone."""
-    known = {"a": (-0.5, -1.0), "b": (-2.0,), "c": (-0.25, -0.25), None: (-1.0,)}
-    return [[known[turn.state_key] for turn in one.turns] for one in group]
+    known = {"a": [-0.5, -1.0], "b": [-2.0], "c": [-0.25, -0.25], None: [-1.0]}
+    return [[torch.tensor(known[turn.state_key], dtype=torch.float64) for turn in one.turns] for one in group]
 
 
 def _progress(group):
     """Those under a policy that was trained: some turns are likelier, some less, and some are as likely."""
     more = {"a": 0.25, "b": -0.5, "c": 0.0, None: 1.0}
     return [
-        [[each + more[turn.state_key] for each in its] for turn, its in zip(one.turns, theirs, strict=True)]
+        [its + more[turn.state_key] for turn, its in zip(one.turns, theirs, strict=True)]
         for one, theirs in zip(group, _reference(group), strict=True)
     ]
 
