@@ -70,8 +70,12 @@ def test_every_credit_of_a_group_or_with_values_is_documented():
     assert {name for name, _, _ in documented()} == compared
 
 
-UNBIASED = [(name, {}) for name, each in CREDITS.items() if each().traits.unbiased]
-"""The credits that claim it at their defaults, whoever added them."""
+UNBIASED = [
+    pytest.param(name, {}, marks=[pytest.mark.slow] if each().traits.trains_branches else [])
+    for name, each in CREDITS.items()
+    if each().traits.unbiased
+]
+"""The credits that claim it at their defaults, whoever added them; to list all trees of a process is slow."""
 
 
 @pytest.mark.parametrize(
