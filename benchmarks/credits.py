@@ -1,10 +1,12 @@
-"""Measure every line of the table of docs/methods/bias.md anew, and write the figures into it.
+"""Measure the lines of the table of docs/methods/bias.md that have no figures yet, and write each as it is measured.
 
     python benchmarks/credits.py
+    python benchmarks/credits.py --anew
     python benchmarks/credits.py --cost
 
 A line is a credit, its settings, the relative bias on each process with groups of three, and the scale and the noise on
-the loop. To add a line, write its first two cells. With --cost, print the seconds that each credit takes instead: for
+the loop. To add a line, write its first two cells. With --anew, take the figures of all lines away first; after an
+interruption, go on without it. With --cost, print the seconds that each credit takes instead: for
 1000 episodes of 20 turns in groups of 8, for as many turns in episodes of 200, and in groups of 64.
 """
 
@@ -16,11 +18,12 @@ from pathlib import Path
 
 from perturn.config.parsing import apply_overrides, build
 from perturn.credit import CREDITS
+from perturn.credit.protocol import TurnCredit
 from perturn.credit_check.meter import Measurement, measure
 from perturn.credit_check.processes import PROCESSES
-from perturn.methods.archer.archer_credit import Critique
-from perturn.methods.siop.siop_credit import OwnAnswer
-from perturn.needs import keyword, names_of
+from perturn.credit_check.stand_ins import stand_ins
+from perturn.io.atomic_write import write_whole
+from perturn.needs import keyword, name_of, names_of
 from perturn.types import Action, Task, Trajectory, Turn
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods" / "bias.md"
@@ -43,13 +46,30 @@ def bias(found: Measurement) -> str:
     return "wrong sign" if found.cosine < 0 else f"{found.relative_bias:.3f}"
 
 
-def fill(line: str) -> str:
-    """Return a line with its figures."""
-    if not line.startswith("| `"):
-        return line
-    name, words = [cell.strip() for cell in line.strip("|").split("|")][:2]
-    cells = figures(name.strip("`"), re.findall(r"`([^`]*)`", words))
-    return f"| {' | '.join([name, words, *cells])} |"
+def cells_of(line: str) -> list[str]:
+    """Return the cells of a line of a credit; none of any other line."""
+    return [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("| `") else []
+
+
+def written(cells: list[str]) -> str:
+    """Return the line of these cells."""
+    return f"| {' | '.join(cells)} |"
+
+
+def fill(anew: bool) -> None:
+    """Measure the lines without figures, and write the page after each."""
+    before, table, after = PAGE.read_text(encoding="utf-8").split(MARK)
+    lines = table.split("\n")
+    for index, line in enumerate(lines):
+        if anew and (cells := cells_of(line)):
+            lines[index] = written(cells[:2])
+    for index, line in enumerate(lines):
+        cells = cells_of(line)
+        if cells and not any(cells[2:]):
+            name, words = cells[:2]
+            lines[index] = written([name, words, *figures(name.strip("`"), re.findall(r"`([^`]*)`", words))])
+            print(lines[index], flush=True)
+            write_whole(PAGE, MARK.join([before, "\n".join(lines), after]))
 
 
 def episodes(groups: int, size: int, turns: int) -> list[list[Trajectory]]:
@@ -75,22 +95,7 @@ def episodes(groups: int, size: int, turns: int) -> list[list[Trajectory]]:
 def seconds(name: str, groups: list[list[Trajectory]]) -> float:
     """Return how long a credit takes for all groups."""
     credit = CREDITS[name]()
-    given = {
-        "values": lambda turns: [0.5] * turns,
-        "tool-matches": lambda turns: [(0.5, 1.0)] * turns,  # two calls a turn
-        "answer": lambda turns: [-0.5] * (turns + 1),
-        "branch-returns": lambda turns: [0.5] * turns,
-        "feedback": lambda turns: [0.5] * turns,
-        "contributions": lambda turns: [0.05] * turns,
-        "critics": lambda turns: Critique([[0.5] * turns] * 2, [[0.25] * turns] * 2),
-        "progress": lambda turns: [[-0.5] * 10] * turns,
-        "reference": lambda turns: [[-0.6] * 10] * turns,
-        "answer-clusters": lambda turns: OwnAnswer(0, [[-0.5] * 3] * (turns + 1)),
-    }
-    needed = [
-        {keyword(name): [given[name](len(one.turns)) for one in group] for name in names_of(credit.needs)}
-        for group in groups
-    ]
+    needed = [{keyword(name_of(need)): stand_ins(need, group) for need in credit.needs} for group in groups]
     start = time.perf_counter()
     for group, its in zip(groups, needed, strict=True):
         credit(group, **its)
@@ -100,7 +105,9 @@ def seconds(name: str, groups: list[list[Trajectory]]) -> float:
 def print_cost() -> None:
     """Print the seconds of each credit of a group."""
     sizes = [episodes(125, 8, 20), episodes(12, 8, 208), episodes(16, 64, 20)]
-    for name in CREDITS.keys() - {"uniform", "confidence", "discount", "first-error", "process-score"}:
+    for name, credit in CREDITS.items():
+        if isinstance(credit(), TurnCredit) or "distance" in names_of(credit().needs):
+            continue
         print(f"{name:14}", *(f"{seconds(name, each):6.3f}" for each in sizes))
 
 
@@ -109,8 +116,7 @@ def main() -> None:
     if "--cost" in sys.argv:
         print_cost()
         return
-    before, table, after = PAGE.read_text(encoding="utf-8").split(MARK)
-    PAGE.write_text(MARK.join([before, "\n".join(map(fill, table.split("\n"))), after]), encoding="utf-8")
+    fill("--anew" in sys.argv)
 
 
 if __name__ == "__main__":

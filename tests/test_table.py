@@ -12,7 +12,7 @@ import perturn.table
 from perturn.cli import main
 from perturn.credit import CREDITS
 from perturn.errors import ConfigError
-from perturn.table import Table, check_names, locate, missing_methods, package_of
+from perturn.table import Table, check_names, locate, missing_methods, name_of, package_of
 from perturn.training.credit_choice import make_credit
 from support.guests import describe
 
@@ -159,3 +159,16 @@ def test_an_attribute_that_nobody_reads_is_rejected(entry: type, says: str):
 def test_settings_and_names_beside_the_right_one_are_allowed(entry: type):
     """`steps` is beside `step`; `needs_groups` is a setting; `export` is not like enough to `expert`."""
     check_names(entry, kind="credit", known=("step", "forget", "expert"), traits=_Traits)
+
+
+def test_a_name_is_found_without_loading_other_entries():
+    """The entry that lies where the class does is loaded first; a class that lies elsewhere is still found."""
+    table = Table(
+        "perturn.nowhere",
+        {"broken": "perturn.nowhere:Nothing", "mine": f"{Table.__module__}:Table", "other": _Traits},
+    )
+    moved = Table("perturn.nowhere", {"moved": "perturn.credit:CreditTraits"})
+
+    assert name_of(table, Table) == "mine"
+    assert name_of(table, _Traits) == "other"
+    assert name_of(moved, moved["moved"]) == "moved"

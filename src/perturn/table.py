@@ -37,7 +37,7 @@ class Table(Mapping[str, T], Generic[T]):
             group: Group of the entry points that add to the table.
             own: Our entries by name, or where they are, as `module:object`, if loading them costs something.
         """
-        self._group = group
+        self.group = group
         self._own = own
 
     @cached_property
@@ -45,11 +45,11 @@ class Table(Mapping[str, T], Generic[T]):
         """Entries of `perturn.methods`, and of other installed packages."""
         found: dict[str, EntryPoint] = {}
         for point in sorted(
-            _entry_points(group=self._group), key=_is_ours, reverse=True
+            _entry_points(group=self.group), key=_is_ours, reverse=True
         ):  # of two, another is to blame
             if point.name in self._own or point.name in found:
                 raise ConfigError(
-                    f"{_package(point)} adds {point.name!r} to {self._group}, where there is one of that name; "
+                    f"{_package(point)} adds {point.name!r} to {self.group}, where there is one of that name; "
                     "rename it, or uninstall the package."
                 )
             found[point.name] = point
@@ -67,6 +67,12 @@ class Table(Mapping[str, T], Generic[T]):
                 f"{name!r} of {_package(point)} cannot be loaded from {point.value!r}: {type(error).__name__}: {error}"
             ) from error
 
+    def target(self, name: str) -> str:
+        """Return where an entry is, as `module:object`; empty if it is an object already."""
+        point = self._foreign.get(name)
+        entry = self._own[name] if point is None else point.value
+        return entry if isinstance(entry, str) else ""
+
     def __iter__(self) -> Iterator[str]:
         yield from self._own
         yield from self._foreign
@@ -81,10 +87,15 @@ class Table(Mapping[str, T], Generic[T]):
 def name_of(entries: Mapping[str, Any], kind: type) -> str:
     """Return the name under which a table has a class.
 
+    The entry that lies where the class does is loaded first, and usually no other one is.
+
     Raises:
         ConfigError: If the table has no such class.
     """
-    found = next((name for name, entry in entries.items() if entry is kind), None)
+    names, first = list(entries), ("", f"{kind.__module__}:{kind.__qualname__}")
+    if isinstance(entries, Table):
+        names.sort(key=lambda name: entries.target(name) not in first)
+    found = next((name for name in names if entries[name] is kind), None)
     if found is None:
         raise ConfigError(
             f"{kind.__module__}.{kind.__qualname__} is no entry of its table, which has {', '.join(entries)}; add an "
@@ -130,9 +141,24 @@ def check_names(entry: type, *, kind: str, known: Collection[str], traits: type 
 
 
 def at_defaults(entry: Callable[..., T]) -> T | None:
-    """Return an entry with its default settings; None where a setting has no default."""
+    """Return an entry with its default settings; None where a setting has no default.
+
+    Raises:
+        ConfigError: If the class raises.
+    """
     settings = signature(entry).parameters.values()
-    return None if any(each.default is each.empty for each in settings) else entry()
+    if any(each.default is each.empty for each in settings):
+        return None
+    try:
+        return entry()
+    except Exception as error:  # an entry may be code of others
+        raise ConfigError(not_made(entry, error)) from error
+
+
+def not_made(entry: Any, error: Exception) -> str:
+    """Return the message about an entry whose class raised."""
+    where = f"{entry.__module__}.{entry.__qualname__}"
+    return f"{where} cannot be made: {type(error).__name__}: {error}. Correct its class."
 
 
 def require(package: str, who: str, extra: str, otherwise: str = "") -> None:

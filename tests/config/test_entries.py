@@ -15,7 +15,7 @@ from perturn.config.parsing import apply_overrides, build, parse, to_mapping, to
 from perturn.config.recipe import Recipe
 from perturn.config.sections import COUNT
 from perturn.explore import EXPLORERS, Explorer
-from perturn.table import name_of
+from perturn.table import at_defaults, name_of
 from small import refusal, small
 from support.guests import added
 
@@ -186,3 +186,20 @@ def test_the_rule_asks_the_table_for_alternatives(guest, explorer, needs, takes,
     recipe = SimpleNamespace(explore=build(EXPLORERS, {"name": "rollouts"} | explorer, "explore"))
 
     assert misfit(recipe, "rows", needs, takes) == says
+
+
+@dataclass(frozen=True)
+class Failing(Patient):
+    """An entry whose class raises."""
+
+    def __post_init__(self):
+        raise KeyError("no luck")
+
+
+@pytest.mark.parametrize("where", ["explore", "rows", "align.loss", "credit", "engine"])
+def test_an_entry_whose_class_raises_is_told_in_a_line(where):
+    """By the type and the text of what it raised; made from a section, or with its defaults."""
+    says = f"{__name__}.Failing cannot be made: KeyError: 'no luck'. Correct its class."
+
+    assert refusal(build, {"failing": Failing}, {"name": "failing"}, where) == f"{where}: {says}"
+    assert refusal(at_defaults, Failing) == says

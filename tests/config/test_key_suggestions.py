@@ -57,6 +57,41 @@ def test_a_key_of_another_section_is_sent_there(word, says):
 @pytest.mark.parametrize(
     ("word", "says"),
     [
+        ("groups.failed=zero", "unknown key 'groups'. Did you mean 'rows.name=groups'? Known: align, base, "),
+        ("branch.every=2", "unknown key 'branch'. Did you mean 'explore.name=branches'? Known: "),
+        (
+            "explore.window=3",
+            "unknown key 'explore.window'. Did you mean 'explore.name=window'? Known: explore.c",
+        ),
+        ("rows.windows=3", "unknown key 'rows.windows'. Known: rows."),
+    ],
+)
+def test_a_key_named_like_an_entry_is_told_the_key_that_picks_it(word, says):
+    """Within the section of the key, if it has one; the known keys follow."""
+    assert said(word).startswith(says)
+
+
+@pytest.mark.parametrize(
+    "key", ["environment", "engine", "credit", "explore", "rows", "align.loss", "evaluate.select"]
+)
+def test_a_name_that_is_null_is_refused(key):
+    """With the names there are, in every section that picks an entry."""
+    assert said(f"{key}={{name: null}}").startswith(f"{key}.name must be a name, got null. Known: ")
+
+
+@pytest.mark.parametrize(
+    ("key", "group"),
+    [("explore", "explorers"), ("rows", "rows"), ("align.loss", "losses")],
+)
+def test_a_class_by_its_place_is_sent_to_the_entry_points(key, group):
+    """In the sections that take names of their table alone."""
+    assert f"unknown {key}.name 'mine:Own'. It must be a name of the table; " in said(f"{key}.name=mine:Own")
+    assert f"as an entry point of perturn.{group} " in said(f"{key}.name=mine:Own")
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
         ("align.loss=dpo", "align.loss must be a valid dictionary, got 'dpo'. Write align.loss.name=dpo."),
         ("align=dpo", "align must be a section of settings, such as align.loss=..., got 'dpo'."),
         ("model=none", "model must be a section of settings, such as model.name=..., got 'none'."),

@@ -3,9 +3,11 @@
 import math
 
 import pytest
+import torch
 
+from perturn.credit_check.stand_ins import stand_ins
 from perturn.methods.siop.siop_credit import OwnAnswer
-from perturn.needs import keyword, names_of
+from perturn.needs import keyword, name_of
 from support.states import episode as _episode
 
 
@@ -64,15 +66,15 @@ def _contributions(group):
 
 def _reference(group):
     """Log-probabilities of the tokens of a turn under a reference, which follow from the state alone."""
-    known = {"a": (-0.5, -1.0), "b": (-2.0,), "c": (-0.25, -0.25), None: (-1.0,)}
-    return [[known[turn.state_key] for turn in one.turns] for one in group]
+    known = {"a": [-0.5, -1.0], "b": [-2.0], "c": [-0.25, -0.25], None: [-1.0]}
+    return [[torch.tensor(known[turn.state_key], dtype=torch.float64) for turn in one.turns] for one in group]
 
 
 def _progress(group):
     """Those under a policy that was trained: some turns are likelier, some less, and some are as likely."""
     more = {"a": 0.25, "b": -0.5, "c": 0.0, None: 1.0}
     return [
-        [[each + more[turn.state_key] for each in its] for turn, its in zip(one.turns, theirs, strict=True)]
+        [its + more[turn.state_key] for turn, its in zip(one.turns, theirs, strict=True)]
         for one, theirs in zip(group, _reference(group), strict=True)
     ]
 
@@ -83,7 +85,7 @@ def _values(group):
     return [[[known[turn.state_key]] for turn in one.turns] for one in group]
 
 
-_NEEDED = {
+_RICHER = {
     "values": _values,
     "reference": _reference,
     "progress": _progress,
@@ -93,15 +95,21 @@ _NEEDED = {
     "branch-returns": _branches,
     "feedback": _feedback,
     "contributions": _contributions,
+    "distance": lambda group: [[turn.remaining for turn in one.turns] for one in group],
 }
+"""Entries with more cases than those that a quantity has on a small process, such as NaN or several calls a turn."""
 
 
 @pytest.fixture(scope="session")
 def weigh():
     """Return what asks a credit, and gives it what it needs beside the group."""
 
+    def entries(need, group):
+        richer = _RICHER.get(name_of(need))
+        return stand_ins(need, group) if richer is None else richer(group)
+
     def ask(credit, group):
-        return credit(group, **{keyword(name): _NEEDED[name](group) for name in names_of(credit.needs)})
+        return credit(group, **{keyword(name_of(need)): entries(need, group) for need in credit.needs})
 
     return ask
 

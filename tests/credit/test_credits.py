@@ -1,6 +1,7 @@
 """The table of credits, and those that need no group: uniform, confidence, discount."""
 
 import dataclasses
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 from torch.testing import assert_close
 
 from perturn.credit import CREDITS
-from perturn.types import Action, Task, Trajectory, Turn
+from perturn.table import at_defaults
+from perturn.training.credit_choice import check_credit
+from perturn.types import Action, Remaining, Task, Trajectory, Turn
 
 DEFAULTS = {
     "uniform": {},
@@ -63,7 +66,7 @@ DEFAULTS = {
     "archer": {"gamma": 0.9, "tau": 0.1, "rounds": 1000, "penalty": 1e-4},
     "hiper": {"switch": "", "by": "reply", "gamma": 1.0, "lam": 1.0, "high_level_lam": 1.0},
 }
-"""Of the credits that read rewards, beside the return that they start from."""
+"""Of the credits that read rewards, beside the return that they start from. The test of a new credit holds its own."""
 WITHOUT_RETURNS = {"uniform", "confidence", "discount", "first-error", "process-score", "siop"}
 RETURN = {"rewards": "turns", "invalid_penalty": 0.0}
 
@@ -75,8 +78,32 @@ def group_of(*turns):
     ]
 
 
-def test_the_table_holds_these_credits_with_the_documented_defaults():
-    found = {name: dataclasses.asdict(credit()) for name, credit in CREDITS.items()}
+@pytest.mark.parametrize("name", CREDITS)
+def test_a_credit_at_its_defaults_gives_one_number_a_turn(episode, weigh, name):
+    """And says what it is, what it reads and what it is like; it cannot be changed, and knows no other setting."""
+    played = [
+        episode(["a", "b"], [0.0, 1.0]),
+        episode(["c"], [0.5], sample=1),
+        episode([None], [0.0], sample=2),
+    ]
+    group = [
+        replace(one, turns=tuple(replace(turn, remaining=Remaining(2, 1)) for turn in one.turns))
+        for one in played
+    ]
+    credit = at_defaults(CREDITS[name])
+
+    check_credit(credit, name)
+    found = weigh(credit, group)
+
+    assert credit.__doc__
+    assert [one.shape for one in found] == [(2,), (1,), (1,)]
+    assert all(one.isfinite().all() for one in found)
+    with pytest.raises(TypeError):
+        CREDITS[name](no_setting=1)
+
+
+def test_defaults_are_the_documented_ones():
+    found = {name: dataclasses.asdict(CREDITS[name]()) for name in DEFAULTS}
     returns = {name: settings.pop("returns", None) for name, settings in found.items()}
 
     assert found == DEFAULTS

@@ -69,7 +69,7 @@ def test_weights_are_finite_and_one_a_turn(episode, weigh, name, rows):
     assert all(one.dtype == torch.float64 and one.isfinite().all() for one in found)
 
 
-@pytest.mark.parametrize("name", [name for name in GROUP_CREDITS if name != "reinforce++"])
+@pytest.mark.parametrize("name", [name for name in GROUP_CREDITS if not CREDITS[name]().traits.across_tasks])
 @QUICK
 @given(one=GROUPS, other=GROUPS)
 def test_tasks_are_never_compared_with_each_other(episode, weigh, name, one, other):

@@ -6,14 +6,13 @@ from typing import ClassVar
 import pytest
 import torch
 
+from perturn.credit import CREDITS
 from perturn.credit_check.processes import PROCESSES
 from perturn.errors import ConfigError
-from perturn.methods.archer.archer_credit import Critics
-from perturn.methods.infopo.infopo_credit import Feedback
 from perturn.methods.siop.siop_credit import AnswerClusters
 from perturn.methods.trace.mixed_branches import SuccessChance
 from perturn.methods.trace.success_chance import PredictedSuccess
-from perturn.needs import BranchReturns, Need, Progress, Values, keyword
+from perturn.needs import BranchReturns, Need, Progress, Values, keyword, name_of, names_of
 from perturn.quantities import (
     QUANTITIES,
     Computed,
@@ -28,12 +27,13 @@ from perturn.quantities.entropy import TurnEntropy, entropies_of
 from perturn.quantities.readers import Models, open_reader
 from perturn.types import Action, Task, Trajectory, Turn
 
-REQUESTS = {
-    "values": Values(lambda group, tokens: []),
-    "critics": Critics(1.0, 0.1, 10, 1e-4),
-    "feedback": Feedback("Nothing."),
+REQUESTS = {name_of(need): need for entry in CREDITS.values() for need in entry().needs}
+"""Requests of quantities by credits at their defaults; a quantity that is not here is requested by its name alone."""
+GROUPED = {
+    name for entry in CREDITS.values() if entry().traits.needs_group for name in names_of(entry().needs)
 }
-"""Requests of quantities that have settings without a default."""
+"""Quantities that credits of groups read, of which the bias meter must know exact values."""
+EXACT = sorted(name for name, kind in QUANTITIES.items() if kind.exact is not Quantity.exact)
 
 
 def said(*texts, total=0.0, sample=0):
@@ -44,17 +44,17 @@ def said(*texts, total=0.0, sample=0):
 
 @pytest.mark.parametrize("name", QUANTITIES)
 def test_an_entry_says_what_it_computes_and_what_that_costs(name):
-    """And is requested by its own name; a pass is one of a policy that it names."""
+    """And is requested by its own name; a pass is one of a policy that it names, of which it may read less."""
     quantity, request = find(REQUESTS.get(name, name))
 
     assert quantity.traits.cost
     assert quantity.__doc__
     assert (request.name if type(request) is not Need else name) == name
-    assert bool(quantity.traits.passes) == bool(quantity.policies(request))
+    assert quantity.policies(request) or not quantity.traits.passes
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda process: process.name)
-@pytest.mark.parametrize("name", sorted(QUANTITIES.keys() - {"distance"}))
+@pytest.mark.parametrize("name", EXACT)
 def test_an_exact_value_is_one_entry_an_episode(name, process):
     quantity, request = find(REQUESTS.get(name, name))
     episodes = process.episodes
@@ -62,6 +62,11 @@ def test_an_exact_value_is_one_entry_an_episode(name, process):
     found = quantity.exact(request, Ground(episodes, 0.9, process.prover.episodes))
 
     assert len(found) == len(episodes.steps)
+
+
+def test_what_credits_of_groups_read_has_exact_values():
+    """So that each of these credits can be measured."""
+    assert set(EXACT) >= GROUPED
 
 
 def test_a_quantity_without_an_exact_value_says_so():
@@ -147,6 +152,13 @@ class Costly(Mood):
     passes = 3
 
 
+class Failing(Mood):
+    """One that cannot be made."""
+
+    def __init__(self):
+        raise KeyError("no luck")
+
+
 class Unwritten(Quantity):
     """One that computes nothing."""
 
@@ -161,6 +173,7 @@ def test_a_quantity_is_named_by_where_it_is():
     ("name", "says"),
     [
         ("Costly", r"Did you mean `QuantityTraits\(passes=...\)`"),
+        ("Failing", r"needs '.*:Failing': .*Failing cannot be made: KeyError: 'no luck'"),
         ("Unwritten", "must have traits, a QuantityTraits, and a method compute"),
     ],
 )

@@ -75,3 +75,15 @@ class Flat(Own):
     def __call__(self, group, **needed):
         """Give one number each."""
         return [torch.ones(1) for _ in group]
+
+
+class Raising(Own):
+    """One that cannot be made."""
+
+    def __init__(self, value: float = 1.0):
+        raise KeyError("no luck")
+
+
+def evenly(group):
+    """A function, where a class is asked for."""
+    return [torch.ones(len(one.turns)) for one in group]

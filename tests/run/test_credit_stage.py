@@ -141,6 +141,14 @@ def test_an_episode_without_turns_needs_no_reference(tiny_model, tokenizer):
             r"credit '.*:Vague' needs 'values' by its name alone, and Values has settings without a default",
         ),
         (
+            [f"credit.name={own_credits.__name__}:Raising"],
+            r"credit: .*\.Raising cannot be made: KeyError: 'no luck'\. Correct its class",
+        ),
+        (
+            [f"credit.name={own_credits.__name__}:evenly"],
+            r"credit\.name: '.*:evenly' is no class; a credit is a class with needs and traits",
+        ),
+        (
             [f"credit.name={own_credits.__name__}:Mute"],
             r"credit '.*:Mute' must have needs, a tuple of names .* got None",
         ),

@@ -199,7 +199,7 @@ def test_what_makes_no_world_is_refused():
 @pytest.mark.parametrize(
     ("policy", "says"),
     [
-        (None, "a policy must be a Hub id, a folder, a transformers model or an Engine"),
+        (None, "a model must be a Hub id, a folder or a transformers model, or to play an Engine"),
         (7, "got 7"),
         ("tiny", "tokenizer="),
     ],
@@ -288,6 +288,47 @@ def test_rows_that_lack_something_are_rejected(explored, rows, says):
     """With what to give."""
     with pytest.raises(ConfigError, match=says):
         perturn.make_rows(explored, rows)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "abc", {}, [1], [None]], ids=repr)
+def test_what_are_no_episodes_is_rejected(tiny_model, wrong):
+    """By every function that takes episodes, with the name of the argument."""
+    calls = {
+        "explored": lambda: perturn.make_rows(wrong),
+        "experts": lambda: perturn.make_rows([], experts=wrong),
+        "branches": lambda: perturn.make_rows([], branches=wrong),
+        "trajectories": lambda: perturn.weigh(wrong, "uniform"),
+        "earlier": lambda: perturn.collect(tiny_model, OWN, earlier=wrong),
+    }
+    for name, call in calls.items():
+        if (name, wrong) != ("branches", None):
+            with pytest.raises(
+                ConfigError, match=f"^{name} must be a list of trajectories, as collect returns them"
+            ):
+                call()
+
+
+@pytest.mark.parametrize("wrong", [None, 3, {}], ids=repr)
+def test_what_are_no_rows_is_rejected(tiny_model, tokenizer, wrong):
+    with pytest.raises(
+        ConfigError, match=r"^rows must be pairs or trajectories, as make_rows and weigh return them"
+    ):
+        perturn.train(tiny_model, wrong, tokenizer=tokenizer)
+    with pytest.raises(
+        ConfigError, match=r"^rows must be pairs or trajectories, as make_rows and weigh return them"
+    ):
+        perturn.Trainer(tiny_model, tokenizer=tokenizer).train(wrong)
+
+
+def test_what_is_no_model_or_credit_is_rejected(tmp_path):
+    """By the classes too, before anything is loaded or read."""
+    for call in (lambda: perturn.train(None, []), lambda: perturn.Trainer(None), lambda: perturn.Trainer(3)):
+        with pytest.raises(ConfigError, match=r"^a model must be a Hub id, a folder or a transformers model"):
+            call()
+    with pytest.raises(ConfigError, match=r"^a model must be a Hub id, .* got None"):
+        perturn.TurnTrainer(None, perturn.TurnConfig(str(tmp_path), use_cpu=True), train_dataset=[])
+    with pytest.raises(ConfigError, match=r"^credit must be a name, a section with a name, .* got None"):
+        perturn.weigh([], None)
 
 
 @pytest.mark.parametrize(

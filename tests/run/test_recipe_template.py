@@ -12,8 +12,10 @@ from perturn.config.recipe import Recipe, read_recipe
 from perturn.config.sections import Base, Reward, Sft
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
+from perturn.rows import ROWS
 from perturn.run.execute import check
 from perturn.run.recipe_template import copy_recipe, write_recipe
+from perturn.table import name_of
 
 GUESS = "own_environment:GuessNumber"
 
@@ -22,6 +24,31 @@ GUESS = "own_environment:GuessNumber"
 def file(tmp_path, own_environment):
     """Where a recipe is written to."""
     return tmp_path / "first.yaml"
+
+
+@pytest.mark.parametrize(
+    ("loss", "rows", "samples"),
+    [("ppo-clip", "groups", 8), ("kto", "kto", 1), ("dpo", "expert-pairs", 1)],
+)
+def test_a_loss_of_any_kind_of_rows_gets_rows_that_fit(file, tiny_folder, loss, rows, samples):
+    """On an environment with an expert: the recipe checks out as it is."""
+    write_recipe(file, environment=GUESS, model=str(tiny_folder), loss=loss)
+
+    recipe = read_recipe(file, ["worlds.processes=0"])
+    check(recipe)
+    assert (recipe.align.loss["name"], name_of(ROWS, type(recipe.rows))) == (loss, rows)
+    assert (recipe.explore.samples, recipe.sft is not None) == (samples, True)
+
+
+def test_rows_that_need_an_expert_are_refused_where_there_is_none(file, own_environment, monkeypatch):
+    """With the row makers that were looked at, and no file."""
+    monkeypatch.delattr(own_environment.GuessNumber, "expert")
+
+    with pytest.raises(
+        ConfigError, match=r"labelled come from kto, which read an expert's episodes, .* no expert"
+    ):
+        write_recipe(file, environment=GUESS, model="some/model", loss="kto")
+    assert not file.exists()
 
 
 def uncommented(text):

@@ -18,12 +18,26 @@ class UnknownNeed:
 
     def among_episodes(self, inputs):
         return lambda episodes: [0.0] * len(episodes)
+
+
+class Raises(UnknownNeed):
+    traits = SelectorTraits(among=("episodes",))
+
+    def __init__(self):
+        raise RuntimeError("no luck")
 """
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("NoMethod", "has no method among_episodes"), ("UnknownNeed", "needs logprob, which nothing gives")],
+    [
+        ("NoMethod", "has no method among_episodes"),
+        ("UnknownNeed", "needs logprob, which nothing gives"),
+        (
+            "Raises",
+            r"evaluate.select: guests.*\.Raises cannot be made: RuntimeError: no luck\. Correct",
+        ),
+    ],
 )
 def test_a_class_that_lacks_what_it_declares_is_rejected(tmp_path, name, says):
     """When it is made, which is before any work."""
@@ -32,3 +46,10 @@ def test_a_class_that_lacks_what_it_declares_is_rejected(tmp_path, name, says):
 
     with pytest.raises(ConfigError, match=says):
         make_selector({"name": f"{file}:{name}"})
+
+
+def test_a_key_that_a_selector_lacks_is_told_the_keys_of_the_section():
+    with pytest.raises(
+        ConfigError, match=r"'evaluate.select.foo'\. Known: evaluate.select.among, evaluate.select.samp"
+    ):
+        make_selector({"name": "likelihood", "among": "episodes", "samples": 2, "foo": 1})

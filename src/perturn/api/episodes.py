@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from perturn.analysis.run_summary import compare, policy_row
+from perturn.api.arguments import trajectories_in
 from perturn.api.explorer_rounds import make_explorer, play_rounds
 from perturn.chat.end_tokens import declared_ends
-from perturn.chat.model_names import load_tokenizer, resolve_model
+from perturn.chat.model_names import resolve_model
 from perturn.chat.tokens import Renderer
 from perturn.config.explorer_settings import ExploreSettings
 from perturn.config.parsing import build, parse
@@ -31,7 +32,7 @@ from perturn.errors import ConfigError
 from perturn.explore import Explorer
 from perturn.explore.protocol import ExploreInputs
 from perturn.faults import closing_world
-from perturn.policy.models import context_length, load_policy, weights_digest
+from perturn.policy.models import context_length, load_policy, tokenizer_of, weights_digest
 from perturn.quantities.readers import Reader, open_reader
 from perturn.run.protocol_rules import rules_for
 from perturn.run.score_recipe import scored_panel, turn_tokens
@@ -100,6 +101,7 @@ def collect(
     """
     explorer = make_explorer(explore, samples, concurrency)
     _check_sampling(sampling)
+    earlier, experts = trajectories_in(earlier, "earlier"), trajectories_in(experts, "experts")
     if not isinstance(iteration, int) or iteration < 1:
         raise ConfigError(f"iteration must be a number >= 1, got {iteration!r}.")
     make, concurrency = _maker(environment), _at_once(environment, concurrency)
@@ -245,7 +247,7 @@ def _reader(policy: Policy, tokenizer: Any) -> Reader:
     """A policy opened for an explorer that reads it."""
     if isinstance(policy, str | Path):
         return open_reader(resolve_model(str(policy), _logger.info))
-    return open_reader(policy, tokenizer or tokenizer_of(policy))
+    return open_reader(policy, tokenizer_of(policy, tokenizer))
 
 
 def _section(environment: World) -> Section | None:
@@ -315,21 +317,9 @@ def _loaded(model: Any, tokenizer: Any) -> Loaded:
     """A model of the caller's, as it is."""
     return Loaded(
         model=model,
-        tokens=Renderer(tokenizer or tokenizer_of(model), ends=declared_ends(model)),
+        tokens=Renderer(tokenizer_of(model, tokenizer), ends=declared_ends(model)),
         name=f"policy@{weights_digest(model)[:12]}",
         device=model.device.type,
         dtype=str(model.dtype).removeprefix("torch."),
         context=context_length(model),
     )
-
-
-def tokenizer_of(model: Any) -> Any:
-    """The tokenizer of a model of the caller's, by the name that it was loaded from."""
-    config = getattr(model, "config", None)
-    if config is None:
-        raise ConfigError(
-            f"a policy must be a Hub id, a folder, a transformers model or an Engine, got {reprlib.repr(model)}."
-        )
-    if not config.name_or_path:
-        raise ConfigError("the model does not say what it was loaded from; give its tokenizer as tokenizer=.")
-    return load_tokenizer(config.name_or_path)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from perturn.api.arguments import trajectories_in
 from perturn.api.weighing import weigh
 from perturn.config.compatibility import providers
 from perturn.config.parsing import build_entry, section_of
@@ -55,10 +56,11 @@ def make_rows(
     maker: Any = rows if own else build_entry(ROWS, section_of(rows, "rows"), "rows")
     traits, name = maker.traits, type(maker).__name__
     grouped = traits.makes == "groups"
-    episodes, experts = sorted(explored, key=lambda one: one.key), [one for one in experts if succeeded(one)]
+    episodes = sorted(trajectories_in(explored, "explored"), key=lambda one: one.key)
+    experts = [one for one in trajectories_in(experts, "experts") if succeeded(one)]
     if branches is None:
         episodes, branches = _without_branches(episodes, experts)
-    branches = list(branches)
+    branches = trajectories_in(branches, "branches")
     _check_weighing(maker, credit, weighing)
     _check(maker, episodes, experts, branches)
     of_expert = "expert-branches" in traits.branches and bool(experts)

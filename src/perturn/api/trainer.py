@@ -14,8 +14,10 @@ from typing import Any, Literal
 
 from transformers.trainer_callback import PrinterCallback
 
+from perturn.api.arguments import check_rows
 from perturn.episodes.seeds import seed_of
 from perturn.errors import ConfigError
+from perturn.policy.models import tokenizer_of
 from perturn.run.iteration_state import continue_training
 from perturn.training.credit_choice import loss_and_credit
 from perturn.training.turn_config import TurnConfig, section
@@ -48,6 +50,7 @@ def train(
     Returns:
         The trained model, in evaluation mode.
     """
+    check_rows(rows)
     with ExitStack() as ended:
         if "output_dir" not in settings:
             settings = _unsaved(ended.enter_context(TemporaryDirectory(prefix="perturn-"))) | settings
@@ -137,6 +140,8 @@ class Trainer:
         config = self._config()
         credit_section = None if config.credit is None else section(config.credit, "credit")
         loss_and_credit(section(config.loss, "loss"), credit_section)
+        if not isinstance(model, str | Path):
+            self.tokenizer = tokenizer_of(model, tokenizer)
 
     def _config(self) -> TurnConfig:
         """Settings of the iteration."""
@@ -152,6 +157,7 @@ class Trainer:
         Returns:
             Means of the metrics over the optimizer steps, such as `loss`; empty without rows.
         """
+        check_rows(rows)
         rows = list(rows)
         self.iteration += 1
         if not rows:

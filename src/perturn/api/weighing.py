@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
-from perturn.api.episodes import tokenizer_of
+from perturn.api.arguments import trajectories_in
+from perturn.config.parsing import section_of
 from perturn.config.sections import Section
 from perturn.credit import Credit
 from perturn.data.group_account import FAILURES, counted
 from perturn.errors import ConfigError
 from perturn.group import groups_of
+from perturn.policy.models import tokenizer_of
 from perturn.quantities import compute, given, policies_of, wanted
 from perturn.quantities.answer_turns import MARK
 from perturn.quantities.protocol import ACTED, REFERENCE
@@ -63,6 +65,7 @@ def weigh(
     """
     if failed not in FAILURES:
         raise ConfigError(f"failed must be one of {', '.join(FAILURES)}, got {failed!r}.")
+    trajectories = trajectories_in(trajectories, "trajectories")
     weigher = _made(credit)
     _check_given(weigher, model, answer, reference)
     needed: dict[str, Sequence[Any]] = {}
@@ -71,7 +74,7 @@ def weigh(
         readers = {}
         if policies := policies_of(weigher.needs):
             if not isinstance(model, str | Path):
-                tokenizer = tokenizer or tokenizer_of(model)
+                tokenizer = tokenizer_of(model, tokenizer)
             readers[ACTED] = reader = open_reader(model, tokenizer, chat_template)
             if len(policies) > 1:
                 readers[REFERENCE] = open_reader(reference, reader.renderer.tokenizer, chat_template)
@@ -89,8 +92,8 @@ def _made(credit: str | Section | Credit) -> Credit:
     Raises:
         ConfigError: If there is no such credit, or it lacks what a credit has.
     """
-    if isinstance(credit, str | Mapping):
-        return make_credit({"name": credit} if isinstance(credit, str) else credit)
+    if isinstance(credit, str | Mapping | None):
+        return make_credit(section_of(credit, "credit"))
     check_credit(credit, type(credit).__name__)
     return credit
 

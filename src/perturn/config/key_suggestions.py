@@ -10,7 +10,7 @@ from typing import Any
 from perturn.bounds import EntryOf, marks
 from perturn.config.peer_settings import PEERS
 from perturn.errors import closest, did_you_mean
-from perturn.table import missing_methods
+from perturn.table import Table, missing_methods
 from perturn.table_index import LISTED, TABLES, table
 
 _MOST_SHOWN = 2
@@ -50,6 +50,18 @@ def keys_of(kind: Any, where: str = "") -> Iterator[str]:
         yield from dict.fromkeys(key for part in parts for key in keys_of(part, path))
 
 
+def picks(kind: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted keys of a settings dataclass that pick an entry, such as `rows.name`, each with its table."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        path = f"{where}.{field.name}" if where else field.name
+        if mark := entry_of(hints[field.name]):
+            yield f"{path}.name", mark.table
+        else:
+            for part in _parts(hints[field.name]):
+                yield from picks(part, path)
+
+
 def _parts(hint: Any) -> Iterator[Any]:
     """The dataclasses within a type, but not those within a list or a mapping."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -68,6 +80,7 @@ def unknown_key(
     further: Sequence[str] = (),
     others: Sequence[str] = (),
     typed: str | None = None,
+    picked: Iterable[tuple[str, str]] = (),
 ) -> str:
     """Return the message about a key that does not exist, with the key that was meant.
 
@@ -76,22 +89,42 @@ def unknown_key(
         value: Its value; a mapping with a single key tells the rest of an override such as `align.los.name=dpo`.
         siblings: Dotted keys that its section has.
         every: All dotted keys of the recipe.
-        further: Keys that the section has too, such as `name`, and that are not listed.
+        further: Keys that the section has too, such as `name`, which is listed if there is no other one.
         others: Names of entries of the section's table that have such a setting.
         typed: The whole key as it was written, which the message then shows; None: the key.
+        picked: Keys that pick an entry, each with its table, as `picks` yields them.
     """
     said, last = f"unknown key {(typed or key)[:_LONGEST]!r}.", key.rpartition(".")[2]
     if not others and (peer := PEERS.get(last)) is not None:
         return f"{said} {peer.in_recipe}"
     known, rest, here = list(every), _rest(value), [*siblings, *further]
-    if others and closest(key, here, cutoff=0.75) is None:
-        return f"{said} {_of_others(key, others)} Known: {', '.join(sorted(siblings)) or 'none'}."
-    if closest(key, here, cutoff=0.75) is None and (elsewhere := _elsewhere(key, rest, known)):
+    unlike = closest(key, here, cutoff=0.75) is None
+    listed = f" Known: {', '.join(_listed(siblings, further)) or 'none'}."
+    if others and unlike:
+        return f"{said} {_of_others(key, others)}{listed}"
+    if unlike and (elsewhere := _elsewhere(key, rest, known)):
         return f"{said} Did you mean {' or '.join(map(repr, elsewhere))}?"
+    if unlike and (entry := _entry(key, picked)):
+        return f"{said} Did you mean {entry!r}?{listed}"
     meant = closest(key, here)
     guess = f" Did you mean {meant!r}?" if meant else ""
     full = f" In full: {_completed(meant, rest, known)}." if meant and rest else ""
-    return f"{said}{guess}{full} Known: {', '.join(sorted(siblings)) or 'none'}."
+    return f"{said}{guess}{full}{listed}"
+
+
+def _listed(siblings: Sequence[str], further: Sequence[str]) -> list[str]:
+    """The keys of a section that a message lists: `name` only where there is no other one."""
+    every = sorted([*siblings, *further])
+    return [each for each in every if each in siblings or each.rpartition(".")[2] != "name"] or every
+
+
+def _entry(key: str, picked: Iterable[tuple[str, str]]) -> str | None:
+    """The word that picks the entry of a name like the last part of a key, such as `rows.name=groups` for `groups`."""
+    section, _, last = key.rpartition(".")
+    for path, kind in picked:
+        if path.startswith(section) and (name := closest(last, table(kind), cutoff=0.85)):
+            return f"{path}={name}"
+    return None
 
 
 def _of_others(key: str, others: Sequence[str]) -> str:
@@ -110,6 +143,11 @@ def unknown_name(where: str, name: str, entries: Mapping[str, Any]) -> str:
         entries: The table.
     """
     said, listed = f"unknown {where}.name {name!r:.200}.", did_you_mean(name, entries)
+    if ":" in name and isinstance(entries, Table):
+        return (
+            f"{said} It must be a name of the table; a package adds a class of its own as an entry point of "
+            f"{entries.group} (docs: perturn.table.Table).{listed}"
+        )
     other = next((kind for kind in TABLES if name in (found := table(kind)) and found is not entries), None)
     if other is None:
         return f"{said}{listed}{missing_methods()}"

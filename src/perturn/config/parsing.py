@@ -18,12 +18,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from perturn.bounds import EntryOf
 from perturn.config.explorer_settings import EXPLORER
-from perturn.config.key_suggestions import entry_of, keys_of, unknown_key, unknown_name
+from perturn.config.key_suggestions import entry_of, keys_of, picks, unknown_key, unknown_name
 from perturn.config.row_maker_settings import ROWS
-from perturn.errors import ConfigError, closest
+from perturn.errors import ConfigError, PerturnError, closest
 from perturn.io.read_input import parse_yaml
 from perturn.io.yaml_scalars import quoting, text_of, value_of, value_of_key
-from perturn.table import name_of
+from perturn.table import name_of, not_made
 from perturn.table_index import table as table_of
 
 T = TypeVar("T")
@@ -84,6 +84,7 @@ def parse(
     also: Sequence[str] = (),
     root: Any = None,
     table: Mapping[str, Any] | None = None,
+    guarded: bool = False,
 ) -> T:
     """Mapping -> a settings dataclass, nested ones included; or any class made with keyword arguments.
 
@@ -94,6 +95,7 @@ def parse(
         also: Further keys that the section has, for messages.
         root: The dataclass of the whole recipe, for messages; None: this one.
         table: The table that has the class, for messages; None: no table has it.
+        guarded: Whether whatever the class raises is told in a line, as for classes of others.
 
     Raises:
         ConfigError: The first thing that is wrong, in one line.
@@ -107,11 +109,14 @@ def parse(
             every = known if top is None else keys_of(top)
             further = [_join(where, name) for name in also]
             others = [name for name, entry in (table or {}).items() if str(key) in _settings(entry)]
+            picked = () if top is None else picks(top)
             raise ConfigError(
-                unknown_key(_join(where, str(key)), value, known, every, further=further, others=others)
+                unknown_key(
+                    _join(where, str(key)), value, known, every, further=further, others=others, picked=picked
+                )
             )
-        if entry_of(marked.get(str(key))):
-            _require_name(value, _join(where, str(key)))
+        if mark := entry_of(marked.get(str(key))):
+            _require_name(value, _join(where, str(key)), mark)
     for name, item in settings.items():
         if name not in data and item.default is item.empty:
             raise ConfigError(f"{_join(where, name)} is missing and has no default; set it in the recipe.")
@@ -126,6 +131,10 @@ def parse(
         return kind(**values)
     except ValueError as error:
         raise ConfigError(_join(where, str(error))) from None
+    except Exception as error:
+        if not guarded or isinstance(error, PerturnError):
+            raise
+        raise ConfigError(f"{where}: {not_made(kind, error)}") from error
 
 
 def build(
@@ -135,6 +144,7 @@ def build(
     also: Sequence[str] = ("name",),
     *,
     root: Any = None,
+    guarded: bool = True,
 ) -> Any:
     """Section -> the object its `name` picks from a table, made with its other keys.
 
@@ -144,12 +154,15 @@ def build(
         where: Dotted path of the section in the recipe.
         also: Keys of the section that are no settings of the object.
         root: The dataclass of the whole recipe, for messages; None: the section stands alone.
+        guarded: Whether whatever the class raises is told in a line; else it is the caller's to tell.
     """
+    if section.get("name", "") is None:
+        raise _null_name(where, table)
     name = str(section.get("name"))
     if name not in table:
         raise ConfigError(unknown_name(where, name, table))
     settings = {key: value for key, value in section.items() if key not in also}
-    return parse(table[name], settings, where, also=also, root=root, table=table)
+    return parse(table[name], settings, where, also=also, root=root, table=table, guarded=guarded)
 
 
 def build_entry(mark: EntryOf, section: Mapping[str, Any], where: str, *, root: Any = None) -> Any:
@@ -180,9 +193,16 @@ def section_of(given: Any, where: str) -> Mapping[str, Any]:
     return given
 
 
-def _require_name(section: Any, where: str) -> None:
-    """Refuse a section that picks from a table by a misspelt `name`, or that is the name alone."""
+def _null_name(where: str, table: Mapping[str, Any]) -> ConfigError:
+    """The error about a section whose `name` is null."""
+    return ConfigError(f"{where}.name must be a name, got null. Known: {', '.join(sorted(table))}.")
+
+
+def _require_name(section: Any, where: str, mark: EntryOf) -> None:
+    """Refuse a section that picks from a table by a misspelt `name`, by null, or that is the name alone."""
     if isinstance(section, Mapping):
+        if section.get("name", "") is None:
+            raise _null_name(where, table_of(mark.table))
         found = (str(key) for key in section if closest(str(key), ["name"], cutoff=0.75))
         if "name" not in section and (key := next(found, None)) is not None:
             raise ConfigError(unknown_key(f"{where}.{key}", None, [f"{where}.name"], ()))

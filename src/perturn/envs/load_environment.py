@@ -264,7 +264,7 @@ def make_environment(section: Section) -> Environment:
             f"{name!r} is {reprlib.repr(table[name])}, not a class; name the class, or a function that makes the world."
         )
     try:
-        world = awaited(build(table, section, "environment"))
+        world = awaited(build(table, section, "environment", guarded=False))
         if own or package_of("perturn.environments", name) is not None:
             world = at_border(world, name.rpartition(":")[2])
         world_name: object = attribute(world, "name")

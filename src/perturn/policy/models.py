@@ -33,6 +33,27 @@ WORTH_BFLOAT16 = 256
 (docs/performance.md)."""
 
 
+def tokenizer_of(model: Any, given: Any = None) -> Any:
+    """Return the tokenizer of a model, by the name that the model was loaded from.
+
+    Args:
+        model: A name, or a transformers model.
+        given: A tokenizer to return instead; None: the model's own.
+
+    Raises:
+        ConfigError: If it is no model, or one that does not say what it was loaded from.
+    """
+    config = getattr(model, "config", None)
+    name = model if isinstance(model, str) else config and config.name_or_path
+    if name is None:
+        raise ConfigError(
+            f"a model must be a Hub id, a folder or a transformers model, or to play an Engine, got {model!r:.80}."
+        )
+    if given is None and not name:
+        raise ConfigError("the model does not say what it was loaded from; give its tokenizer as tokenizer=.")
+    return given or load_tokenizer(name)
+
+
 def dequantize(source: Path, file: str, target: Path) -> None:
     """Write a GGUF checkpoint as float32 safetensors with its tokenizer."""
     transformers_logging.disable_progress_bar()

@@ -41,7 +41,7 @@ class QuantityTraits:
     cost: str
     """Work beside playing and training, in words."""
     passes: int = 0
-    """Forward passes over the episodes."""
+    """Forward passes over the episodes, by policies in `policies`; 0 where it reads a tokenizer alone, or none."""
     policies: frozenset[str] = frozenset()
     """Policies that it reads: `acted`, `explorer`, `reference`, `start`, `reward`, or one by its name."""
     reads_answers: bool = False

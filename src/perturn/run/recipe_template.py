@@ -24,7 +24,7 @@ from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
 from perturn.io.yaml_scalars import value_of
 from perturn.run.protocol_rules import EVALUATION_SPLITS, rules_for, some_task
-from perturn.table import locate, name_of
+from perturn.table import at_defaults, locate, name_of
 from perturn.table_index import table
 
 _TABLES = {
@@ -39,6 +39,8 @@ _TABLES = {
 _MOST_TASKS = 10
 _LEFT_OUT = {(Recipe, "base")}
 """Sections that a recipe for a model that is there has no use for."""
+_ROWS = {"expert-pairs": {"threshold": 0.4}}
+"""Settings of row makers to start from, where they differ from the defaults."""
 _WIDTH = 110
 _DOES = {
     "protocol": "the rules of an episode",
@@ -68,7 +70,7 @@ def write_recipe(
         file: Where to; it must not exist.
         environment: A name of `ENVIRONMENTS`, or MODULE:CLASS.
         model: Hub id, local folder, or a bundled name.
-        loss: Of the alignment, on pairs; None: tlm-dre, and ppo-clip on groups where the environment has no expert.
+        loss: Of the alignment; None: tlm-dre on pairs, and ppo-clip on groups where the environment has no expert.
         lora: Train adapters instead of all weights.
         full: Write every setting there is, instead of those that differ from their defaults.
         overrides: `key=value` words that replace what would be chosen.
@@ -81,12 +83,12 @@ def write_recipe(
     traits = {
         name: locate("perturn.losses.protocol:default_traits")(each) for name, each in table("losses").items()
     }
-    fitting = [name for name, each in traits.items() if each and each.needs_rejected]
-    if loss is not None and loss not in fitting:
-        raise ConfigError(f"unknown loss {loss!r} for an alignment.{did_you_mean(loss, fitting)}")
+    kinds = {name: each.rows for name, each in traits.items() if each and each.rows != "single"}
+    if loss is not None and loss not in kinds:
+        raise ConfigError(f"unknown loss {loss!r} for an alignment.{did_you_mean(loss, kinds)}")
     world: dict[str, Any] = {"environment": {"name": environment}}
     apply_overrides(world, [word for word in overrides if word.startswith("environment.")])
-    chosen = _chosen(file.stem, world["environment"], model, loss, lora)
+    chosen = _chosen(file.stem, world["environment"], model, loss, kinds, lora)
     apply_overrides(chosen, overrides)
     recipe = parse(Recipe, chosen)
     _check_rows(recipe, traits)
@@ -141,8 +143,39 @@ def copy_recipe(file: Path, name: str) -> None:
     write_whole(file, found.read_text(encoding="utf-8"))
 
 
+def _rows(kind: str, has_expert: bool) -> dict[str, Any]:
+    """The sections that make rows of a kind: the first row maker that needs no branches, and a credit for groups.
+
+    Raises:
+        ConfigError: If none does without an expert.
+    """
+    makers = ((name, at_defaults(entry)) for name, entry in table("rows").items())
+    fitting = {
+        name: one.traits
+        for name, one in makers
+        if one and one.traits.makes == kind and not (one.traits.branches or one.traits.corrects or one.needs)
+    }
+    found = next((name for name, traits in fitting.items() if has_expert or not traits.expert), None)
+    if found is None:
+        raise ConfigError(
+            f"rows that are {kind} come from {' or '.join(fitting)}, which read an expert's episodes, and this "
+            "environment has no expert; choose another --loss."
+        )
+    several = kind == "groups" or not has_expert
+    return {
+        **({"iterations": 4} if several else {}),
+        "rows": {"name": found} | _ROWS.get(found, {}),
+        **({"credit": {"name": "rloo"}} if kind == "groups" else {}),
+    }
+
+
 def _chosen(
-    name: str, environment: dict[str, Any], model: str, loss: str | None, lora: bool
+    name: str,
+    environment: dict[str, Any],
+    model: str,
+    loss: str | None,
+    kinds: Mapping[str, str],
+    lora: bool,
 ) -> dict[str, Any]:
     """The settings that differ from the defaults, or that everybody should look at."""
     small = model == "smollm2-135m"
@@ -163,12 +196,10 @@ def _chosen(
         "learning_rate": 1e-4 if small or lora else 2e-5,
         **training,
     }
-    rows: dict[str, Any] = {"rows": {"name": "expert-pairs", "threshold": 0.4}}
+    loss = loss or ("tlm-dre" if has_expert else "ppo-clip")
+    rows = _rows(kinds[loss], has_expert)
     if not has_expert:
         explored = {**explored, "skip": 0}
-        grouped = {"rows": {"name": "groups"}, "credit": {"name": "rloo"}}
-        own = grouped if loss is None else {"rows": {"name": "group-pairs"}}
-        rows = {"iterations": 4, **own}
     return {
         "name": name,
         "model": {"name": model},
@@ -177,12 +208,12 @@ def _chosen(
         **({"sft": sft} if has_expert else {}),
         "explore": {
             "tasks": explored,
-            **({} if has_expert else {"samples": 8}),
+            **({"samples": 8} if "iterations" in rows else {}),
             "sampling": {"temperature": 1.0, "max_new_tokens": most},
         },
         **rows,
         "align": {
-            "loss": {"name": loss or ("tlm-dre" if has_expert else "ppo-clip")},
+            "loss": {"name": loss},
             "epochs": 1,
             "learning_rate": 3e-6 if small else 1e-5 if lora else 1e-6,
             **training,

@@ -7,7 +7,7 @@ from dataclasses import fields
 from functools import reduce
 from typing import Any
 
-from perturn.config.key_suggestions import keys_of, unknown_key
+from perturn.config.key_suggestions import keys_of, picks, unknown_key
 from perturn.config.recipe import Recipe
 from perturn.errors import ConfigError
 from perturn.select.lookup import traits_of
@@ -56,7 +56,8 @@ def _refuse(where: str, keys: Iterable[Any]) -> None:
         first, *below = key.split(".")
         if first not in known:
             value = reduce(_within, reversed(below), None)
-            raise ConfigError(f"{where}: {unknown_key(first, value, known, keys_of(Recipe), typed=key)}")
+            said = unknown_key(first, value, known, keys_of(Recipe), typed=key, picked=picks(Recipe))
+            raise ConfigError(f"{where}: {said}")
         for own, instead in _OF_THE_STUDY.items():
             if f"{key}.".startswith(f"{own}."):
                 raise ConfigError(f"{where}: {key[:200]!r} is the study's to set in each cell; {instead}.")

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from perturn.chat.end_tokens import keep_ends
-from perturn.chat.model_names import load_tokenizer
 from perturn.chat.tokens import Renderer
 from perturn.formats.read_rows import Row
 from perturn.formats.row_sources import Location
@@ -39,6 +38,7 @@ from perturn.policy.models import (
     disable_dropout,
     load_model,
     resuming,
+    tokenizer_of,
 )
 from perturn.policy.packing import (
     Batch,
@@ -113,8 +113,7 @@ class TurnTrainer(EvaluatingTrainer):
         args = self.turn_args = args or TurnConfig(output_dir="perturn-output")
         self._read_settings(trainer)
         model, ref_model = (str(each) if isinstance(each, Path) else each for each in (model, ref_model))
-        name = model if isinstance(model, str) else model.config.name_or_path
-        self.renderer = Renderer(processing_class or load_tokenizer(name), args.chat_template)
+        self.renderer = Renderer(tokenizer_of(model, processing_class), args.chat_template)
         model = self._open(model, ref_model, peft_config)
         self._context = context_length(model)
         train = None if train_dataset is None else self._encode(train_dataset, "train")

@@ -1,0 +1,47 @@
+"""Checks of the arguments that the functions of the loop have in common."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from perturn.errors import ConfigError
+from perturn.types import Trajectory
+
+
+def check_rows(given: Any, name: str = "rows") -> None:
+    """Reject what holds no rows.
+
+    Args:
+        given: The argument.
+        name: Its name, for messages.
+
+    Raises:
+        ConfigError: If it is a single thing, such as None or a number, or a mapping.
+    """
+    if not isinstance(given, Iterable) or isinstance(given, Mapping):
+        raise ConfigError(
+            f"{name} must be pairs or trajectories, as make_rows and weigh return them, got {reprlib.repr(given)}."
+        )
+
+
+def trajectories_in(given: Any, name: str) -> list[Trajectory]:
+    """Return an argument that holds trajectories as a list.
+
+    Args:
+        given: The argument.
+        name: Its name, for messages.
+
+    Raises:
+        ConfigError: If it holds anything else.
+    """
+    several = isinstance(given, Iterable) and not isinstance(given, Mapping | str)
+    found = list(given) if several else [given]
+    wrong = [one for one in found if not isinstance(one, Trajectory)]
+    if wrong or not several:
+        raise ConfigError(
+            f"{name} must be a list of trajectories, as collect returns them, got "
+            f"{reprlib.repr(wrong[0] if wrong else given)}."
+        )
+    return found
