@@ -1,6 +1,6 @@
-"""What an entry of another package may import, without torch: types, settings, needs and the interfaces of the tables.
+"""Names that entries of other packages may import, without torch: types, settings, needs, interfaces of the tables.
 
-`perturn.extend.tensors` has what credits and losses share, and `perturn.extend.quantity_tools` what quantities share.
+`perturn.extend.tensors` has the names that credits and losses share, `perturn.extend.quantity_tools` those of quantities.
 Our own `perturn.methods` imports nothing else of Perturn.
 """
 

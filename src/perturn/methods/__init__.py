@@ -1,1 +1,1 @@
-"""What single papers add: credits, quantities, explorers and row makers, found through entry points of our own."""
+"""Credits, quantities, explorers and row makers of single papers, found through entry points of our own package."""
