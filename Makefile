@@ -21,7 +21,7 @@ TORCH ?= $(shell if test "$$(uname -s)" = Linux && ! command -v nvidia-smi >/dev
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 BASE_STAMP := $(VENV)/.base-$(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
-.PHONY: setup base demo demo-scienceworld image lab test test-all oldest test-oldest fuzz audit test-cluster test-vllm check docs bench format clean
+.PHONY: setup base demo demo-scienceworld image lab test test-all oldest test-oldest fuzz audit test-cluster test-vllm check check-sources check-lints docs bench format clean
 
 # What a run needs: torch, transformers, Perturn. About 1.1 GB without a GPU.
 base: $(BASE_STAMP)
@@ -134,14 +134,19 @@ $(VLLM_STAMP): pyproject.toml
 	rm -f $(VLLM_VENV)/.setup-*
 	touch $@
 
+# Two parts at a time; each prints what it says when it has ended.
 check: setup
+	$(MAKE) --jobs 2 --output-sync check-lints check-sources docs
+
+check-sources: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	.ci/size
-	$(BIN)/python -m pytest -n $(JOBS) -o cpu_seconds=0 tests/lints
-	$(MAKE) docs
+	$(BIN)/mypy
+
+check-lints: setup
+	$(BIN)/python -m pytest tests/lints
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/site

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from perturn.credit import CREDITS
 from perturn.types import Status, Task
 
-QUICK = settings(deadline=None, max_examples=60, derandomize=True)
+QUICK = settings(derandomize=True)
 A2TGPO = CREDITS["a2tgpo"]
 ANSWER = [
     [log(0.2), log(0.5), log(0.9), log(0.1)],

@@ -17,7 +17,7 @@ from perturn.losses import LOSSES, TurnLogprobs
 from perturn.run.stages.measure_distance import sense_of
 from perturn.types import Action, Remaining, Task, Trajectory, Turn
 
-QUICK = settings(deadline=None, max_examples=60, derandomize=True)
+QUICK = settings(derandomize=True)
 PATHS = st.lists(st.integers(0, 9) | st.none(), min_size=2, max_size=9)
 LENGTHS = [[2, 1, 3], [4], [1, 2]]
 STRAYED = [[4, 3, 3, 2], [5, 5], [3, 2, None]]

@@ -12,7 +12,7 @@ from perturn.credit import CREDITS
 from perturn.credit.answer_gains import information_gains
 from perturn.types import Status
 
-QUICK = settings(deadline=None, max_examples=60, derandomize=True)
+QUICK = settings(derandomize=True)
 IGPO = CREDITS["igpo"]
 ANSWER = [[log(0.2), log(0.5), log(0.9)], [log(0.2), log(0.1), log(0.1)]]
 

@@ -16,7 +16,7 @@ from perturn.methods.matchtir.matchtir_credit import ASSIGNMENTS
 from perturn.stats.matching import greedy_matches, hard_matches
 from perturn.types import Status
 
-QUICK = settings(deadline=None, max_examples=40, derandomize=True)
+QUICK = settings(derandomize=True)
 CALLS = st.lists(st.sampled_from([0.0, 0.5, 1.0]), max_size=3)
 GROUPS = st.lists(
     st.lists(st.tuples(CALLS, st.sampled_from([0.0, 0.25, 1.0])), min_size=1, max_size=4),

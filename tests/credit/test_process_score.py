@@ -14,7 +14,7 @@ from perturn.run.stages.measure_distance import sense_of
 from perturn.run.stages.training_checks import check_training
 from perturn.types import Action, Remaining, Status, Task, Trajectory, Turn
 
-QUICK = settings(deadline=None, max_examples=60, derandomize=True)
+QUICK = settings(derandomize=True)
 RECIPE = {
     "name": "x",
     "model": {"name": "smollm2-135m"},

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from perturn.credit import CREDITS
 from perturn.types import Action, Status, Task
 
-QUICK = settings(deadline=None, max_examples=40, derandomize=True)
+QUICK = settings(derandomize=True)
 GROUP_CREDITS = [name for name, each in CREDITS.items() if each().traits.needs_group]
 every_credit = pytest.mark.parametrize("name", GROUP_CREDITS)
 TURN = st.tuples(st.sampled_from(["a", "b", "c", None]), st.sampled_from([0.0, 0.25, 1.0]), st.booleans())

@@ -13,7 +13,7 @@ from perturn.losses.dmpo import DMPO
 from perturn.losses.dpo import DPO
 from perturn.losses.turn_logprobs import turn_weights
 
-QUICK = settings(deadline=None, max_examples=40, derandomize=True)
+QUICK = settings(derandomize=True)
 both_discounts = pytest.mark.parametrize("discount", ["derived", "printed"])
 
 CHOSEN = TurnLogprobs.from_nested([[[0.3, 0.1], [-0.1]]], [[[-0.1, -0.1], [-1.0]]])

@@ -12,7 +12,7 @@ from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.dpo import DPO, dpo_loss
 from perturn.losses.turn_logprobs import turn_weights
 
-QUICK = settings(deadline=None, max_examples=25, derandomize=True)
+QUICK = settings(derandomize=True)
 REDUCTIONS = ("sum", "token_mean", "turn_mean")
 
 CHOSEN = TurnLogprobs.from_nested([[[0.3, 0.1], [-0.1]]], [[[-0.1, -0.1], [-1.0]]])

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.density_ratio import KERNELS, Kernel, density_ratio_loss
 
-QUICK = settings(deadline=None, max_examples=60, derandomize=True)
+QUICK = settings(derandomize=True)
 RATIOS = st.floats(math.log(0.01), math.log(100)).map(math.exp)
 ALPHA = 0.5
 all_kernels = pytest.mark.parametrize("name", KERNELS)

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.kto import KTO, kto_loss
 
-QUICK = settings(deadline=None, max_examples=25, derandomize=True)
+QUICK = settings(derandomize=True)
 LABELS = (1.0, -1.0, 1.0)
 
 POLICY, REFERENCE = [[[0.3, 0.1], [-0.1]], [[-1.5]]], [[[-0.1, -0.1], [-1.0]], [[-1.0]]]

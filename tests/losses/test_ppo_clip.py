@@ -22,7 +22,7 @@ from perturn.losses.ppo_clip import (
 )
 from perturn.losses.turn_logprobs import turn_weights
 
-QUICK = settings(deadline=None, max_examples=30, derandomize=True)
+QUICK = settings(derandomize=True)
 LENGTHS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=4)
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "ppo_clip.json").read_text())
 SETTINGS = [

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from perturn.losses import TurnLogprobs
 from perturn.losses.ppo_clip import AGGREGATES, PPOClip
 
-QUICK = settings(deadline=None, max_examples=20, derandomize=True)
+QUICK = settings(derandomize=True)
 
 
 def nested(policy, weight, **others):

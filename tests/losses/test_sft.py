@@ -11,7 +11,7 @@ from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.sft import SFT
 from perturn.losses.turn_logprobs import turn_weights
 
-QUICK = settings(deadline=None, max_examples=25, derandomize=True)
+QUICK = settings(derandomize=True)
 LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4)
 
 

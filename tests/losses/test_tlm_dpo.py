@@ -11,7 +11,7 @@ from perturn.losses.dpo import DPO
 from perturn.losses.tlm_dpo import TLMDPO
 from perturn.losses.turn_logprobs import turn_weights
 
-QUICK = settings(deadline=None, max_examples=25, derandomize=True)
+QUICK = settings(derandomize=True)
 LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4)
 
 CHOSEN = TurnLogprobs.from_nested([[[0.35, 0.15], [-0.1]]], [[[-0.05, -0.05], [-1.0]]])

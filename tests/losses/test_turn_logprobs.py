@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from perturn.losses import TurnLogprobs
 from perturn.losses.dpo import DPO
 
-QUICK = settings(deadline=None, max_examples=30, derandomize=True)
+QUICK = settings(derandomize=True)
 LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4)
 
 POLICY = [[[-0.1, -0.3], [-0.8]], [[-1.0, -2.0, -3.0]]]

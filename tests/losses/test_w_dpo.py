@@ -15,7 +15,7 @@ from perturn.losses.dpo import DPO
 from perturn.losses.w_dpo import WDPO, gap_weights
 from perturn.types import Action, Remaining, Task, Trajectory, Turn
 
-QUICK = settings(deadline=None, max_examples=25, derandomize=True)
+QUICK = settings(derandomize=True)
 SEEDS = st.integers(0, 10**6)
 LENGTHS = [[2, 1], [3], [1, 1, 4]]
 

@@ -13,7 +13,7 @@ from perturn.losses import LOSSES, TurnLogprobs
 from perturn.losses.turn_logprobs import turn_weights
 from perturn.types import Action, Task, Trajectory, Turn
 
-QUICK = settings(deadline=None, max_examples=30, derandomize=True)
+QUICK = settings(derandomize=True)
 LENGTHS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=5), min_size=1, max_size=4)
 every_credit = pytest.mark.parametrize(
     "name", [name for name, each in CREDITS.items() if hasattr(each, "weigh")]

@@ -66,6 +66,7 @@ evaluate:
   tasks: {split: test, n: 4}
   sampling: {max_new_tokens: 4}
   every: 2
+worlds: {processes: 0}
 """
 GROUPS = ["rows={name: groups}", "credit.name=anchor-rloo", "align.loss={name: ppo-clip, kl: 0.1}"]
 """Words that make of it a policy gradient on groups."""

@@ -15,7 +15,7 @@ from perturn.watch import Watcher
 from support.loop import finish, kill, start
 
 WORDS = ["iterations=2", "align.loss.name=dpo", "align.epochs=1", "sft.epochs=1"]
-WORDS += ["explore.concurrency=1", "engine={name: local, speculate: false}"]
+WORDS += ["explore.concurrency=1", "worlds.processes=0", "engine={name: local, speculate: false}"]
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as reference
 
@@ -268,14 +268,12 @@ def test_one_cluster_counts_once(values):
 
 
 @given(panels)
-@settings(max_examples=60, deadline=None)
 def test_interval_contains_the_mean_and_stays_in_bounds(values):
     for estimate in (mean_interval(values), cluster_interval(values, [i // 3 for i in range(len(values))])):
         assert 0 <= estimate.low <= estimate.mean <= estimate.high <= 1
 
 
 @given(panels, st.sampled_from([0.25, 3.0, 100.0]))
-@settings(max_examples=40, deadline=None)
 def test_interval_scales_with_its_values(values, factor):
     small = mean_interval(values)
     large = mean_interval([factor * value for value in values], bounds=(0, factor))
@@ -284,7 +282,6 @@ def test_interval_scales_with_its_values(values, factor):
 
 
 @given(panels)
-@settings(max_examples=40, deadline=None)
 def test_higher_confidence_is_wider(values):
     narrow, wide = mean_interval(values, 0.8), mean_interval(values, 0.99)
 
@@ -293,7 +290,6 @@ def test_higher_confidence_is_wider(values):
 
 
 @given(st.lists(st.tuples(scores, scores), min_size=1, max_size=40))
-@settings(max_examples=60, deadline=None)
 def test_comparison_is_antisymmetric(pairs):
     a, b = (_by_task(side) for side in zip(*pairs, strict=True))
 
@@ -307,7 +303,6 @@ def test_comparison_is_antisymmetric(pairs):
 
 
 @given(st.lists(st.tuples(scores, scores), min_size=1, max_size=30), st.randoms())
-@settings(max_examples=30, deadline=None)
 def test_comparison_does_not_depend_on_the_order_of_tasks(pairs, random):
     a, b = (_by_task(side) for side in zip(*pairs, strict=True))
     tasks = list(a)

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 from perturn.stats.matching import _plan, greedy_matches, hard_matches, soft_matches
 
-QUICK = settings(deadline=None, max_examples=150, derandomize=True)
+QUICK = settings(derandomize=True)
 VALUES = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
 
 

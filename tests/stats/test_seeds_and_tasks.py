@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as reference
 
@@ -184,7 +184,6 @@ def test_the_bootstrap_of_one_seed_is_that_of_its_tasks():
 
 
 @given(tables)
-@settings(max_examples=40, deadline=None)
 def test_comparison_is_antisymmetric_and_within_bounds(both):
     a, b = both.tolist()
 
@@ -198,7 +197,6 @@ def test_comparison_is_antisymmetric_and_within_bounds(both):
 
 
 @given(tables)
-@settings(max_examples=40, deadline=None)
 def test_neither_the_order_of_seeds_nor_that_of_tasks_matters(both):
     turned = both[:, ::-1, ::-1]
 
