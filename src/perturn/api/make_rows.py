@@ -103,11 +103,7 @@ def _check(
     experts: Sequence[Trajectory],
     branches: Sequence[Trajectory],
 ) -> None:
-    """Reject a row maker that needs a run, or that was not given what it reads.
-
-    Raises:
-        ConfigError: Saying what to give.
-    """
+    """Reject a row maker that needs a run, or that was not given what it reads."""
     traits, name = maker.traits, type(maker).__name__
     if traits.corrects:
         raise ConfigError(
@@ -136,11 +132,7 @@ def _check(
 
 
 def _check_weighing(maker: RowMaker, credit: Any, weighing: Mapping[str, Any]) -> None:
-    """Reject rows that lack the credit that weighs them, and arguments that nothing would read.
-
-    Raises:
-        ConfigError: Saying what to give, or what to leave out.
-    """
+    """Reject rows that lack the credit that weighs them, and arguments that nothing would read."""
     name = type(maker).__name__
     if maker.traits.makes != "groups":
         if unread := [*(["credit"] if credit is not None else []), *weighing]:

@@ -84,11 +84,7 @@ def weigh(
 
 
 def _made(credit: str | Section | Credit) -> Credit:
-    """Return the credit that a name or a section picks; a credit that is given is checked.
-
-    Raises:
-        ConfigError: If there is no such credit, or it lacks what a credit has.
-    """
+    """Return the credit that a name or a section picks; a credit that is given is checked."""
     if isinstance(credit, str | Mapping):
         return make_credit({"name": credit} if isinstance(credit, str) else credit)
     check_credit(credit, type(credit).__name__)
@@ -96,11 +92,7 @@ def _made(credit: str | Section | Credit) -> Credit:
 
 
 def _check_given(weigher: Credit, model: Any, answer: Any, reference: Any) -> None:
-    """Refuse a credit that reads what `weigh` was not given, or does not compute.
-
-    Raises:
-        ConfigError: Saying what to give, or where it is computed.
-    """
+    """Refuse a credit that reads what `weigh` was not given, or does not compute."""
     name = type(weigher).__name__
     traits = {key: one.traits for key, (one, _) in wanted(weigher.needs, f"credit {name}").items()}
     elsewhere = [key for key, each in traits.items() if each.reads_world or each.reads_branches]

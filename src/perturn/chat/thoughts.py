@@ -88,11 +88,7 @@ def has_thought(text: str) -> bool:
 
 
 def _divided(message: Message) -> Message:
-    """The message with the thought of its content as a field; one that the field holds too is written once.
-
-    Raises:
-        DataError: If the content and the field hold different thoughts.
-    """
+    """The message with the thought of its content as a field; one that the field holds too is written once."""
     content, field = message.get("content"), message.get("reasoning_content")
     if not isinstance(content, str) or not has_thought(content):
         return message

@@ -226,11 +226,7 @@ class Renderer:
         return Action(text=text, token_ids=tuple(ids), logprobs=tuple(logprobs), ended=ended)
 
     def require_tools(self) -> None:
-        """Refuse a template that shows no tools, or writes calls in a way that would not be read back.
-
-        Raises:
-            ModelError: Naming what is missing.
-        """
+        """Refuse a template that shows no tools, or writes calls in a way that would not be read back."""
         call = ToolCall("find_lamp", {"room": "hall", "count": 2})
         types = {"room": {"type": "string"}, "count": {"type": "integer"}}
         schema = {"type": "object", "properties": types}

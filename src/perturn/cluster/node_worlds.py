@@ -241,11 +241,7 @@ class _OnNode:
             self._worlds.leave(server)
 
     def _get(self, server: _Server, reply: Any, what: str) -> Any:
-        """Wait for a reply.
-
-        Raises:
-            BystanderLost: If the node is gone.
-        """
+        """Wait for a reply."""
         try:
             return self._worlds.connection.get(reply, self._worlds.patience)
         except Lost as error:

@@ -96,9 +96,6 @@ def check_compatible(recipe: Recipe) -> None:
     """Reject a recipe whose rows and evaluation cannot read what its explorer gathers.
 
     What a credit reads is checked before work, as it may need torch.
-
-    Raises:
-        ValueError: Saying what to set.
     """
     explorer = recipe.explore
     if explorer is None:

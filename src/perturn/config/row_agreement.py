@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_rows(recipe: Recipe) -> None:
-    """Refuse sections that contradict what the rows of the alignment are.
-
-    Raises:
-        ValueError: Naming the section, the row maker and what to set.
-    """
+    """Refuse sections that contradict what the rows of the alignment are."""
     grouped = recipe.rows is not None and recipe.rows.traits.makes == "groups"
     require(
         recipe.reward is None or grouped,

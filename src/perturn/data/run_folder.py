@@ -285,11 +285,7 @@ def base_of(recipe: Recipe) -> str:
 
 
 def refuse_other(recipe: Recipe) -> None:
-    """Refuse a folder that another recipe, or something else, made.
-
-    Raises:
-        RunError: Naming the first key that differs.
-    """
+    """Refuse a folder that another recipe, or something else, made."""
     paths = RunPaths(run_folder(recipe))
     folder = paths.folder
     if paths.is_run:

@@ -189,11 +189,7 @@ def survives_json(data: object) -> bool:
 
 
 def plain_task(task: Task) -> dict[str, Any]:
-    """A task as JSON can carry it.
-
-    Raises:
-        EnvironmentFailure: If it cannot.
-    """
+    """A task as JSON can carry it."""
     fields = _fields(Task, task) | {"data": dict(task.data)}
     if not survives_json(fields):
         raise EnvironmentFailure(
@@ -213,16 +209,7 @@ def _observation(fields: dict[str, Any]) -> Observation:
 
 
 def _packed(form: Form, value: Any, what: str) -> Any:
-    """A value as plain data.
-
-    Args:
-        form: Of the value.
-        value: As it was given or returned.
-        what: Such as `expert must return`, for the message.
-
-    Raises:
-        EnvironmentFailure: If the value is not of the form.
-    """
+    """A value as plain data."""
     listed = list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else value
     if form == "task" and isinstance(value, Task):
         return plain_task(value)

@@ -128,11 +128,7 @@ class TrlFactory:
             return str({"error": str(error)})
 
     def _pay(self, ended: bool) -> float:
-        """Reward by `get_reward`, less the part already paid; while the episode goes on, it may have none yet.
-
-        Raises:
-            EnvironmentFailure: If it is no number; or None at the end, where TRL leaves the episode out of its group.
-        """
+        """Reward by `get_reward`, less the part already paid; while the episode goes on, it may have none yet."""
         said = self._loop.result(self._env.get_reward())
         if said is None and not ended:
             return 0.0

@@ -206,13 +206,7 @@ class _Child:
         self._words = b""
 
     def ask(self, method: str, arguments: Sequence[Any], seconds: float) -> dict[str, Any]:
-        """The child's answer to a call.
-
-        Raises:
-            TimeoutError: If it has not taken the call and given the whole answer in time.
-            EOFError: If the child has died; OSError likewise.
-            Garbled: If what it sent is no answer.
-        """
+        """The child's answer to a call."""
         deadline = time.monotonic() + seconds
         self._pipe.post(json.dumps([method, arguments]).encode())
         while (left := deadline - time.monotonic()) > 0:

@@ -138,11 +138,7 @@ def _open_file(file: Path) -> Source:
 
 
 def _json_shape(head: bytes, name: str, where: str) -> str:
-    """Tell JSON lines from an array and from objects over several lines, by the first lines.
-
-    Raises:
-        DataError: If they are no JSON.
-    """
+    """Tell JSON lines from an array and from objects over several lines, by the first lines."""
     text = head.decode(errors="replace")
     lines = text.split("\n")
     if len(head) == _HEAD and len(lines) > 1:
@@ -164,13 +160,7 @@ def _json_shape(head: bytes, name: str, where: str) -> str:
 
 
 def _spans(text: str, first: str, later: bool) -> bool:
-    """Whether the object that a text begins with is not the first line.
-
-    Args:
-        text: The beginning of a file.
-        first: Its first line.
-        later: Whether one of the lines after it is an object.
-    """
+    """Whether the object that a text begins with is not the first line."""
     if _is_json(first):
         return False
     try:
@@ -227,11 +217,7 @@ _PACKINGS: tuple[tuple[bytes, str, Callable[[Path], Any]], ...] = (
 
 
 def _open_folder(folder: Path) -> Source:
-    """Recognise a folder: one of `datasets`, or one of files that are all of one kind and of one split.
-
-    Raises:
-        DataError: If it is something else, or has more than one meaning.
-    """
+    """Recognise a folder: one of `datasets`, or one of files that are all of one kind and of one split."""
     if (folder / "dataset_dict.json").is_file():
         splits = [each.name for each in _visible(folder) if (each / "state.json").is_file()]
         if len(splits) == 1:

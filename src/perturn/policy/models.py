@@ -204,9 +204,6 @@ def check_vocabulary(model: Any, tokenizer: Any, ids: Iterable[int], where: str)
         tokenizer: Its tokenizer.
         ids: Tokens that occur.
         where: What they are tokens of, for the error.
-
-    Raises:
-        ModelError: Naming the first such token, and the remedy.
     """
     size = vocabulary(model)
     strange = min((token for token in ids if token >= size), default=None)

@@ -61,9 +61,6 @@ def open_run(source: Path | Recipe, overrides: Sequence[str] = (), command: str 
         source: The recipe, its file, or the folder.
         overrides: `key=value` words.
         command: The one command the run is opened for; None: the whole loop.
-
-    Raises:
-        PerturnError: The first mistake that can be found without working.
     """
     with leader_first(), at_work("opening the run"):
         return _open(ruled(resolve_recipe(source, overrides)), command)
@@ -93,9 +90,6 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
         recipe: Of the run.
         command: The one command that is given; None: the whole loop.
         trains_here: Whether a training would be done on this machine.
-
-    Raises:
-        PerturnError: The first mistake.
     """
     refuse_other(recipe)
     for follows in islice(in_order(recipe), 1, None) if command is None else ():
@@ -124,11 +118,7 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
 
 
 def _refuse_gpus(recipe: Recipe) -> None:
-    """Refuse a training that is still to be done in a process that sees several GPUs.
-
-    Raises:
-        ConfigError: Naming both ways to do it.
-    """
+    """Refuse a training that is still to be done in a process that sees several GPUs."""
     manifest = read_manifest(run_folder(recipe)) or {"stages": {}}
     trainings = [stage.name for stage in stages(recipe) if stage.command == "train"]
     waits = [name for name in trainings if not manifest["stages"].get(name, {}).get("done")]
@@ -142,11 +132,7 @@ def _refuse_gpus(recipe: Recipe) -> None:
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Refuse a tracker that is unknown or not installed.
-
-    Raises:
-        ConfigError: Saying what to install.
-    """
+    """Refuse a tracker that is unknown or not installed."""
     for name in names:
         if name not in TRACKERS:
             raise ConfigError(f"unknown report_to {name!r}.{did_you_mean(name, TRACKERS)}")
@@ -236,11 +222,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
 
 
 def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
-    """Read the user's own rows once, and refuse those that training would.
-
-    Raises:
-        PerturnError: If a source cannot be read, or a row is malformed.
-    """
+    """Read the user's own rows once, and refuse those that training would."""
     for key, file in own_files(recipe).items():
         kind = (
             Trajectory if recipe.rows is None or key == "expert.file" else ROWS_OF[recipe.rows.traits.makes]

@@ -124,11 +124,7 @@ class Maker:
             raise RunError(f"stage {stage} of {self.folder} is not done; run: perturn run {self.folder}.")
 
     def identity(self, needs: Needs) -> dict[str, str]:
-        """Names of all that is read of it, with a SHA-256 each, as a score notes them.
-
-        Raises:
-            PerturnError: As `require`.
-        """
+        """Names of all that is read of it, with a SHA-256 each, as a score notes them."""
         seals = self.require(needs)
         found = {"policy": self.policy, "policy_sha256": self._digest(seals, self.policy)}
         if "explored" in needs:

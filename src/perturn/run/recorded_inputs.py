@@ -64,9 +64,6 @@ def refuse_changed(recipe: Recipe, command: str | None = None) -> None:
     Args:
         recipe: Of the run.
         command: The one command that is given; None: the whole loop.
-
-    Raises:
-        RunError: Naming the input, with both digests.
     """
     folder = run_folder(recipe)
     manifest = read_manifest(folder) or {"stages": {}}
@@ -157,12 +154,7 @@ def note_inputs(run: Run) -> None:
 
 
 def _record_all(recipe: Recipe, begun: bool) -> Inputs:
-    """Records of all inputs that a recipe names.
-
-    Args:
-        recipe: Of the run.
-        begun: Whether the run was begun before, so that classes which its finished stages needed may be gone.
-    """
+    """Records of all inputs that a recipe names."""
     inside = Path(os.path.abspath(run_folder(recipe)))
     listed = [each for named in named_inputs(recipe) for each in _with_base(named)]
     found = {each.setting: (each.text, each.kind, _expand(each.text, each.kind)) for each in listed}
@@ -256,11 +248,7 @@ def _read_by(section: Section | None, key: str, kind: str, begun: bool) -> Itera
 
 
 def _paths_of(reads: Any, settings: Mapping[str, Any], name: str) -> list[str | os.PathLike[str]]:
-    """The paths that a class declares to read.
-
-    Raises:
-        ConfigError: If it declares something else, or raises.
-    """
+    """The paths that a class declares to read."""
     try:
         paths = reads(settings) if callable(reads) else reads
         return [os.fspath(paths)] if isinstance(paths, str | os.PathLike) else list(map(os.fspath, paths))

@@ -390,11 +390,7 @@ def _drop_broken(store: TrajectoryStore, blocks: Iterable[Sequence[Job]]) -> int
 
 
 def _require_worlds(what: str, wanted: int, most: int) -> None:
-    """Refuse to play a block for whose worlds there is no room.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
+    """Refuse to play a block for whose worlds there is no room."""
     if most < wanted:
         raise ConfigError(
             f"{what}: deterministic plays {wanted} at the same time, but there is room for {most} worlds; lower their "

@@ -50,11 +50,7 @@ class Panels:
         return list({task.id: task for task in both}.values())
 
     def refuse_other_world(self, environment: str) -> None:
-        """Refuse another world, or another version of it or of its data, than the one that the tasks are of.
-
-        Raises:
-            RunError: With both names.
-        """
+        """Refuse another world, or another version of it or of its data, than the one that the tasks are of."""
         if environment != self.environment:
             raise RunError(
                 f"this run's tasks are of {self.environment}, and the world that plays is {environment} now; their "
@@ -82,11 +78,7 @@ def read_panels(file: Path) -> Panels | None:
 
 
 def look_up(recipe: Recipe, env: Environment) -> Panels:
-    """The tasks of every section of a recipe.
-
-    Raises:
-        ConfigError: Naming the section whose panel is empty or lacks tasks.
-    """
+    """The tasks of every section of a recipe."""
     named = {
         "base": (recipe.base.tasks or Tasks()) if recipe.base else None,
         "sft": sft_tasks(recipe) if recipe.sft else None,

@@ -37,11 +37,7 @@ def lent_runs(study: Study) -> Iterator[tuple[Path, Recipe]]:
 
 
 def _runs(study: Study, name: str) -> list[Path]:
-    """The folders of the runs of another study; none where its results alone are left.
-
-    Raises:
-        ConfigError: If there is no such study.
-    """
+    """The folders of the runs of another study; none where its results alone are left."""
     other = study.folder.parent / name
     if (other / "runs").is_dir():
         return sorted((other / "runs").iterdir())

@@ -181,11 +181,7 @@ class Plan:
         return data
 
     def _points(self, environment: str, method: str) -> list[Point]:
-        """The points that are tried for a method; one empty one where nothing of it is swept.
-
-        Raises:
-            ConfigError: If they are more or fewer than those of the others, or of what the method does not have.
-        """
+        """The points that are tried for a method; one empty one where nothing of it is swept."""
         study, own = self.study, self.study.methods[method].get(SWEEP)
         data = self._data(environment, method, {}, study.seeds[0])
         if data.get("align") is None:
@@ -253,14 +249,7 @@ def _scoring(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _on_panel(recipe: Mapping[str, Any], test: Test, output: Path, run: str) -> dict[str, Any]:
-    """The recipe of a run that scores a policy on a panel, but for its model.
-
-    Args:
-        recipe: The same on any panel.
-        test: The panel, and how actions are decoded there.
-        output: Folder of the runs of the study whose panel it is.
-        run: Name of the run that makes the policy.
-    """
+    """The recipe of a run that scores a policy on a panel, but for its model."""
     decoded = {} if test.sampling is None else {"sampling": asdict(test.sampling)}
     part = {**(recipe.get("evaluate") or {}), "tasks": _panel(test.tasks), "every": 1, **decoded}
     without = {key: value for key, value in recipe.items() if key not in ("output", "name")}

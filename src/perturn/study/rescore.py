@@ -99,11 +99,7 @@ class Again:
 
 
 def _chosen(plan: Plan) -> dict[tuple[str, str], Point]:
-    """Environment and method -> the point that a study has chosen.
-
-    Raises:
-        ConfigError: If it is not finished.
-    """
+    """Environment and method -> the point that a study has chosen."""
     study, found = plan.study, dict[tuple[str, str], Mapping[str, Any]]()
     for row in read_recorded(study.folder).cells:
         if row["state"] != "done":
@@ -120,11 +116,7 @@ def _chosen(plan: Plan) -> dict[tuple[str, str], Point]:
 
 
 def _refuse_unmade(cell: Cell) -> None:
-    """Refuse a cell whose policy is not there, which would have to be made in the other study's folder.
-
-    Raises:
-        ConfigError: Naming the cell.
-    """
+    """Refuse a cell whose policy is not there, which would have to be made in the other study's folder."""
     makes = any(stage.command == "train" and stage.policy == cell.policy for stage in stages(cell.recipe))
     is_there = not makes or RunPaths(cell.folder).checkpoint(cell.policy).is_dir()
     if not is_done(cell, "tune") or not is_there:

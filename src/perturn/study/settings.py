@@ -134,11 +134,7 @@ class Study:
 
 
 def require_name(name: str) -> None:
-    """Refuse a study's name that is no folder's.
-
-    Raises:
-        ConfigError: Naming it.
-    """
+    """Refuse a study's name that is no folder's."""
     require(bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", name)), f"name must name a folder, got {name!r:.80}.")
 
 
@@ -147,9 +143,6 @@ def read_study(file: Path, overrides: Sequence[str] = ()) -> tuple[Study, dict[s
 
     Returns:
         The study, and the recipe's mapping as it is written.
-
-    Raises:
-        ConfigError: The first mistake, in one line saying where.
     """
     return study_of(read_words(file, overrides), file.parent)
 
@@ -172,9 +165,6 @@ def study_of(data: dict[str, Any], beside: Path) -> tuple[Study, dict[str, Any]]
     Args:
         data: As `read_words` gives it.
         beside: Folder in which the recipe is looked for first.
-
-    Raises:
-        ConfigError: The first mistake, in one line saying where.
     """
     laid_over = {key: as_yaml_1_1(data[key]) for key in _LAID_OVER if key in data}
     study = parse(Study, {**data, **laid_over})
@@ -221,11 +211,7 @@ def _completed(study: Study, recipe: Mapping[str, Any]) -> Study:
 
 
 def _refuse_pair(pair: Sequence[str], methods: Collection[str], baseline: str) -> None:
-    """Refuse a comparison of a method that is not there, or one that is made anyhow.
-
-    Raises:
-        ConfigError: Naming the method, or both.
-    """
+    """Refuse a comparison of a method that is not there, or one that is made anyhow."""
     for name in pair:
         if name not in methods:
             raise ConfigError(f"compare: unknown method {name!r}.{did_you_mean(name, methods)}")

@@ -35,9 +35,6 @@ def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True
         study: The study.
         cells: All that may be worked on.
         trains_here: Whether they are done on this machine, and not on the nodes of a cluster.
-
-    Raises:
-        PerturnError: The first mistake; it names the cell.
     """
     check_parquet()
     methods, panels = set(), set()
@@ -74,12 +71,7 @@ def _panels(recipe: Recipe) -> str:
 
 
 def _refuse_overlap(study: Study, cell: Cell) -> None:
-    """Refuse a panel to tune or test on of which a stage of the cell's run would learn a task.
-
-    Raises:
-        ConfigError: Naming the panel, what has a task of it too, and the task.
-        DataError: If a file of the user's cannot be read.
-    """
+    """Refuse a panel to tune or test on of which a stage of the cell's run would learn a task."""
     with closing_world(world_maker(cell.recipe)()) as env:
         tested = _ids(env, study.test.tasks, "test.tasks")
         tuned = set() if study.tune is None else _ids(env, study.tune.tasks, "tune.tasks")
@@ -93,11 +85,7 @@ def _refuse_overlap(study: Study, cell: Cell) -> None:
 
 
 def _refuse_shared(panel: str, held: set[str], others: Mapping[str, set[str]]) -> None:
-    """Refuse a panel that shares a task with others.
-
-    Raises:
-        ConfigError: Naming both and a task.
-    """
+    """Refuse a panel that shares a task with others."""
     must_not = (
         "tested must not be learned or tuned on" if panel == "test.tasks" else "tuned on must not be learned"
     )

@@ -26,11 +26,7 @@ _OF_THE_STUDY = {
 
 
 def refuse_unknown(study: Study) -> None:
-    """Refuse keys that are of no section of a recipe, where null would go unseen, and those that are the study's own.
-
-    Raises:
-        ConfigError: Naming the first one.
-    """
+    """Refuse keys that are of no section of a recipe, where null would go unseen, and keys that are the study's own."""
     _refuse("by_seed", study.by_seed)
     _refuse(SWEEP, study.sweep)
     for name, overlay in study.environments.items():
@@ -90,9 +86,6 @@ def refuse_without_alignment(study: Study, method: str, data: Mapping[str, Any])
         study: The study.
         method: Its name.
         data: Its recipe, as it is written.
-
-    Raises:
-        ConfigError: Naming the first key.
     """
     own, gone = study.methods[method], without_alignment(data)
     swept = own.get(SWEEP)

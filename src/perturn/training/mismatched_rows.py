@@ -54,11 +54,7 @@ def with_mismatched(
 
 
 def _encoded(prompt: Trajectory, actions: Trajectory, renderer: Renderer, max_length: int | None) -> Encoded:
-    """A mismatched row as tokens.
-
-    Raises:
-        DataError: If none of its turns that carry loss fits the length limit.
-    """
+    """A mismatched row as tokens."""
     encoded = renderer.encode(mismatched(prompt, actions), max_length)
     if not encoded.turns:
         raise DataError(
@@ -76,11 +72,7 @@ def _posed(episode: Trajectory) -> str:
 
 
 def _partners(posed: Sequence[str]) -> list[int]:
-    """For each text the index of the last one before it that differs; before the first comes the last.
-
-    Raises:
-        DataError: If all are equal.
-    """
+    """For each text the index of the last one before it that differs; before the first comes the last."""
     last = next((index for index in reversed(range(len(posed))) if posed[index] != posed[-1]), None)
     if last is None:
         raise DataError(

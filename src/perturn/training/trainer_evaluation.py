@@ -59,11 +59,7 @@ def parts_of(sets: Sets | None) -> list[Examples]:
 
 
 def named_set(sets: Any, name: str) -> Any:
-    """The set of a name.
-
-    Raises:
-        DataError: If there is none.
-    """
+    """The set of a name."""
     if not isinstance(sets, Mapping) or name not in sets:
         known = sets if isinstance(sets, Mapping) else ()
         raise DataError(f"no set of eval_dataset is named {name!r}.{did_you_mean(name, known)}")
@@ -71,11 +67,7 @@ def named_set(sets: Any, name: str) -> Any:
 
 
 def refuse_metrics(args: TurnConfig, trainer: Mapping[str, Any]) -> None:
-    """Refuse settings for metrics of transformers that values of rows in packs cannot keep.
-
-    Raises:
-        ConfigError: For the first such setting.
-    """
+    """Refuse settings for metrics of transformers that values of rows in packs cannot keep."""
     if trainer.get("preprocess_logits_for_metrics") is not None:
         raise ConfigError(
             "preprocess_logits_for_metrics must be None: a prediction holds values of rows, no logits."

@@ -96,11 +96,7 @@ class TurnConfig(TrainingArguments):
     remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows are examples."})
 
     def __new__(cls, *args: Any, **settings: Any) -> TurnConfig:
-        """Refuse settings that do not exist, with what to write instead; `__init__` does the rest.
-
-        Raises:
-            ConfigError: Naming the first one.
-        """
+        """Refuse settings that do not exist, with what to write instead; `__init__` does the rest."""
         known = {each.name for each in fields(cls)}
         for name in settings:
             if name not in known:

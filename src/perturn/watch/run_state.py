@@ -297,15 +297,7 @@ def _verdict(
     progress: Mapping[str, Any],
     holder: tuple[int, bool] | None,
 ) -> tuple[str, str]:
-    """The run's state, and what it means.
-
-    Args:
-        folder: Of the run.
-        stages: Done, running and waiting.
-        now: The stage that ran last.
-        progress: What its process tells of it.
-        holder: The process that took the folder and has not left it, and whether it lives; None: nobody has it.
-    """
+    """The run's state, and what it means."""
     again = f"`perturn run {folder}` goes on from there."
     if now is not None and now.state != "done":
         pid, error = progress.get("pid"), progress.get("error")

@@ -52,11 +52,7 @@ class Wish:
 
 
 def read_task(text: str) -> Wish:
-    """The first observation of a game -> what is asked for.
-
-    Raises:
-        EnvironmentFailure: If it is said in none of the ways that ALFWorld has.
-    """
+    """The first observation of a game -> what is asked for."""
     said = text.rpartition("Your task is to: ")[2].strip().rstrip(".")
     for pattern in _TASKS:
         if match := pattern.fullmatch(said):

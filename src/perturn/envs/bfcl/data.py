@@ -102,11 +102,7 @@ def package_data() -> Path:
 
 
 def read_entries(folder: Path, category: str) -> dict[str, Entry]:
-    """The tasks of a category with their gold calls, in the order of the file.
-
-    Raises:
-        DataError: Naming file and line of what is missing or malformed.
-    """
+    """The tasks of a category with their gold calls, in the order of the file."""
     name = f"BFCL_v4_multi_turn_{category}.json"
     gold = {row["id"]: row["ground_truth"] for _, row in _rows(folder / "possible_answer" / name, _Gold)}
     return {row["id"]: _entry(row, gold.get(row["id"]), where) for where, row in _rows(folder / name, _Task)}

@@ -198,11 +198,7 @@ class Bfcl:
 
 
 def _check_gold(entries: Iterable[Entry]) -> None:
-    """Refuse tasks without gold calls, which no call can match.
-
-    Raises:
-        DataError: If there is one.
-    """
+    """Refuse tasks without gold calls, which no call can match."""
     for entry in entries:
         if not any(entry.gold):
             raise DataError(

@@ -39,9 +39,6 @@ def check_explorer(recipe: Recipe, tasks: Sequence[Task]) -> None:
     Args:
         recipe: That explores.
         tasks: That are explored.
-
-    Raises:
-        ConfigError: Saying what to set.
     """
     explorer, name = explorer_of(recipe), explorer_name(recipe)
     if explorer.traits.reads_policy and not engine_settings(recipe).traits.serves_checkpoints:

@@ -16,11 +16,7 @@ from perturn.types import Environment
 
 
 def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
-    """Refuse a recipe whose credit of groups reads what the world, or a task to be explored, does not have.
-
-    Raises:
-        PerturnError: Saying what is missing.
-    """
+    """Refuse a recipe whose credit of groups reads what the world, or a task to be explored, does not have."""
     if recipe.align is None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)
@@ -44,11 +40,7 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
 
 
 def check_rows(recipe: Recipe, env: Environment, panels: Panels) -> None:
-    """Refuse rows that need a quantity that cannot be computed.
-
-    Raises:
-        PerturnError: Saying what is missing.
-    """
+    """Refuse rows that need a quantity that cannot be computed."""
     assert recipe.rows is not None
     reader = f"rows.name={rows_name(recipe)}"
     planned = Planned(reader, recipe, lambda: answer_form(recipe), {}, env, panels.tasks.get("explore", []))
@@ -63,11 +55,7 @@ def reads_branches(credit: Credit) -> bool:
 
 
 def _check_samples(recipe: Recipe, name: str, credit: Credit) -> None:
-    """Refuse groups of one where the credit compares the samples of a task.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
+    """Refuse groups of one where the credit compares the samples of a task."""
     if recipe.explore is None or recipe.explore.samples > 1:
         return
     if not weighs_alone(credit):
@@ -84,11 +72,7 @@ def _check_samples(recipe: Recipe, name: str, credit: Credit) -> None:
 
 
 def _check_reward(recipe: Recipe, name: str, credit: Credit) -> None:
-    """Refuse a reward model that nothing reads.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
+    """Refuse a reward model that nothing reads."""
     if recipe.reward is not None and REWARD not in policies_of(credit.needs):
         raise ConfigError(
             f"credit {name} reads no reward model of the run; leave reward out, or take credit.name=oprl without "
@@ -103,9 +87,6 @@ def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
         recipe: Of the run, which may have branches.
         name: The credit's.
         credit: What may read them.
-
-    Raises:
-        ConfigError: Saying what to take.
     """
     if recipe.explore is None:
         return

@@ -20,11 +20,7 @@ from perturn.types import Action, Environment, EpisodeProtocol, Trajectory
 
 
 def check_corrector(recipe: Recipe, env: Environment) -> None:
-    """Refuse to correct episodes in a world whose expert cannot take over.
-
-    Raises:
-        ConfigError: Saying which can.
-    """
+    """Refuse to correct episodes in a world whose expert cannot take over."""
     if recipe.rows is not None and recipe.rows.traits.corrects and (problem := lacks(env, "correct")):
         raise ConfigError(
             f"rows.name={rows_name(recipe)} needs an expert who takes over from another: {problem}, or take another "

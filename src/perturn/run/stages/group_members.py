@@ -27,9 +27,6 @@ def members_of(
         paths: Of the run.
         recipe: Of the run.
         mark: Of the iteration.
-
-    Raises:
-        RunError: As `stored_branches`, where it trains branches.
     """
     if not credit.traits.trains_branches:
         return list(explored)

@@ -29,11 +29,7 @@ from perturn.types import Trajectory, WeightedTrajectory
 
 
 def own_credit(recipe: Recipe) -> tuple[str, Credit]:
-    """The name of a recipe's credit, and the credit.
-
-    Raises:
-        ConfigError: If there is no such credit, a setting is wrong, or it cannot weigh groups here.
-    """
+    """The name of a recipe's credit, and the credit."""
     assert recipe.align is not None
     return named_credit(recipe.align.loss, recipe.credit)
 
@@ -89,11 +85,7 @@ def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) ->
 
 
 def _states_before(run: Run, carried: Sequence[str], stage: Stage) -> dict[str, State]:
-    """States that quantities have learned in the iteration before, by name; nothing where none has begun.
-
-    Raises:
-        RunError: If it is not there.
-    """
+    """States that quantities have learned in the iteration before, by name; nothing where none has begun."""
     earlier = [mark(run.recipe, iteration) for iteration in range(1, stage.iteration)]
     if not earlier:
         return {}

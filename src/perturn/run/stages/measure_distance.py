@@ -20,11 +20,7 @@ from perturn.types import Environment, EpisodeProtocol, PreferencePair, Remainin
 
 
 def sense_of(recipe: Recipe) -> str | None:
-    """The sense in which rows or credits read the remaining path of each turn; None: they do not.
-
-    Raises:
-        ConfigError: If two readers want different ones.
-    """
+    """The sense in which rows or credits read the remaining path of each turn; None: they do not."""
     rows = sense_in(recipe.rows.needs) if recipe.rows else None
     credits = locate("perturn.run.stages.training_checks:distances_read")(recipe)
     explorer = sense_in(recipe.explore.needs) if recipe.explore else None
@@ -37,11 +33,7 @@ def sense_of(recipe: Recipe) -> str | None:
 
 
 def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
-    """Refuse to measure in a world that cannot say how far an episode is from its end.
-
-    Raises:
-        ConfigError: Saying which can.
-    """
+    """Refuse to measure in a world that cannot say how far an episode is from its end."""
     read = sense_of(recipe) or (recipe.explore and sense_in(recipe.explore.needs))
     problem = lacks(env, "remaining") if env else "it has no environment, which would say"
     if read and problem:

@@ -107,11 +107,7 @@ def expert_episodes(session: Session) -> list[Trajectory]:
 
 
 def check_made(recipe: Recipe) -> None:
-    """Refuse rows of which a policy would not see all, and those that read log-probabilities that nobody returns.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
+    """Refuse rows of which a policy would not see all, and those that read log-probabilities that nobody returns."""
     if recipe.rows is None:
         return
     traits = recipe.rows.traits

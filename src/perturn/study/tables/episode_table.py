@@ -109,11 +109,7 @@ def check_parquet() -> None:
 
 
 def _parquet() -> tuple[Any, Any]:
-    """Return pyarrow and its Parquet module, an optional dependency.
-
-    Raises:
-        ConfigError: If pyarrow is not installed.
-    """
+    """Return pyarrow and its Parquet module, an optional dependency."""
     check_parquet()
     return import_module("pyarrow"), import_module("pyarrow.parquet")
 
