@@ -15,7 +15,7 @@ import pytest
 
 from perturn.data.store import write_records
 from perturn.errors import DataError, PerturnError
-from perturn.formats import column_files, hub_datasets
+from perturn.formats import column_files
 from perturn.formats.read_rows import Tally, open_rows, read_each, read_rows, rows_of
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn, WeightedTrajectory
 
@@ -299,9 +299,9 @@ def on_hub(monkeypatch):
         )
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    hub_datasets.hub_rows.cache_clear()
+    column_files.hub_rows.cache_clear()
     yield asked
-    hub_datasets.hub_rows.cache_clear()
+    column_files.hub_rows.cache_clear()
 
 
 def test_data_sets_of_the_hub(on_hub, tmp_path, monkeypatch):

@@ -14,8 +14,7 @@ from typing import Any
 
 from perturn.cluster.node_servers import WorldServer
 from perturn.cluster.ray_connection import Connection, Lost, Node, Server, check_identity, last_line
-from perturn.config.cluster_settings import Cluster
-from perturn.config.sections import Section, Worlds
+from perturn.config.sections import Cluster, Section, Worlds
 from perturn.envs.remote_worlds import RemoteWorld, value_of
 from perturn.errors import BystanderLost, ConfigError, PerturnError, RunError
 

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from perturn.config.cluster_settings import Cluster
+from perturn.config.sections import Cluster
 from perturn.errors import ConfigError, RunError
 
 _CONNECT_S = 5.0

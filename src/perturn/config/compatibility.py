@@ -7,8 +7,8 @@ from dataclasses import MISSING, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from perturn.config.explorer_settings import ExploreSettings
-from perturn.config.row_maker_settings import sense_in
-from perturn.config.sections import require
+from perturn.config.row_maker_settings import ROWS, sense_in
+from perturn.config.sections import Align, require
 from perturn.table import at_defaults, name_of
 from perturn.table_index import table
 
@@ -128,3 +128,57 @@ def check_compatible(recipe: Recipe) -> None:
     require(
         len(senses) < 2, "explore.distance and rows.distance must be alike: a run measures one sense alone."
     )
+
+
+def check_rows(recipe: Recipe) -> None:
+    """Refuse sections that contradict what the rows of the alignment are."""
+    grouped = recipe.rows is not None and recipe.rows.traits.makes == "groups"
+    require(
+        recipe.reward is None or grouped,
+        "reward is read by credits of groups alone; take rows.name=groups, or leave it out.",
+    )
+    if recipe.rows is None:
+        return
+    name, traits = name_of(table(ROWS.table), type(recipe.rows)), recipe.rows.traits
+    align, explore, several = recipe.align, recipe.explore, recipe.iterations > 1
+    alone, anew = traits.makes in ("single", "labelled"), traits.starts_over
+    for holds, says in (
+        (traits.makes != "pairs" and align is None, "makes rows for an alignment; set align"),
+        (
+            alone and recipe.credit,
+            "has rows that all have one weight, so credit weighs no turns; leave it out",
+        ),
+        (
+            traits.told and recipe.protocol and recipe.protocol.suffix,
+            "has a suffix of its own; leave protocol.suffix out",
+        ),
+        (
+            several and anew and not traits.aggregates,
+            f"trains the policy that SFT began with; set iterations to 1, got {recipe.iterations}",
+        ),
+        (
+            several and anew and align and align.minibatches is not None,
+            "trains the policy that SFT began with in each iteration, so that no optimizer goes on; leave "
+            "align.minibatches out, and set align.batch_size",
+        ),
+        (
+            anew and align and align.reference != Align.reference,
+            "has no reference; leave align.reference out",
+        ),
+        (
+            traits.several_samples and explore and explore.samples == 1,
+            "compares the samples of a task; explore.samples must be > 1, got 1",
+        ),
+        (
+            grouped and explore and not explore.sampling.temperature == explore.sampling.top_p == 1,
+            "has the gradient of the policy itself, and not of a sharper one that acts in its place; "
+            "explore.sampling must have temperature 1 and top_p 1",
+        ),
+    ):
+        require(not holds, f"rows.name={name} {says}.")
+    if grouped and explore and explore.per_iteration and align and align.minibatches:
+        most = explore.per_iteration * explore.samples
+        require(
+            align.minibatches <= most,
+            f"align.minibatches must be at most the {most} episodes of an iteration, got {align.minibatches}.",
+        )

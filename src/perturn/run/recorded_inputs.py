@@ -35,7 +35,7 @@ from perturn.data.run_paths import OPTIMIZER
 from perturn.display.progress_bars import console
 from perturn.envs.load_environment import files_beside, load_object, module_files
 from perturn.errors import ConfigError, DataError, RunError
-from perturn.formats.hub_datasets import HubName, hub_name, hub_rows
+from perturn.formats.column_files import HubName, hub_name, hub_rows
 from perturn.table import locate
 from perturn.table_index import table
 from perturn.traits import traits_of

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from perturn.bounds import efforts
-from perturn.config.cluster_settings import Cluster
 from perturn.config.parsing import parse, set_key
 from perturn.config.recipe import Recipe
+from perturn.config.sections import Cluster
 from perturn.config.stages import policy_of, stages, suffix_of
 from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError

@@ -21,7 +21,7 @@ from accelerate.utils import DistributedType, gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from perturn.chat.end_tokens import keep_ends
+from perturn.chat.control_tokens import keep_ends
 from perturn.chat.model_names import load_tokenizer
 from perturn.chat.tokens import Renderer
 from perturn.formats.read_rows import Row
@@ -52,8 +52,7 @@ from perturn.policy.packing import (
 from perturn.policy.reference import weigh_all
 from perturn.training.credit_choice import loss_and_credit, trains_own_turns
 from perturn.training.frozen_policies import Frozen
-from perturn.training.mismatched_rows import mismatches, sequences_of, with_mismatched
-from perturn.training.row_intake import take_rows
+from perturn.training.row_intake import mismatches, sequences_of, take_rows, with_mismatched
 from perturn.training.sampled_rows import behavior_logprobs, weigh_rows, with_weight
 from perturn.training.trainer_evaluation import (
     EvaluatingTrainer,

@@ -23,13 +23,13 @@ from perturn.envs.bfcl.data import (
     CATEGORIES,
     CLASSES,
     Entry,
+    Matched,
     module_of,
     package_data,
     read_call,
     read_entries,
     schemas,
 )
-from perturn.envs.bfcl.matched import Matched
 from perturn.episodes.tool_calls import NO_CALL, ToolAction, ToolCall, read_action, write_action
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
 from perturn.io.read_input import user_path

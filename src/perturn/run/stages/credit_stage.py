@@ -23,9 +23,14 @@ from perturn.quantities.protocol import State
 from perturn.report.credit_figures import compare_credits, credit_summary
 from perturn.run.stages.answer_form import answer_form
 from perturn.run.stages.credit_checks import check_prover
-from perturn.run.stages.group_members import failures_of, members_of
 from perturn.run.stages.measure_distance import measured
-from perturn.run.stages.quantity_source import RunSource, reference_of_iteration, states_of
+from perturn.run.stages.quantity_source import (
+    RunSource,
+    failures_of,
+    members_of,
+    reference_of_iteration,
+    states_of,
+)
 from perturn.training.credit_choice import make_credit
 from perturn.training.sampled_rows import Needed, weigh_groups
 from perturn.types import Trajectory, unfinished

@@ -164,7 +164,7 @@ def _quantities(
     if not needs:
         return {}
     read, reader = (
-        locate("perturn.run.stages.explorer_quantities:read_needs"),
+        locate("perturn.run.stages.quantity_source:read_needs"),
         f"rows.name={rows_name(session.recipe)}",
     )
     found: dict[str, Sequence[Any]] = read(session, stage, ended, needs, reader)
@@ -195,7 +195,7 @@ def _earlier(run: Run, stage: Stage) -> list[WeightedTrajectory]:
 
 def _limit(recipe: Recipe) -> Limit:
     """The length limit of training; what knows tokens is loaded when it is asked."""
-    found = cache(lambda name: partial(locate(f"perturn.run.stages.length_limit:{name}"), recipe))
+    found = cache(lambda name: partial(locate(f"perturn.run.stages.group_stage:{name}"), recipe))
     return Limit(
         too_long=lambda episodes: found("too_long")(episodes),
         whole=lambda one: found("fits_whole")(one),

@@ -11,7 +11,7 @@ from perturn.analysis import number_text
 from perturn.analysis.run_comparison import flat
 from perturn.data.run_paths import RunPaths
 from perturn.io.atomic_write import write_whole
-from perturn.report.html_shell import ASSETS, fill
+from perturn.report.report_page import ASSETS, fill
 from perturn.report.report_sections import Figure, draw
 from perturn.study.tables import study_figures
 from perturn.study.tables.markdown_tables import tables
