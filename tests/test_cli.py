@@ -11,7 +11,7 @@ import pytest
 
 from perturn import __version__ as perturn_version
 from perturn.cli import ORDER, main
-from perturn.cli._base import print_summary
+from perturn.cli._scores import print_summary
 from perturn.data.store import read_trajectories
 from perturn.table_index import TABLES
 

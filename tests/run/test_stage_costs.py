@@ -6,14 +6,12 @@ import pytest
 
 from perturn.config.sections import Align, Lora, Train
 from perturn.estimate.episode_lengths import Episodes
+from perturn.estimate.machine_speed import Machine, measure_machine, measure_passes
 from perturn.estimate.stage_costs import (
     KEPT_BY_ALLOCATOR,
-    Machine,
     fitting_seconds,
     generation_seconds,
     judged_tokens,
-    measure_machine,
-    measure_passes,
     opening_seconds,
     passing_seconds,
     trained_tokens,

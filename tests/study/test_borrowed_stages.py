@@ -14,7 +14,7 @@ from perturn.data.run_paths import RunPaths
 from perturn.errors import ConfigError
 from perturn.io.atomic_write import write_whole
 from perturn.study.cells import Plan
-from perturn.study.run_cells import open_study, run_study
+from perturn.study.run_study import open_study, run_study
 from perturn.study.settings import read_study
 from perturn.study.stage_sharing import held_stages
 from perturn.study.study_display import summary_line

@@ -12,7 +12,7 @@ from perturn.errors import ConfigError
 from perturn.io.atomic_write import write_whole
 from perturn.study.cells import Plan
 from perturn.study.rescore import Again, open_plan
-from perturn.study.run_cells import open_study, run_study
+from perturn.study.run_study import open_study, run_study
 from perturn.study.tables.episode_table import EPISODES, read_episodes
 
 from .corridor import RECIPE, STUDY, make_place

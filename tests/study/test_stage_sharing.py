@@ -6,7 +6,8 @@ import json
 import pytest
 
 from perturn.config.parsing import parse, set_key
-from perturn.config.recipe import Recipe, read_recipe, shipped
+from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.shipped_recipes import shipped
 from perturn.config.stages import stages
 from perturn.data.run_folder import Run, counted_settings
 from perturn.study.stage_sharing import identities

@@ -14,7 +14,7 @@ import pytest
 
 from perturn.run.execute import open_run, run_stages
 from perturn.run.verify_run import verify
-from perturn.study.run_cells import open_study, run_study
+from perturn.study.run_study import open_study, run_study
 from perturn.study.study_files import Files
 from perturn.study.tables.episode_table import read_episodes
 

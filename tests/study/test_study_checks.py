@@ -13,7 +13,7 @@ from perturn.data.store import write_records
 from perturn.envs.load_environment import make_environment
 from perturn.errors import ConfigError, InUseError
 from perturn.run.task_lists import choose_tasks
-from perturn.study.run_cells import open_study, run_study
+from perturn.study.run_study import open_study, run_study
 from perturn.types import Action, PreferencePair, Trajectory, Turn
 
 STUDY = """

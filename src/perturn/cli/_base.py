@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from perturn import __version__
 from perturn.display.progress_bars import console as notices
 from perturn.errors import ConfigError
-from perturn.io.read_input import user_path
+from perturn.io.user_paths import user_path
 from perturn.train_processes import leads, world_size
 
 EXIT_CODES = "Exit codes: 0 done; 1 a check found a problem; 2 a mistake, explained in one line; 130 stopped by Ctrl-C."
@@ -109,44 +108,3 @@ def command(
     lines = [f"Example: perturn {name} {example}".rstrip() for example in examples]
     exits = [f"Exit codes: {codes}"] if codes else []
     return app.command(name=name, epilog="\n".join([*lines, *exits]), rich_help_panel=panel)
-
-
-def print_summary(summary: Mapping[str, Any]) -> None:
-    """The headline table of a run, and its comparison, from `summary.json`."""
-    from perturn.analysis.number_text import cost_lines, interval, number, protocol_line
-    from perturn.analysis.run_summary import headline
-
-    if not summary["policies"]:
-        results.print("nothing was scored")
-        return
-    stamp = summary["protocol"] or {}
-    table = Table(
-        box=None, pad_edge=False, title=f"{stamp.get('name', '')}, held-out tasks", title_justify="left"
-    )
-    for column in ("policy", "n", "score [95 %]", "success [95 %]", "turns", "failed"):
-        table.add_column(column)
-    for row in summary["policies"]:
-        table.add_row(
-            row["name"],
-            str(row["n"]),
-            f"{number(row['mean_score'])} [{interval(row['interval'])}]",
-            f"{number(row['success_rate'])} [{interval(row['success_interval'])}]",
-            number(row["mean_turns"], 1),
-            str(row["failed"]),
-        )
-    results.print(table)
-    if stamp:
-        results.print(protocol_line(stamp), style="dim", markup=False, soft_wrap=True)
-    for sentence in cost_lines(summary["policies"]):
-        results.print(sentence, style="dim", markup=False, soft_wrap=True)
-    if (line := headline(summary)) is not None:
-        results.print(line, style="bold", markup=False, highlight=False, soft_wrap=True)
-    print_comparison(summary["comparison"])
-
-
-def print_comparison(found: Mapping[str, Any] | None) -> None:
-    """A paired comparison in two sentences, if there is one."""
-    from perturn.analysis.number_text import comparison_sentences
-
-    for sentence in comparison_sentences(found) or ():
-        results.print(sentence, markup=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from perturn.cli._base import command, existing, results
 from perturn.display.progress_bars import at_work
 from perturn.display.progress_bars import console as notices
 from perturn.errors import ConfigError, did_you_mean
-from perturn.io.read_input import user_path
+from perturn.io.user_paths import user_path
 
 TRAINED_BY_TRL = (
     "TRL's trainers put loss on all of a completion, what the environment said included; SFTConfig("

@@ -11,20 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import psutil
 import typer
 
-from perturn.cli._base import (
-    AsJson,
-    DryRun,
-    Overrides,
-    Source,
-    command,
-    existing,
-    print_summary,
-    results,
-    say_json,
-)
+from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, existing, results, say_json
+from perturn.cli._scores import print_summary
 from perturn.display.progress_bars import at_work
 from perturn.errors import ConfigError
-from perturn.io.read_input import user_path
+from perturn.io.user_paths import user_path
 
 if TYPE_CHECKING:
     from perturn.config.recipe import Recipe

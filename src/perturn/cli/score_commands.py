@@ -10,22 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perturn.cli._base import (
-    STOPPED,
-    AsJson,
-    DryRun,
-    Overrides,
-    command,
-    existing,
-    print_comparison,
-    print_summary,
-    results,
-    say_json,
-)
+from perturn.cli._base import STOPPED, AsJson, DryRun, Overrides, command, existing, results, say_json
+from perturn.cli._scores import print_comparison, print_summary
 from perturn.cli.loop_commands import show_plan
 from perturn.display.progress_bars import at_work
 from perturn.errors import ConfigError
-from perturn.io.read_input import user_path
+from perturn.io.user_paths import user_path
 from perturn.types import failed
 
 if TYPE_CHECKING:

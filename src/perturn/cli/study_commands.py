@@ -40,7 +40,7 @@ def study(
     ] = False,
 ) -> None:
     """Compare methods over seeds and environments."""
-    from perturn.study.run_cells import open_study, run_study
+    from perturn.study.run_study import open_study, run_study
     from perturn.study.study_display import cells_table, summary_line
 
     with at_work("opening the study"):

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from perturn.cli._base import AsJson, RunFolder, command, existing, results, say_json
-from perturn.config.recipe import describe_shipped
+from perturn.config.shipped_recipes import describe_shipped
 from perturn.display.progress_bars import at_work
 from perturn.errors import ConfigError, did_you_mean
 from perturn.table_index import LISTED, describe, methods

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perturn.bounds import EntryOf, marks
-from perturn.config.peer_settings import PEERS
+from perturn.config.peer_settings import peers
 from perturn.errors import closest, did_you_mean
 from perturn.table_index import LISTED, TABLES, table
 
@@ -80,7 +80,7 @@ def unknown_key(
         typed: The whole key as it was written, which the message then shows; None: the key.
     """
     said, last = f"unknown key {(typed or key)[:_LONGEST]!r}.", key.rpartition(".")[2]
-    if not others and (peer := PEERS.get(last)) is not None:
+    if not others and (peer := peers().get(last)) is not None:
         return f"{said} {peer.in_recipe}"
     known, rest, here = list(every), _rest(value), [*siblings, *further]
     if others and closest(key, here, cutoff=0.75) is None:

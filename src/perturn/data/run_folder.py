@@ -18,7 +18,8 @@ import psutil
 
 from perturn.bounds import efforts
 from perturn.config.parsing import dotted, to_mapping, to_yaml
-from perturn.config.recipe import Recipe, read_recipe, shipped_recipe
+from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.shipped_recipes import shipped_recipe
 from perturn.config.stages import stages
 from perturn.data.file_seals import own_digest, read_manifest, refuse_damage, seal, without_removed
 from perturn.data.input_digests import Inputs, same_inputs

@@ -48,7 +48,7 @@ from perturn.run.stages.collect_stage import AT_ONCE
 from perturn.table import locate
 
 if TYPE_CHECKING:
-    from perturn.estimate.stage_costs import Machine
+    from perturn.estimate.machine_speed import Machine
 
 KEPT = 0.75
 """Share of explored episodes assumed to become pairs, or to be corrected, before that is known."""
@@ -148,7 +148,7 @@ def _import_stages(recipe: Recipe, command: str | None) -> float:
 
 def _measured(recipe: Recipe, model: Any, found: Episodes) -> Machine:
     """The machine, with the speed of whole passes if something trains or is read, and the model is small."""
-    machine: Machine = locate("perturn.estimate.stage_costs:measure_machine")(
+    machine: Machine = locate("perturn.estimate.machine_speed:measure_machine")(
         model, recipe.model.dtype, found.memory_gb
     )
     settings = next((part for part in (recipe.align, recipe.sft, recipe.base) if part), None)
@@ -157,7 +157,7 @@ def _measured(recipe: Recipe, model: Any, found: Episodes) -> Machine:
     turns = [round(found.prompt)]
     for _ in range(max(1, round(found.policy_turns(learned=True)))):
         turns += [max(1, round(found.said)), round(found.heard)]
-    found_now: Machine = locate("perturn.estimate.stage_costs:measure_passes")(
+    found_now: Machine = locate("perturn.estimate.machine_speed:measure_passes")(
         machine, model, turns[:-1], settings.token_budget
     )
     return found_now

@@ -1,137 +1,15 @@
-"""Time and memory of a stage, from the size of the model, the lengths of episodes and the speed of the machine."""
+"""Time and memory of a stage, from the lengths of episodes and the speed of the machine."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.config.sections import Align, Train
 from perturn.estimate.episode_lengths import Episodes
-from perturn.policy.logprobs import action_logprobs, prepare
-from perturn.policy.models import compute_dtype, context_length, device
-from perturn.policy.packing import lay_out
 
-_SMALL = 30_000_000
-"""Parameters of a model that is made and asked, at most."""
-_MEASURED = 8192
-"""Tokens of the pass that is timed, at most."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A model on this machine: its size, and the speed of matrix products of that size."""
-
-    parameters: int
-    layers: int
-    hidden: int
-    device: str
-    bytes: int
-    """Of a number in the type that is computed in."""
-    many: float
-    """Operations a second where a thousand tokens pass together, as in training."""
-    few: float
-    """Bytes of weights a second where one token of each of 16 conversations passes."""
-    base_gb: float
-    """Memory of the process without a model."""
-    crowd: float = 1.0
-    """Seconds that pass while this process computes for one; above 1 where other work runs on its cores."""
-    passed: float | None = None
-    """Seconds that a token takes in a forward pass, measured with a model of this shape; None: it is too large."""
-    trained: float | None = None
-    """Seconds that a token takes in a forward and a backward pass, measured likewise."""
-
-
-def measure_machine(model: Any, setting: str, process_gb: float) -> Machine:
-    """Time matrix products of a model's size for about a second; its weights are not read.
-
-    Args:
-        model: Without weights.
-        setting: `model.dtype`.
-        process_gb: Memory of this process now, which stays where models run on the CPU.
-    """
-    where = device()
-    dtype = compute_dtype(setting, where, model.config)
-    text = model.config.get_text_config()
-    weight = torch.randn(text.hidden_size, 4 * text.hidden_size, device=where, dtype=dtype)
-    many, few = (torch.randn(rows, len(weight), device=where, dtype=dtype) for rows in (1024, 16))
-    return Machine(
-        parameters=sum(each.numel() for each in model.parameters()),
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
-        device=where.type,
-        bytes=dtype.itemsize,
-        many=2 * 1024 * weight.numel() / _seconds(lambda: many @ weight),
-        few=weight.nbytes / _seconds(lambda: few @ weight),
-        base_gb=process_gb if where.type == "cpu" else 0.5,
-        crowd=_crowd(),
-    )
-
-
-def measure_passes(machine: Machine, model: Any, turns: Sequence[int], token_budget: int) -> Machine:
-    """Time a whole pass of a small model, forward and backward, for a few seconds at most.
-
-    What a small model takes is not the time of its matrix products, so it is made with other weights and asked.
-
-    Args:
-        machine: As it was measured.
-        model: Without weights.
-        turns: Tokens of an episode: before the first action, then by turns an action and what answers it.
-        token_budget: Tokens of a pass in training.
-    """
-    if machine.parameters > _SMALL:
-        return machine
-    where = device()
-    with torch.random.fork_rng():
-        made = type(model)(model.config).to(where)
-    prepare(made)
-    budget = min(token_budget, _MEASURED)
-    length = max(2, min(sum(turns), budget, context_length(made) or budget))
-    loss = [turn for at, count in enumerate(turns) for turn in [at // 2 if at % 2 else NO_TURN] * count]
-    loss = [NO_TURN, *loss[1 : length - 1], 0][:length]
-    one = Encoded(tuple(at % 64 for at in range(length)), tuple(loss), ("user",) * length)
-    batch = {
-        name: tensor.to(where)
-        for name, tensor in lay_out([one] * max(1, budget // length), share=False).items()
-    }
-    best = [math.inf, math.inf]
-    for _ in range(2):  # the first one warms up
-        began = time.perf_counter()
-        value = action_logprobs(made, batch).sum()
-        float(value.detach())
-        forward = time.perf_counter() - began
-        value.backward()
-        float(next(made.parameters()).grad.flatten()[0])
-        best = [min(best[0], forward), min(best[1], time.perf_counter() - began)]
-    passed, trained = (seconds / len(batch["ids"]) for seconds in best)
-    return replace(machine, passed=passed, trained=trained)
-
-
-def _crowd() -> float:
-    """Seconds that pass while this thread computes for one."""
-    began, used = time.perf_counter(), time.thread_time()
-    while time.thread_time() - used < 0.3 and time.perf_counter() - began < 5.0:
-        sum(range(1000))
-    return max(1.0, (time.perf_counter() - began) / max(time.thread_time() - used, 1e-3))
-
-
-def _seconds(work: Callable[[], torch.Tensor]) -> float:
-    """Seconds of one call, in the best of many rounds: other work on the machine is not to count."""
-    rounds: list[float] = []
-    until = time.perf_counter() + 0.5
-    while len(rounds) < 2 or time.perf_counter() < until:
-        began = time.perf_counter()
-        made = [work() for _ in range(5)]
-        float(made[-1][0, 0])  # waits for the device
-        rounds.append((time.perf_counter() - began) / 5)
-    return min(rounds)
-
+if TYPE_CHECKING:
+    from perturn.estimate.machine_speed import Machine
 
 EFFICIENCY = {("cpu", 2): 0.3, ("cpu", 4): 0.7}
 """Speed of a whole pass, forward or backward, over that of its matrix products, by device and bytes of a number."""

@@ -17,14 +17,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, cast
 
 from perturn.errors import DataError
 from perturn.formats.column_files import HubName, hub_name, hub_rows, read_columns
 from perturn.formats.json_stream import Record, read_json_lines, read_json_values
-from perturn.formats.unreadable_files import what_bytes, what_folder, what_object, what_text
+from perturn.formats.unreadable_files import what_bytes, what_folder, what_text
 from perturn.io.read_input import parse_json, read_text, user_path
 from perturn.table import locate, require
 
@@ -126,10 +125,9 @@ def _open_file(file: Path) -> Source:
     if shape:
         read = partial(read_columns, file, shape)
         return Source(str(file), shape, by_line=False, filled=True, read=read)
-    name = file.stem if packing else file.name
-    if reason := what_bytes(head, name):
+    if reason := what_bytes(head):
         raise DataError(f"{file}: {reason}")
-    shape = _json_shape(head.removeprefix(codecs.BOM_UTF8), name, str(file))
+    shape = _json_shape(head.removeprefix(codecs.BOM_UTF8), file.stem if packing else file.name, str(file))
     parse = read_json_lines if shape == _LINES else read_json_values
     read = partial(_read_text, file, stream_of, parse)
     said = f"{shape}, {packing}" if packing else shape
@@ -180,13 +178,10 @@ def _is_json(line: str) -> bool:
 def _read_text(
     file: Path, stream_of: Callable[[Path], Any], parse: Callable[[IO[bytes], str], Generator[Record]]
 ) -> Iterator[Record]:
-    """Yield the rows of a file of JSON; the first tells whether they are rows at all."""
+    """Yield the rows of a file of JSON."""
     try:
         with stream_of(file) as stream, closing(parse(stream, str(file))) as records:
-            first = list(islice(records, 1))
-            if first and isinstance(row := first[0].value, dict) and (reason := what_object(row)):
-                raise DataError(f"{first[0].where}: {reason}")
-            yield from chain(first, records)
+            yield from records
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise DataError(f"{file} cannot be read to its end: {error}. Get the file again.") from error
 

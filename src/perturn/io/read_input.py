@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -19,9 +18,10 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from yaml.constructor import ConstructorError
 
-from perturn.errors import ConfigError, PerturnError
+from perturn.errors import PerturnError
 from perturn.io.plain_data import DEEPEST as DEEPEST
 from perturn.io.plain_data import mended, mismatch, short
+from perturn.io.user_paths import user_path as user_path
 from perturn.io.yaml_scalars import keeping_text
 
 LONGEST_FILE = 1 << 30
@@ -298,25 +298,3 @@ def _yaml_reason(error: Exception) -> str:
         part for part in (getattr(error, "context", None), getattr(error, "problem", None)) if part
     )
     return f"{short(' '.join(said.split()), 300)} in line {mark.line + 1}, column {mark.column + 1}"
-
-
-def user_path(text: str | os.PathLike[str], where: str) -> Path:
-    """A path that somebody wrote, with `~` put in full; the file need not be there.
-
-    Args:
-        text: The path.
-        where: What names it, such as `environment.corpus`.
-
-    Raises:
-        ConfigError: If no file could have such a path.
-    """
-    try:
-        path = Path(text).expanduser()
-        path.exists()
-        os.fsencode(path)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{where} is no path: {short(str(text), 500)}: {reason}. Correct it.") from error
-    if "\0" in str(path):
-        raise ConfigError(f"{where} is no path: {short(str(text), 500)} holds a NUL character. Correct it.")
-    return path

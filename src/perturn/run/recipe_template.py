@@ -14,7 +14,8 @@ import yaml
 
 from perturn.bounds import texts
 from perturn.config.parsing import apply_overrides, parse
-from perturn.config.recipe import Recipe, read_recipe, shipped, shipped_recipe
+from perturn.config.recipe import Recipe, read_recipe
+from perturn.config.shipped_recipes import shipped, shipped_recipe
 from perturn.envs.abilities import abilities_of
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS

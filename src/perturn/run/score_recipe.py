@@ -12,8 +12,9 @@ from typing import Any
 
 from perturn.chat.model_names import PACKAGED
 from perturn.config.parsing import apply_overrides, parse
-from perturn.config.recipe import Recipe, read_recipe, shipped_recipe
+from perturn.config.recipe import Recipe, read_recipe
 from perturn.config.sections import Tasks
+from perturn.config.shipped_recipes import shipped_recipe
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.faults import closing_world

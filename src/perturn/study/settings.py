@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from perturn.bounds import SEED, check_bounds
 from perturn.config.parsing import apply_overrides, parse, refuse_secrets
-from perturn.config.recipe import shipped, shipped_recipe
 from perturn.config.sections import COUNT, HeldOutTasks, require
+from perturn.config.shipped_recipes import shipped, shipped_recipe
 from perturn.errors import ConfigError, did_you_mean
 from perturn.io.read_input import parse_yaml, read_text, user_path
 from perturn.io.yaml_scalars import as_yaml_1_1

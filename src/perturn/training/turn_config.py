@@ -13,7 +13,7 @@ from transformers import TrainingArguments, get_scheduler
 from transformers.trainer import OPTIMIZER_NAME
 
 from perturn.bounds import SEED, bounds, texts
-from perturn.config.peer_settings import PEERS
+from perturn.config.peer_settings import peers
 from perturn.config.sections import Sft, Train
 from perturn.errors import ConfigError, closest
 from perturn.policy.examples import LOSS_ON, SHARED_PREFIX
@@ -190,7 +190,7 @@ class TurnConfig(TrainingArguments):
 def _unknown_setting(name: str, known: Collection[str]) -> str:
     """Return the message about a setting that `TurnConfig` lacks: what to write instead, or what was meant."""
     said = f"unknown setting {name!r} of TurnConfig."
-    if (peer := PEERS.get(name)) is not None:
+    if (peer := peers().get(name)) is not None:
         return f"{said} {peer.in_config}"
     meant = closest(name, known, cutoff=0.6)
     return (

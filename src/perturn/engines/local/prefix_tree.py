@@ -11,13 +11,15 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, WeakValueDictionary
 
 from torch import Tensor
 
-from perturn.engines.local.kv_cache import History
 from perturn.types import Prompt, Sampling
+
+if TYPE_CHECKING:
+    from perturn.engines.local.kv_cache import History
 
 _PAGE = 32
 """Beginnings are compared by so many tokens at a time: parting ways in between is no beginning of its own."""

@@ -1,0 +1,51 @@
+"""How scores and comparisons look in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from perturn.cli._base import results
+
+
+def print_summary(summary: Mapping[str, Any]) -> None:
+    """The headline table of a run, and its comparison, from `summary.json`."""
+    from perturn.analysis.number_text import cost_lines, interval, number, protocol_line
+    from perturn.analysis.run_summary import headline
+
+    if not summary["policies"]:
+        results.print("nothing was scored")
+        return
+    stamp = summary["protocol"] or {}
+    table = Table(
+        box=None, pad_edge=False, title=f"{stamp.get('name', '')}, held-out tasks", title_justify="left"
+    )
+    for column in ("policy", "n", "score [95 %]", "success [95 %]", "turns", "failed"):
+        table.add_column(column)
+    for row in summary["policies"]:
+        table.add_row(
+            row["name"],
+            str(row["n"]),
+            f"{number(row['mean_score'])} [{interval(row['interval'])}]",
+            f"{number(row['success_rate'])} [{interval(row['success_interval'])}]",
+            number(row["mean_turns"], 1),
+            str(row["failed"]),
+        )
+    results.print(table)
+    if stamp:
+        results.print(protocol_line(stamp), style="dim", markup=False, soft_wrap=True)
+    for sentence in cost_lines(summary["policies"]):
+        results.print(sentence, style="dim", markup=False, soft_wrap=True)
+    if (line := headline(summary)) is not None:
+        results.print(line, style="bold", markup=False, highlight=False, soft_wrap=True)
+    print_comparison(summary["comparison"])
+
+
+def print_comparison(found: Mapping[str, Any] | None) -> None:
+    """A paired comparison in two sentences, if there is one."""
+    from perturn.analysis.number_text import comparison_sentences
+
+    for sentence in comparison_sentences(found) or ():
+        results.print(sentence, markup=False, soft_wrap=True)

@@ -1,0 +1,31 @@
+"""Paths that somebody wrote, on the command line or in a recipe."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from perturn.errors import ConfigError
+from perturn.io.plain_data import short
+
+
+def user_path(text: str | os.PathLike[str], where: str) -> Path:
+    """A path that somebody wrote, with `~` put in full; the file need not be there.
+
+    Args:
+        text: The path.
+        where: What names it, such as `environment.corpus`.
+
+    Raises:
+        ConfigError: If no file could have such a path.
+    """
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+        os.fsencode(path)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"{where} is no path: {short(str(text), 500)}: {reason}. Correct it.") from error
+    if "\0" in str(path):
+        raise ConfigError(f"{where} is no path: {short(str(text), 500)} holds a NUL character. Correct it.")
+    return path
