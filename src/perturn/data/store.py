@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from perturn.data.records import line_of, parse_line
 from perturn.errors import DataError, StorageError
-from perturn.io.atomic_write import GrowingFile, replacing
+from perturn.io.append_file import GrowingFile
+from perturn.io.atomic_write import replacing
 from perturn.io.read_input import read_lines, user_path
 from perturn.types import PreferencePair, Trajectory
 

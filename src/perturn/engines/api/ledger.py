@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from perturn.engines.api.completion import Tokens
 from perturn.errors import RunError
-from perturn.io.atomic_write import GrowingFile
+from perturn.io.append_file import GrowingFile
 from perturn.io.read_input import check_shape, complete_lines, parse_object
 
 _REMEDY = "Remove the line, whose cost is then forgotten."
