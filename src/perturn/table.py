@@ -133,7 +133,7 @@ def at_defaults(entry: Callable[..., T]) -> T | None:
     return None if any(each.default is each.empty for each in settings) else entry()
 
 
-def require(package: str, who: str, extra: str, otherwise: str = "") -> None:
+def require_library(package: str, who: str, extra: str, otherwise: str = "") -> None:
     """Refuse to go on without an optional library, which an extra of ours brings, naming who needs it.
 
     Raises:

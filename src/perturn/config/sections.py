@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,10 +21,10 @@ Section = dict[str, Any]
 """A section whose `name` picks an entry of a table (a loss, an environment) and whose other keys are its settings."""
 
 
-def require(condition: bool, message: str) -> None:
-    """Refuse settings that do not go together, as `parse` reports it: a ValueError with the message."""
-    if not condition:
-        raise ValueError(message)
+def refuse(faults: Iterable[str]) -> None:
+    """Refuse settings that do not go together: a ValueError with the first fault, to which `parse` adds the place."""
+    for fault in faults:
+        raise ValueError(fault)
 
 
 Sense = Literal["shortest", "searching"]
@@ -62,9 +63,8 @@ class Tasks:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        require(
-            self.n is None or self.per_kind is None, "n and per_kind are both set; leave one of them out."
-        )
+        if self.n is not None and self.per_kind is not None:
+            raise ValueError("n and per_kind are both set; leave one of them out.")
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,8 @@ class Train:
     every quarter of it, and one of the very step at Ctrl-C."""
 
     def __post_init__(self) -> None:
-        require("name" in self.loss, "loss.name is missing; name a loss, such as `loss: {name: tlm-dre}`.")
+        if "name" not in self.loss:
+            raise ValueError("loss.name is missing; name a loss, such as `loss: {name: tlm-dre}`.")
         check_bounds(self)
 
 
@@ -190,10 +191,10 @@ class Shape:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        require(
-            self.hidden % (2 * self.heads) == 0,
-            f"hidden must be a multiple of twice the heads, {2 * self.heads}, got {self.hidden}.",
-        )
+        if self.hidden % (2 * self.heads):
+            raise ValueError(
+                f"hidden must be a multiple of twice the heads, {2 * self.heads}, got {self.hidden}."
+            )
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,8 @@ class Base(Sft):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.lora is None, "lora must be left out: adapters are added to weights that were trained.")
+        if self.lora is not None:
+            raise ValueError("lora must be left out: adapters are added to weights that were trained.")
 
 
 @dataclass(frozen=True)

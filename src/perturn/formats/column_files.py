@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from perturn.errors import DataError, did_you_mean
 from perturn.formats.json_stream import Record
 from perturn.io.plain_data import told
-from perturn.table import locate, require
+from perturn.table import locate, require_library
 
 _BATCH = 256
 """Rows that are made Python's at a time."""
@@ -32,7 +32,7 @@ def read_columns(file: Path, shape: str) -> Iterator[Record]:
         ConfigError: If pyarrow is not installed, or `datasets`, where the file needs it too.
         DataError: If the file is damaged.
     """
-    require("pyarrow", f"{file} is {shape}, which", "datasets")
+    require_library("pyarrow", f"{file} is {shape}, which", "datasets")
     number = 0
     try:
         for batch in _OPENED[shape](file):
@@ -79,7 +79,7 @@ def _decoder(schema: Any, file: Path) -> Callable[[dict[str, Any]], dict[str, An
     encoded = [name for name, feature in features.items() if f'"{_JSON}"' in json.dumps(feature)]
     if not encoded:
         return lambda row: row
-    require("datasets", f"{file} has columns of the type {_JSON}, which", "datasets")
+    require_library("datasets", f"{file} has columns of the type {_JSON}, which", "datasets")
     kind = locate("datasets:Features")
     known = kind.from_arrow_schema(schema)
     decoded = kind({name: known[name] for name in encoded})
@@ -126,7 +126,7 @@ def hub_rows(name: HubName) -> tuple[Iterable[dict[str, Any]], tuple[Path, ...]]
         ConfigError: If `datasets` is not installed.
         DataError: If it cannot be loaded, or has several configurations or splits of which none is named.
     """
-    require("datasets", f"{name} is no file or folder here, and reading it from the Hub", "datasets")
+    require_library("datasets", f"{name} is no file or folder here, and reading it from the Hub", "datasets")
     try:
         found = locate("datasets:load_dataset")(name.id, name.config, revision=name.revision)
     except Exception as error:  # code of others, whose errors are of many kinds

@@ -25,7 +25,7 @@ from perturn.formats.column_files import HubName, hub_name, hub_rows, read_colum
 from perturn.formats.json_stream import Record, read_json_lines, read_json_values
 from perturn.formats.unreadable_files import what_bytes, what_folder, what_text
 from perturn.io.read_input import parse_json, read_text, user_path
-from perturn.table import locate, require
+from perturn.table import locate, require_library
 
 Location = str | os.PathLike[str]
 """A file, a folder, or the name of a data set of the Hub."""
@@ -194,7 +194,7 @@ def _unpacked(kind: str) -> Callable[[Path], IO[bytes]]:
     """Return a function that opens a file that pyarrow unpacks."""
 
     def opened(file: Path) -> IO[bytes]:
-        require("pyarrow", f"{file} is packed with {kind}, which", "datasets")
+        require_library("pyarrow", f"{file} is packed with {kind}, which", "datasets")
         return io.BufferedReader(cast(Any, locate("pyarrow:input_stream")(str(file), compression=kind)))
 
     return opened

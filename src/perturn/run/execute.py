@@ -23,7 +23,7 @@ from perturn.data.run_paths import RunPaths, checkpoint_of
 from perturn.display.live_iterations import Iterations, doing, shows_iterations
 from perturn.display.progress_bars import at_work, console
 from perturn.episodes.episode import misfit
-from perturn.errors import ConfigError, DataError, RunError, did_you_mean
+from perturn.errors import ConfigError, DataError, RunError, check_known, within
 from perturn.faults import closing_world
 from perturn.formats.read_rows import Row, open_rows, rows_of
 from perturn.free_memory import release_memory
@@ -134,8 +134,7 @@ def _refuse_gpus(recipe: Recipe) -> None:
 def check_trackers(names: Iterable[str]) -> None:
     """Refuse a tracker that is unknown or not installed."""
     for name in names:
-        if name not in TRACKERS:
-            raise ConfigError(f"unknown report_to {name!r}.{did_you_mean(name, TRACKERS)}")
+        check_known(name, TRACKERS, f"unknown report_to {name!r}")
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f'report_to: {name} is not installed; run: pip install "perturn[{name}]"')
 
@@ -177,10 +176,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         PerturnError: The first mistake that can be found without working.
     """
     for follows in planned(recipe)[1:2] if command is None else ():
-        try:
+        with within("then: "):
             check(follows)
-        except ConfigError as error:
-            raise ConfigError(f"then: {error}") from error
     engine = engine_settings(recipe)
     if engine.traits.serves_checkpoints and recipe.base is None:
         refuse_misspelt(recipe.model.name)  # before torch is loaded

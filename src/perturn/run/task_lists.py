@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Tasks
 from perturn.data.run_files import read_note
-from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError
+from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError, within
 from perturn.faults import UNAWAITED, is_unawaited, task_fault
 from perturn.io.atomic_write import write_whole
 from perturn.io.plain_data import told
@@ -89,10 +89,8 @@ def look_up(recipe: Recipe, env: Environment) -> Panels:
         named["sft"] = Tasks()
     found: dict[str, list[Task]] = {}
     for name, panel in named.items():
-        try:
+        with within(f"{name}.tasks: "):
             found |= {} if panel is None else {name: choose_tasks(env, panel)}
-        except ConfigError as error:
-            raise ConfigError(f"{name}.tasks: {error}") from error
     most = recipe.explore and recipe.explore.per_iteration
     if most and most > len(found["explore"]):
         raise ConfigError(

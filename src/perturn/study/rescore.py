@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 from perturn.bounds import check_bounds
 from perturn.config.parsing import parse
-from perturn.config.sections import COUNT, require
+from perturn.config.sections import COUNT, refuse
 from perturn.config.stages import stages
 from perturn.data.run_paths import RunPaths
 from perturn.errors import ConfigError, did_you_mean
 from perturn.study.cell_results import is_done
 from perturn.study.cells import Cell, Plan, Point
 from perturn.study.finished_cells import Kept
-from perturn.study.settings import Study, Test, read_words, require_name, study_of
+from perturn.study.settings import Study, Test, bad_names, read_words, study_of
 from perturn.study.tables.study_records import read_recorded
 
 
@@ -34,11 +34,9 @@ class AgainFile:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        require_name(self.name)
-        require(
-            self.name != self.again,
-            f"again names the study itself, {self.name!r}; give this one another name.",
-        )
+        refuse(bad_names("name", [self.name]))
+        if self.name == self.again:
+            raise ValueError(f"again names the study itself, {self.name!r}; give this one another name.")
 
     @property
     def other(self) -> Path:

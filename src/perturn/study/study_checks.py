@@ -10,7 +10,7 @@ from perturn.config.recipe import Recipe
 from perturn.config.sections import Tasks
 from perturn.config.stages import own_files
 from perturn.data.run_paths import RunPaths
-from perturn.errors import ConfigError, PerturnError
+from perturn.errors import ConfigError, PerturnError, within
 from perturn.faults import closing_world
 from perturn.formats.read_rows import read_rows
 from perturn.io.read_input import user_path
@@ -109,7 +109,5 @@ def _ids_in(file: str, key: str) -> set[str]:
 
 def _ids(env: Environment, panel: Tasks, where: str) -> set[str]:
     """Ids of the tasks of a panel."""
-    try:
+    with within(f"{where}: "):
         return {task.id for task in choose_tasks(env, panel)}
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from perturn.config.key_suggestions import keys_of, unknown_key
 from perturn.config.recipe import Recipe
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, check_none
 from perturn.select.lookup import traits_of
 from perturn.study.settings import SWEEP, Study
 
@@ -27,14 +27,16 @@ _OF_THE_STUDY = {
 
 def refuse_unknown(study: Study) -> None:
     """Refuse keys that are of no section of a recipe, where null would go unseen, and keys that are the study's own."""
-    _refuse("by_seed", study.by_seed)
-    _refuse(SWEEP, study.sweep)
+    check_none(_wrong("by_seed", study.by_seed))
+    check_none(_wrong(SWEEP, study.sweep))
     for name, overlay in study.environments.items():
-        _refuse(f"environments.{name}", _spread(overlay))
+        check_none(_wrong(f"environments.{name}", _spread(overlay)))
     for name, method in study.methods.items():
-        _refuse(f"methods.{name}", _spread({key: value for key, value in method.items() if key != SWEEP}))
+        check_none(
+            _wrong(f"methods.{name}", _spread({key: value for key, value in method.items() if key != SWEEP}))
+        )
         own = method.get(SWEEP)
-        _refuse(f"methods.{name}.{SWEEP}", own if isinstance(own, Mapping) else ())
+        check_none(_wrong(f"methods.{name}.{SWEEP}", own if isinstance(own, Mapping) else ()))
 
 
 def _spread(overlay: Mapping[str, Any]) -> Iterator[str]:
@@ -45,17 +47,17 @@ def _spread(overlay: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"{key}.{each}" for each in value)
 
 
-def _refuse(where: str, keys: Iterable[Any]) -> None:
-    """Refuse keys whose first part is of no recipe, or that are the study's."""
+def _wrong(where: str, keys: Iterable[Any]) -> Iterator[str]:
+    """Yield the keys whose first part is of no recipe, or that are the study's."""
     known = [each.name for each in fields(Recipe)]
     for key in map(str, keys):
         first, *below = key.split(".")
         if first not in known:
             value = reduce(_within, reversed(below), None)
-            raise ConfigError(f"{where}: {unknown_key(first, value, known, keys_of(Recipe), typed=key)}")
+            yield (f"{where}: {unknown_key(first, value, known, keys_of(Recipe), typed=key)}")
         for own, instead in _OF_THE_STUDY.items():
             if f"{key}.".startswith(f"{own}."):
-                raise ConfigError(f"{where}: {key[:200]!r} is the study's to set in each cell; {instead}.")
+                yield (f"{where}: {key[:200]!r} is the study's to set in each cell; {instead}.")
 
 
 def _within(value: Any, key: str) -> dict[str, Any]:

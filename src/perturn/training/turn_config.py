@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sized
+from collections.abc import Collection, Iterator, Sized
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
@@ -15,7 +15,7 @@ from transformers.trainer import OPTIMIZER_NAME
 from perturn.bounds import SEED, bounds, texts
 from perturn.config.peer_settings import peers
 from perturn.config.sections import Sft, Train
-from perturn.errors import ConfigError, closest
+from perturn.errors import ConfigError, check_none, closest
 from perturn.policy.examples import LOSS_ON, SHARED_PREFIX
 
 _MANY_STEPS = 1_000_000
@@ -131,7 +131,7 @@ class TurnConfig(TrainingArguments):
             raise ConfigError(
                 "accelerator_config.dispatch_batches must be off, got True; each process reads and packs its own rows."
             )
-        self._refuse_unread()
+        check_none(self._unread())
         earlier = self.optimizer_from
         if earlier is not None and not (Path(earlier) / OPTIMIZER_NAME).is_file():
             raise ConfigError(
@@ -147,15 +147,15 @@ class TurnConfig(TrainingArguments):
             return 0
         return int(super().get_warmup_steps(num_training_steps))
 
-    def _refuse_unread(self) -> None:
-        """Refuse settings of transformers that rows in packs cannot keep, or that no loss of ours reads."""
+    def _unread(self) -> Iterator[str]:
+        """Yield settings of transformers that rows in packs cannot keep, or that no loss of ours reads."""
         if self.train_sampling_strategy not in ("random", "sequential"):
-            raise ConfigError(
+            yield (
                 f"train_sampling_strategy must be random or sequential, got {self.train_sampling_strategy!r}; packs "
                 "have no padding, so rows of like length need not come together."
             )
         if self.label_smoothing_factor:
-            raise ConfigError(
+            yield (
                 f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}; no loss of ours smooths labels."
             )
 

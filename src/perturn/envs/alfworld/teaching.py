@@ -13,7 +13,7 @@ from perturn.envs.alfworld.game_text import Grammar
 from perturn.envs.alfworld.games import GameText
 from perturn.envs.alfworld.pddl import Problem, parse_problem
 from perturn.envs.alfworld.places import promise
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import check_known
 from perturn.types import Observation, Task
 
 
@@ -152,8 +152,7 @@ def remaining(game: GameText, grammar: Grammar, actions: Sequence[str], sense: s
     Raises:
         ConfigError: If there is no such sense.
     """
-    if sense not in SENSES:
-        raise ConfigError(f"unknown sense {sense!r} of the remaining path.{did_you_mean(sense, SENSES)}")
+    check_known(sense, SENSES, f"unknown sense {sense!r} of the remaining path")
     return SENSES[sense](game, grammar, actions)
 
 

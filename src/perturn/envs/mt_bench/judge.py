@@ -18,7 +18,7 @@ from perturn.engines.api.settings import ApiSettings
 from perturn.envs.json_rows import read_rows
 from perturn.errors import ConfigError, DataError, EngineFailure, EnvironmentFailure, RunError
 from perturn.io.read_input import check_shape, user_path
-from perturn.table import require
+from perturn.table import require_library
 from perturn.types import Engine, Message, Prompt, Sampling
 
 _NAME = re.compile(r"\{(\w+)\}")
@@ -184,7 +184,7 @@ def open_engine(model: str, server: str) -> Engine:
     Raises:
         ConfigError: If the key or the package `openai` is missing.
     """
-    require("openai", "mt-bench's judge", "api")
+    require_library("openai", "mt-bench's judge", "api")
     from perturn.engines.api.engine import ApiEngine
 
     engine = ApiEngine(model, ApiSettings(**json.loads(server)))

@@ -79,7 +79,7 @@ def _problem(recipe: Recipe, traits: SelectorTraits, among: Among, planned: Make
         return _OF_RUN[needs[0]]
     if planned is not None:
         return planned.lack(needs)
-    maker.require(needs)
+    maker.seals(needs)
     return None
 
 

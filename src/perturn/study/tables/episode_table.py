@@ -19,7 +19,7 @@ from perturn.errors import RunError
 from perturn.io.atomic_write import replacing
 from perturn.io.plain_data import told
 from perturn.io.read_input import check_shape, parse_json, read_lines
-from perturn.table import require
+from perturn.table import require_library
 
 EPISODES = "episodes.parquet"
 """The file, in a study's folder, that holds the rows."""
@@ -105,7 +105,7 @@ def check_parquet() -> None:
     Raises:
         ConfigError: If pyarrow is not installed.
     """
-    require("pyarrow", "a study", "datasets")
+    require_library("pyarrow", "a study", "datasets")
 
 
 def _parquet() -> tuple[Any, Any]:
