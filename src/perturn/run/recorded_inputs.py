@@ -59,7 +59,7 @@ _SAID_FROM = 1 << 30
 def refuse_changed(recipe: Recipe, command: str | None = None) -> None:
     """Refuse to go on with a run of which an input from outside has changed, or is gone and still needed.
 
-    Nothing is written. A run that has no records, since an earlier version made it, is not refused.
+    Nothing is written.
 
     Args:
         recipe: Of the run.
@@ -130,21 +130,12 @@ def tell_changed(folder: Path) -> None:
 def note_inputs(run: Run) -> None:
     """Keep the digests of a run's inputs: of a new run all of them, later the times of files that were touched.
 
-    A run of an earlier version has none. They are recorded as they are now, which is said aloud.
-
     Raises:
         PerturnError: If an input cannot be read.
     """
-    known, begun = run.manifest.get("inputs"), bool(run.manifest["stages"])
+    known = run.manifest.get("inputs")
     if known is None:
-        now = _record_all(run.recipe, begun)
-        if begun and now:
-            console.print(
-                f"{run.folder} was made by a version that kept no digests of its inputs; they are recorded as they are "
-                f"now: {', '.join(now)}",
-                markup=False,
-                soft_wrap=True,
-            )
+        now = _record_all(run.recipe)
     else:
         again = {key: _again(noted) for key, noted in known.items()}
         now = {key: again[key] if again[key]["files"] else noted for key, noted in known.items()}
@@ -153,7 +144,7 @@ def note_inputs(run: Run) -> None:
         run.note_inputs(now)
 
 
-def _record_all(recipe: Recipe, begun: bool) -> Inputs:
+def _record_all(recipe: Recipe) -> Inputs:
     """Records of all inputs that a recipe names."""
     inside = Path(os.path.abspath(run_folder(recipe)))
     listed = [each for named in named_inputs(recipe) for each in _with_base(named)]
@@ -165,8 +156,7 @@ def _record_all(recipe: Recipe, begun: bool) -> Inputs:
     }
     for section, kind in (("environment", "environments"), ("credit", "credits")):
         found |= {
-            key: ("", "reads", files)
-            for key, files in _read_by(getattr(recipe, section), section, kind, begun)
+            key: ("", "reads", files) for key, files in _read_by(getattr(recipe, section), section, kind)
         }
     kept = {key: (text, kind, files.outside(inside)) for key, (text, kind, files) in found.items()}
     size = sum(file.stat().st_size for *_, files in kept.values() for file in files.files.values())
@@ -226,19 +216,13 @@ def _is_of_model(file: Path) -> bool:
     return file.is_file() and not hidden
 
 
-def _read_by(section: Section | None, key: str, kind: str, begun: bool) -> Iterator[tuple[str, Files]]:
+def _read_by(section: Section | None, key: str, kind: str) -> Iterator[tuple[str, Files]]:
     """The files that a section's class reads beyond its settings: as it declares, else those that its code names."""
     if section is None:
         return
     name = str(section.get("name"))
     beside = _beside(name)
-    try:
-        entry = load_object(name) if ":" in name else table(kind).get(name)
-    except ConfigError as error:
-        if not begun:
-            raise
-        console.print(f"what {name} reads is not recorded: {error}", markup=False, soft_wrap=True)
-        return
+    entry = load_object(name) if ":" in name else table(kind).get(name)
     reads = traits_of(entry).reads if kind == "environments" else None
     if reads is not None:
         settings = {each: value for each, value in section.items() if each != "name"}
