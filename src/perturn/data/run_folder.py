@@ -23,8 +23,7 @@ from perturn.config.shipped_recipes import shipped_recipe
 from perturn.config.stages import stages
 from perturn.data.file_seals import own_digest, read_manifest, refuse_damage, seal, without_removed
 from perturn.data.input_digests import Inputs, same_inputs
-from perturn.data.provenance import commit, hardware, versions
-from perturn.data.run_files import read_note
+from perturn.data.run_files import commit, hardware, read_note, versions
 from perturn.data.run_lock import RunLock
 from perturn.data.run_paths import RunPaths, begun, is_data
 from perturn.errors import RunError, StorageError

@@ -40,8 +40,7 @@ from perturn.run.session import (
     world_maker,
 )
 from perturn.run.stages.branch_stage import check_explorer
-from perturn.run.stages.expert_corrections import check_corrector
-from perturn.run.stages.measure_distance import check_pathfinder
+from perturn.run.stages.measure_distance import check_corrector, check_pathfinder
 from perturn.run.stages.pretraining_stage import check_teacher
 from perturn.run.stages.row_stage import ROWS_OF, check_made
 from perturn.run.stages.selector_checks import check_selection, refuse_seen

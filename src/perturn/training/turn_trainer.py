@@ -56,13 +56,15 @@ from perturn.training.row_intake import mismatches, sequences_of, take_rows, wit
 from perturn.training.sampled_rows import behavior_logprobs, weigh_rows, with_weight
 from perturn.training.trainer_evaluation import (
     EvaluatingTrainer,
+    Means,
     RowValues,
     encoded_sets,
     parts_of,
     refuse_best_metric,
     refuse_metrics,
+    row_metrics,
+    step_metrics,
 )
-from perturn.training.training_metrics import Means, row_metrics, step_metrics
 from perturn.training.turn_config import (
     TurnConfig,
     may_begin,
@@ -371,10 +373,8 @@ class TurnTrainer(EvaluatingTrainer):
         if args.optimizer_from is not None:
             self._load_optimizer_and_scheduler(args.optimizer_from)
         elif rises:
-            with warnings.catch_warnings(
-                action="ignore", category=UserWarning
-            ):  # torch expects a step before
-                scheduler.step()
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
+                scheduler.step()  # torch expects a step of the optimizer before
         return self.lr_scheduler
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:

@@ -22,8 +22,7 @@ from perturn.data.run_paths import begun
 from perturn.errors import RunError
 from perturn.io.read_input import read_text
 from perturn.watch.alarms import Alarm, Vitals, alarms
-from perturn.watch.growing_files import Tail, parse_metrics
-from perturn.watch.iteration_view import Iteration, is_done, look_at_iterations
+from perturn.watch.iteration_view import Iteration, Tail, is_done, look_at_iterations, parse_metrics
 
 _SILENT_SECONDS = 12 * HEARTBEAT_SECONDS
 """Without a sign of life for so long, a process on another machine counts as dead."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perturn.envs.alfworld.places import TREATED_AT, promise
+from perturn.envs.alfworld.game_text import TREATED_AT, promise
 from perturn.errors import EnvironmentFailure
 from perturn.types import Observation
 

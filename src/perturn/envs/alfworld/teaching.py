@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 
 from perturn.envs.alfworld.expert import Player, demonstrate
 from perturn.envs.alfworld.game_settings import TextGame
-from perturn.envs.alfworld.game_text import Grammar
+from perturn.envs.alfworld.game_text import Grammar, promise
 from perturn.envs.alfworld.games import GameText
 from perturn.envs.alfworld.pddl import Problem, parse_problem
-from perturn.envs.alfworld.places import promise
 from perturn.errors import check_known
 from perturn.types import Observation, Task
 

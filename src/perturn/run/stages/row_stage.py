@@ -20,8 +20,7 @@ from perturn.needs import Distance, name_of
 from perturn.rows.pairing import pair_within_groups, starting
 from perturn.run.session import Session, engine_settings, make_protocol
 from perturn.run.stages.branch_stage import played_on
-from perturn.run.stages.expert_corrections import corrected
-from perturn.run.stages.measure_distance import measured, measured_pairs
+from perturn.run.stages.measure_distance import corrected, measured, measured_pairs
 from perturn.table import locate
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
