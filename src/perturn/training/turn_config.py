@@ -117,29 +117,9 @@ class TurnConfig(TrainingArguments):
         super().__post_init__()  # type: ignore[no-untyped-call]
         if not torch.accelerator.is_available():  # pinned memory speeds copies to one
             self.dataloader_pin_memory = False
-        hints = get_type_hints(Train, include_extras=True)
-        limits = [("seed", SEED), ("data_seed", SEED)]
-        limits += [
-            (name, bound) for name in ("token_budget", "learning_rate") for bound in bounds(hints[name])
-        ]
-        for name, bound in limits:
-            side = bound.broken_by(getattr(self, name) or 0)
-            if side is not None:
-                raise ConfigError(f"{name} must be {side}, got {getattr(self, name)}.")
+        check_none(self._out_of_bounds())
         self._check_optimizer()
-        if self.accelerator_config.dispatch_batches:  # type: ignore[union-attr]
-            raise ConfigError(
-                "accelerator_config.dispatch_batches must be off, got True; each process reads and packs its own rows."
-            )
         check_none(self._unread())
-        earlier = self.optimizer_from
-        if earlier is not None and not (Path(earlier) / OPTIMIZER_NAME).is_file():
-            raise ConfigError(
-                f"optimizer_from: {earlier} holds no {OPTIMIZER_NAME}; name a checkpoint of a training."
-            )
-        for name, known in (("shared_prefix", SHARED_PREFIX), ("loss_on", LOSS_ON)):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Steps in which the learning rate rises from 0; of a single step none, or training would change nothing."""
@@ -147,8 +127,23 @@ class TurnConfig(TrainingArguments):
             return 0
         return int(super().get_warmup_steps(num_training_steps))
 
+    def _out_of_bounds(self) -> Iterator[str]:
+        """Yield numbers outside their bounds, of which a recipe's are declared at its own settings."""
+        hints = get_type_hints(Train, include_extras=True)
+        limits = [("seed", SEED), ("data_seed", SEED)]
+        limits += [
+            (name, bound) for name in ("token_budget", "learning_rate") for bound in bounds(hints[name])
+        ]
+        for name, bound in limits:
+            if (side := bound.broken_by(getattr(self, name) or 0)) is not None:
+                yield f"{name} must be {side}, got {getattr(self, name)}."
+
     def _unread(self) -> Iterator[str]:
-        """Yield settings of transformers that rows in packs cannot keep, or that no loss of ours reads."""
+        """Yield settings that rows in packs cannot keep, that no loss of ours reads, or that name nothing."""
+        if self.accelerator_config.dispatch_batches:  # type: ignore[union-attr]
+            yield (
+                "accelerator_config.dispatch_batches must be off, got True; each process reads and packs its own rows."
+            )
         if self.train_sampling_strategy not in ("random", "sequential"):
             yield (
                 f"train_sampling_strategy must be random or sequential, got {self.train_sampling_strategy!r}; packs "
@@ -158,6 +153,12 @@ class TurnConfig(TrainingArguments):
             yield (
                 f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}; no loss of ours smooths labels."
             )
+        earlier = self.optimizer_from
+        if earlier is not None and not (Path(earlier) / OPTIMIZER_NAME).is_file():
+            yield f"optimizer_from: {earlier} holds no {OPTIMIZER_NAME}; name a checkpoint of a training."
+        for name, known in (("shared_prefix", SHARED_PREFIX), ("loss_on", LOSS_ON)):
+            if getattr(self, name) not in known:
+                yield f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}."
 
     def _check_optimizer(self) -> None:
         """Make the optimizer and the schedule of its learning rate once, for a weight of no use."""
