@@ -21,8 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perturn.cluster import ClusterWorlds, Replicas
-from perturn.config.cluster_settings import Cluster
-from perturn.config.sections import Worlds
+from perturn.config.sections import Cluster, Worlds
 from perturn.envs.world_process import ProcessWorlds
 from perturn.episodes.play_many import Job, play
 from perturn.types import Action, EpisodeProtocol, Observation, Prompt, Sampling, Status, Task

@@ -29,9 +29,8 @@ from perturn.quantities import compute, given, policies_of
 from perturn.quantities.protocol import REWARD
 from perturn.remaining import wrong_turns
 from perturn.run.stages.credit_stage import credit_groups
-from perturn.run.stages.group_members import members_of
 from perturn.run.stages.measure_distance import measured
-from perturn.run.stages.quantity_source import RunSource
+from perturn.run.stages.quantity_source import RunSource, members_of
 from perturn.types import Trajectory, succeeded
 
 LEFT_OUT = {"answer", "answer-clusters", "tool-matches"}

@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -111,6 +112,39 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     close = closest(word, known)
     guess = f" Did you mean {close!r}?" if close else ""
     return f"{guess} Known: {', '.join(known) or 'none'}."
+
+
+def check_known(word: object, known: Collection[str], says: str) -> None:
+    """Raise unless a word is known; the message says what is wrong and lists the known words.
+
+    Raises:
+        ConfigError: Such as `unknown split 'tset'. Did you mean 'test'? Known: test, train.`
+    """
+    if word not in known:
+        raise ConfigError(f"{says}.{did_you_mean(str(word), known)}")
+
+
+def check_none(faults: Iterable[str]) -> None:
+    """Raise if there is a fault; the faults after the first one are not looked for.
+
+    Raises:
+        ConfigError: With the first fault.
+    """
+    for fault in faults:
+        raise ConfigError(fault)
+
+
+@contextmanager
+def within(where: str) -> Iterator[None]:
+    """Put a place before the text of each `ConfigError`; a `ValueError` on settings becomes one.
+
+    Raises:
+        ConfigError: With the place and the text.
+    """
+    try:
+        yield
+    except (ConfigError, ValueError) as error:
+        raise ConfigError(f"{where}{error}") from error
 
 
 def by_reason(refused: Iterable[T], reason: Callable[[T], str]) -> list[list[T]]:

@@ -161,7 +161,7 @@ def not_made(entry: Any, error: Exception) -> str:
     return f"{where} cannot be made: {type(error).__name__}: {error}. Correct its class."
 
 
-def require(package: str, who: str, extra: str, otherwise: str = "") -> None:
+def require_library(package: str, who: str, extra: str, otherwise: str = "") -> None:
     """Refuse to go on without an optional library, which an extra of ours brings, naming who needs it.
 
     Raises:

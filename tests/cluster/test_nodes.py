@@ -10,8 +10,7 @@ import pytest
 
 from cluster.nodes import JOBS, PROTOCOL, WARNINGS, Script, wait_for
 from perturn.cluster import ClusterWorlds, Replicas
-from perturn.config.cluster_settings import Cluster
-from perturn.config.sections import Worlds
+from perturn.config.sections import Cluster, Worlds
 from perturn.data.records import trajectory_to_dict
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.episodes.play_many import play

@@ -9,9 +9,8 @@ import pytest
 from cluster.nodes import WARNINGS, Script, broken, free_port
 from perturn.cluster import ClusterWorlds, Replicas
 from perturn.cluster.ray_connection import Connection
-from perturn.config.cluster_settings import Cluster
 from perturn.config.parsing import parse
-from perturn.config.sections import Worlds
+from perturn.config.sections import Cluster, Worlds
 from perturn.errors import ConfigError, EnvironmentFailure, ModelError, RunError
 
 pytest.importorskip("ray", reason='needs pip install "perturn[ray]"')

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.nodes import WARNINGS, Reads, Script, prompt
 from perturn.cluster import Replicas
-from perturn.config.cluster_settings import Cluster
+from perturn.config.sections import Cluster
 from perturn.types import Sampling
 
 pytest.importorskip("ray", reason='needs pip install "perturn[ray]"')

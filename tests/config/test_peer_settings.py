@@ -11,10 +11,11 @@ import pytest
 from perturn import TurnConfig
 from perturn.config.key_suggestions import keys_of
 from perturn.config.parsing import parse
-from perturn.config.peer_settings import PEERS
+from perturn.config.peer_settings import peers
 from perturn.config.recipe import Recipe
 from perturn.errors import ConfigError
 
+PEERS = peers()
 CONFIGS = ("dpo", "sft", "grpo", "rloo", "kto")
 OWN_SETTINGS = {field.name for field in fields(TurnConfig)}
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from perturn.bounds import efforts
-from perturn.config.cluster_settings import Cluster
 from perturn.config.parsing import parse, to_yaml
 from perturn.config.recipe import Recipe
-from perturn.config.sections import Worlds
+from perturn.config.sections import Cluster, Worlds
 from perturn.data.file_seals import file_digest
 from perturn.data.run_folder import Run, refuse_other, resolve_recipe, run_folder
 from perturn.engines import ENGINES

@@ -10,7 +10,7 @@ from engines.serving import serve
 from engines.vllm_server import Server
 from episodes.counting import PROTOCOL, Counter, jobs
 from perturn import collect
-from perturn.chat.end_tokens import declared_ends
+from perturn.chat.control_tokens import declared_ends
 from perturn.chat.tokens import Renderer
 from perturn.engines.candidates import with_candidates
 from perturn.engines.local.draft_tokens import Drafts

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from perturn.engines.local import cache_attention as _attention
+from perturn.engines.local import cache_blocks as _attention
 from perturn.engines.local import kv_cache as _history
 from perturn.engines.local.cache_blocks import Blocks
 from perturn.engines.local.kv_cache import History, _attend, attending

@@ -10,7 +10,7 @@ from perturn.envs.alfworld.game_text import GRAMMARS
 from perturn.envs.alfworld.games import GameText
 from perturn.envs.alfworld.generated_games import ALFWorldLike
 from perturn.envs.alfworld.pddl import parse_problem
-from perturn.envs.alfworld.remaining_turns import remaining, take_over
+from perturn.envs.alfworld.teaching import remaining, take_over
 from perturn.errors import ConfigError
 
 GRAMMAR = GRAMMARS["0.4"]

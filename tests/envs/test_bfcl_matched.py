@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from perturn.envs.bfcl.matched import Matched
+from perturn.envs.bfcl.data import Matched
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.episodes.episode import Job
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action, write_text

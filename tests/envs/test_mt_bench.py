@@ -8,15 +8,13 @@ from typer.testing import CliRunner
 
 from engines.api.chat import KEY, Server, completion, heard, refusal
 from engines.serving import serve
-from perturn.analysis.run_comparison import compare_runs
+from perturn.analysis.run_summary import compare_runs
 from perturn.cli import app
 from perturn.data.store import read_trajectories
 from perturn.engines.api.settings import ApiSettings
 from perturn.envs.environment_check import check_environment
-from perturn.envs.mt_bench.data import read_tasks
-from perturn.envs.mt_bench.environment import MT_BENCH, MTBench
-from perturn.envs.mt_bench.judge import JudgeSettings, open_engine, read_rating
-from perturn.envs.mt_bench.judge_prompts import HOLDS, OWN, read_forms
+from perturn.envs.mt_bench.environment import MT_BENCH, MTBench, read_tasks
+from perturn.envs.mt_bench.judge import HOLDS, OWN, JudgeSettings, open_engine, read_forms, read_rating
 from perturn.episodes.episode import Job, episode
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, RunError
 from perturn.types import Action, Status

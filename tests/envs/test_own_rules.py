@@ -4,7 +4,7 @@ import pytest
 
 from perturn.cli import main
 from perturn.config.sections import Worlds
-from perturn.envs.declared_rules import declared_rules
+from perturn.envs.remote_worlds import declared_rules
 from perturn.envs.user_environment import at_border
 from perturn.envs.world_process import ProcessWorlds
 from perturn.errors import ConfigError

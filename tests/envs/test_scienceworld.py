@@ -14,8 +14,7 @@ import pytest
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.environment_check import check_environment
 from perturn.envs.scienceworld import jvm as _scienceworld_jvm
-from perturn.envs.scienceworld.environment import ScienceWorld
-from perturn.envs.scienceworld.task_lists_eto import ETO_MAX_TURNS
+from perturn.envs.scienceworld.environment import ETO_MAX_TURNS, ScienceWorld
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.types import Task
 

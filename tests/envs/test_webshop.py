@@ -69,7 +69,7 @@ def test_the_buyer_earns_everything(shop, synthetic):
 
 def test_the_buyer_turns_pages(shop, monkeypatch):
     """Where the product is not among the first results."""
-    monkeypatch.setattr("perturn.envs.webshop.buyer._queries", lambda goal, meant: ["tea mug"])
+    monkeypatch.setattr("perturn.envs.webshop.webshop_rules._queries", lambda goal, meant: ["tea mug"])
     world = parse(WebShop, shop)
     task = task_of(world, "SHOP000107")
     task = replace(task, data={**task.data, "asin": "SHOP000111"})
@@ -79,7 +79,7 @@ def test_the_buyer_turns_pages(shop, monkeypatch):
 
 def test_a_product_that_no_search_lists_cannot_be_bought(world, monkeypatch):
     """The expert says so; its episode is stored as failed."""
-    monkeypatch.setattr("perturn.envs.webshop.buyer._queries", lambda goal, meant: ["zebra"])
+    monkeypatch.setattr("perturn.envs.webshop.webshop_rules._queries", lambda goal, meant: ["zebra"])
 
     with pytest.raises(EnvironmentFailure, match=r"no search lists product SHOP000004 .Harbour Oat"):
         world.expert(task_of(world, "SHOP000004"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perturn.chat.tokens import NO_TURN, Renderer
 from perturn.data.records import trajectory_from_dict, trajectory_to_dict
-from perturn.engines.api.chat import to_chat
+from perturn.engines.api.completion import to_chat
 from perturn.engines.local.engine import LocalEngine
 from perturn.envs.environment_check import check_environment
 from perturn.episodes.episode import Job, episode

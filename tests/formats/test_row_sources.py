@@ -15,7 +15,7 @@ import pytest
 
 from perturn.data.store import write_records
 from perturn.errors import DataError, PerturnError
-from perturn.formats import column_files, hub_datasets
+from perturn.formats import column_files
 from perturn.formats.read_rows import Tally, open_rows, read_each, read_rows, rows_of
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn, WeightedTrajectory
 
@@ -189,27 +189,15 @@ def archive(kind, tmp_path):
 
 UNREADABLE = {
     "this is a zip archive. Unpack it": lambda path: archive("zip", path),
-    "this is a tar archive. Unpack it": lambda path: archive("tar", path),
     "this is a pickle": lambda _: pickle.dumps(ROWS),
     "this is CSV. Convert it": lambda _: b'prompt,completion\n"a, b",c\n',
     "this is TSV, a table with tabs": lambda _: b"prompt\tcompletion\na, b\tc\n",
-    "this is YAML": lambda _: b"name: demo\nmodel: x\n",
-    "this is a file of safetensors": lambda _: (16).to_bytes(8, "little") + b'{"weight": {}}  ',
-    "this is a model in GGUF": lambda _: b"GGUF\3\0\0\0",
     "this is text in UTF-16": lambda _: LINES.encode("utf-16"),
     "this is a web page": lambda _: b"\n<!DOCTYPE html>\n<html>",
     "this is a pointer of Git LFS": lambda _: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
     "this is Parquet within gzip": lambda _: gzip.compress(b"PAR1" + bytes(20)),
     "this is binary data": lambda _: bytes(range(7, 200)) + bytes(9),
     "this is text that is no JSON": lambda _: b"Hello!\nHow are you?\n",
-    ":1: this is a tokenizer's file": lambda _: json.dumps(
-        {"version": "1.0", "added_tokens": [], "pre_tokenizer": None, "model": {}}, indent=2
-    ).encode(),
-    ":1: this is the settings of a tokenizer": lambda _: b'{"tokenizer_class": "X", "eos_token": "e"}',
-    ":1: this is the vocabulary of a tokenizer": lambda _: json.dumps(
-        {f"t{n}": n for n in range(200)}
-    ).encode(),
-    ":1: these are columns of pandas": lambda _: b'{"prompt": {"0": "a"}, "completion": {"0": "b"}}',
     ":1: expected a JSON object, got a list": lambda _: b'[{"role": "user"}]\n[{"role": "user"}]\n',
 }
 
@@ -299,9 +287,9 @@ def on_hub(monkeypatch):
         )
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    hub_datasets.hub_rows.cache_clear()
+    column_files.hub_rows.cache_clear()
     yield asked
-    hub_datasets.hub_rows.cache_clear()
+    column_files.hub_rows.cache_clear()
 
 
 def test_data_sets_of_the_hub(on_hub, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from perturn.chat.tokens import Renderer
 from perturn.config.sections import ProtocolSettings, Tasks
 from perturn.data.records import trajectory_to_dict
 from perturn.data.store import TrajectoryStore, read_trajectories
-from perturn.engines.api.chat import to_chat
+from perturn.engines.api.completion import to_chat
 from perturn.episodes.episode import Job, episode
 from perturn.episodes.tool_calls import understand
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, ModelError

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from transformers import GenerationConfig, LlamaConfig
 
-from perturn.chat import end_tokens
-from perturn.chat.end_tokens import declared_ends
+from perturn.chat import control_tokens
+from perturn.chat.control_tokens import declared_ends
 from perturn.chat.tokens import Renderer
 from perturn.types import Action, Prompt, Task, Trajectory, Turn
 
@@ -57,7 +57,7 @@ def test_the_ends_are_the_templates_the_tokenizers_and_the_models(tokenizer):
 def test_an_ordinary_word_is_no_end(tokenizer, caplog):
     """An answer would be cut at the word; an id beyond the vocabulary is no token. Both are said, once."""
     word = tokenizer("hello", add_special_tokens=False)["input_ids"][0]
-    end_tokens._warn.cache_clear()
+    control_tokens._warn.cache_clear()
     with caplog.at_level(logging.WARNING):
         found = [Renderer(tokenizer, ends=[word, 10**6, -1, OTHER]).end_ids for _ in range(2)]
 

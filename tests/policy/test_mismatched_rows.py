@@ -10,7 +10,7 @@ from perturn.errors import DataError
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import lay_out
-from perturn.training.mismatched_rows import mismatched
+from perturn.training.row_intake import mismatched
 from perturn.types import WeightedTrajectory
 
 from .training import PAIRS, WORDS, assert_same_training, descend, history, scaled, trajectory

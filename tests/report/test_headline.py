@@ -2,8 +2,8 @@
 
 import pytest
 
-from perturn.analysis.headline import headline
 from perturn.analysis.number_text import comparison_sentences
+from perturn.analysis.run_summary import headline
 from perturn.cli._scores import print_summary
 from perturn.report import summarize, write_report
 

@@ -5,8 +5,7 @@ import subprocess
 
 import pytest
 
-from perturn.report.html_shell import ASSETS, script
-from perturn.report.report_page import CODE
+from perturn.report.report_page import ASSETS, CODE, script
 
 
 def test_the_joined_script_parses(tmp_path):

@@ -1,6 +1,6 @@
 """Stages of several iterations as one row."""
 
-from perturn.analysis.stage_list import by_stem
+from perturn.report.report_page import by_stem
 
 
 def test_counts_are_summed_and_means_are_not():

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from perturn.report.html_shell import script
+from perturn.report.report_page import script
 from perturn.study.tables.study_page import _CODE, write_study_page
 from perturn.study.tables.verdicts import summarize
 from study.recorded_studies import make as make_study

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perturn.analysis.run_contents import read_run
-from perturn.analysis.stage_list import by_stem
 from perturn.audit import audit, inspect_json
 from perturn.config.recipe import read_recipe
 from perturn.credit import CREDITS
@@ -29,12 +28,13 @@ from perturn.explore.branches import Branches
 from perturn.group import groups_of
 from perturn.quantities.branch_returns import branch_values
 from perturn.report.credit_figures import compare_credits
-from perturn.report.group_view import credited
+from perturn.report.episode_view import credited
+from perturn.report.report_page import by_stem
 from perturn.rows.pairing import IN_GROUP
 from perturn.run.execute import check
 from perturn.run.stages.credit_checks import check_prover
 from perturn.run.stages.credit_stage import credit_groups, credit_run
-from perturn.run.stages.group_members import members_of
+from perturn.run.stages.quantity_source import members_of
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Status, Task
 from support.branches import WANDERING, branched, explored, jobs_of, of
 from support.credited import EPISODES, explored_by

@@ -17,8 +17,7 @@ from perturn.methods.oec_rows import OecRows
 from perturn.remaining import wrong_turns
 from perturn.rows.correction_pairs import to_correct
 from perturn.run.execute import open_run, run_stages
-from perturn.run.stages.expert_corrections import check_corrector, correct, corrected
-from perturn.run.stages.measure_distance import measured
+from perturn.run.stages.measure_distance import check_corrector, correct, corrected, measured
 from perturn.types import Status, WeightedTrajectory
 from support.corrections import PROTOCOL, RIGHT, STRAYED, TASK, commands, explore, make_recipe, record
 

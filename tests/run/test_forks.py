@@ -21,7 +21,7 @@ from perturn.methods.trace.mixed_branches import MixedBranches, mixed_turns
 from perturn.methods.trace.success_chance import Chances, Prospects, folds_of, prospects, told
 from perturn.quantities import Computed
 from perturn.run.execute import check
-from perturn.run.stages import explorer_quantities
+from perturn.run.stages import quantity_source
 from perturn.run.stages.branch_stage import _play_rounds, check_explorer
 from perturn.types import Task
 from support.branches import branched, explored, of
@@ -175,9 +175,9 @@ def test_what_is_not_played_on_still_teaches_the_predictor(tmp_path, monkeypatch
         return [Chances(own, i, {f: own for f in range(6) if f != i}) for i in range(len(episodes))]
 
     name = "success-chance" if kind is MixedBranches else "entropy"
-    monkeypatch.setattr(explorer_quantities, "RunSource", lambda *_: None)
+    monkeypatch.setattr(quantity_source, "RunSource", lambda *_: None)
     monkeypatch.setattr(
-        explorer_quantities, "compute", lambda needs, episodes, *_: {name: Computed(told(episodes))}
+        quantity_source, "compute", lambda needs, episodes, *_: {name: Computed(told(episodes))}
     )
     paths = RunPaths(tmp_path)
     paths.trajectories("branch").parent.mkdir()

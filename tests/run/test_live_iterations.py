@@ -13,8 +13,7 @@ from perturn.config.stages import stages
 from perturn.data.run_folder import Run
 from perturn.display import live_iterations, progress_bars
 from perturn.display.live_iterations import Iterations, doing, shows_iterations
-from perturn.display.progress_bars import Screen, Work
-from perturn.display.time_left import Pace
+from perturn.display.progress_bars import Pace, Screen, Work
 
 RECIPE = {
     "name": "online",

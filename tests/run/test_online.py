@@ -28,8 +28,7 @@ from perturn.rows.pairing import parting
 from perturn.run.execute import check, open_run, run_stages
 from perturn.run.export_run import export_policy
 from perturn.run.stages.credit_stage import credit_groups
-from perturn.run.stages.group_stage import read_groups
-from perturn.run.stages.length_limit import alike_within_limit, too_long
+from perturn.run.stages.group_stage import alike_within_limit, read_groups, too_long
 from perturn.run.verify_run import verify
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 

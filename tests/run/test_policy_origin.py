@@ -296,7 +296,7 @@ def test_a_base_of_the_runs_own_is_asked_for_too(made, recipe):
     read = read_recipe(recipe, ["model={name: base}", "base={}"])
 
     with pytest.raises(RunError, match=r"stage base of .*made is not done"):
-        Maker(made(), read, "sft").require({"start"})
+        Maker(made(), read, "sft").seals({"start"})
 
 
 def test_a_base_has_no_implicit_reward(recipe, tmp_path):

@@ -10,8 +10,7 @@ from rich.console import Console
 
 from perturn.display import progress_bars
 from perturn.display.episode_progress import Turns, episode_bar
-from perturn.display.progress_bars import Screen, Work, clock
-from perturn.display.time_left import Pace, Tokens
+from perturn.display.progress_bars import Pace, Screen, Tokens, Work, clock
 from perturn.episodes.episode import Job
 from perturn.types import Action, EpisodeProtocol, Prompt, Task, Trajectory, Turn
 

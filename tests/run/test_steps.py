@@ -11,7 +11,7 @@ from perturn.data.origins import actions_of, branches_of
 from perturn.data.store import read_pairs, read_trajectories
 from perturn.report import write_report
 from perturn.run.execute import open_run, run_stages
-from perturn.run.stages.length_limit import too_long
+from perturn.run.stages.group_stage import too_long
 from support.shrunk import SHRUNK
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "alfworld-like_ipr.yaml"

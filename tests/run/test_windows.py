@@ -22,7 +22,7 @@ from perturn.errors import ConfigError
 from perturn.explore.protocol import ExploreInputs
 from perturn.methods.window import Window
 from perturn.report import summarize
-from perturn.report.group_view import shown_group
+from perturn.report.episode_view import shown_group
 from perturn.report.report_page import page
 from perturn.run.execute import check
 from perturn.run.policy_origin import find_maker

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from perturn.study.base_seeds import bases_of, has_one_base, seeds_by_base
 from perturn.study.tables.comparisons import compare
+from perturn.study.tables.study_records import bases_of, has_one_base, seeds_by_base
 from perturn.study.tables.verdicts import summarize
 from study.recorded_studies import make, write
 

@@ -209,11 +209,7 @@ def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None
 def _missing(
     paths: RunPaths, mark: str, evaluation: Mapping[str, list[Trajectory]], settings: Mapping[str, Any]
 ) -> list[str]:
-    """The parts that a whole run has and this one lacks, but for those whose sections the recipe leaves out.
-
-    Raises:
-        RunError: If it has none.
-    """
+    """The parts that a whole run has and this one lacks, but for those whose sections the recipe leaves out."""
     expected = {
         paths.recipe: ("the recipe",),
         paths.manifest: ("versions, counts and cost",),

@@ -14,7 +14,7 @@ from typing import Any
 from perturn.analysis.run_summary import compare, policy_row
 from perturn.api.arguments import trajectories_in
 from perturn.api.explorer_rounds import make_explorer, play_rounds
-from perturn.chat.end_tokens import declared_ends
+from perturn.chat.control_tokens import declared_ends
 from perturn.chat.model_names import resolve_model
 from perturn.chat.tokens import Renderer
 from perturn.config.explorer_settings import ExploreSettings

@@ -6,7 +6,7 @@ import copy
 import shutil
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -16,7 +16,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from perturn.api.arguments import check_rows
 from perturn.episodes.seeds import seed_of
-from perturn.errors import ConfigError
+from perturn.errors import check_none
 from perturn.policy.models import tokenizer_of
 from perturn.run.iteration_state import continue_training
 from perturn.training.credit_choice import loss_and_credit
@@ -125,7 +125,7 @@ class Trainer:
             "epochs": epochs,
             "iterations": 1 if iterations is None else iterations,
         }
-        _check_settings(numbers, reference, settings)
+        check_none(_wrong(numbers, reference, settings))
         self.model, self.tokenizer, self.iteration = model, tokenizer, 0
         self._folder = mkdtemp(prefix="perturn-")
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -184,15 +184,15 @@ class Trainer:
         return _means(trainer.state.log_history)
 
 
-def _check_settings(numbers: Mapping[str, int], reference: str, settings: Mapping[str, Any]) -> None:
-    """Reject settings of a `Trainer` that are out of their range, or that it sets itself."""
+def _wrong(numbers: Mapping[str, int], reference: str, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield settings of a `Trainer` that are out of their range, or that it sets itself."""
     for name, number in numbers.items():
         if not isinstance(number, int) or number < 1:
-            raise ConfigError(f"{name} must be >= 1 and whole, got {number!r}.")
+            yield (f"{name} must be >= 1 and whole, got {number!r}.")
     if reference not in ("previous", "start"):
-        raise ConfigError(f"reference must be previous or start, got {reference!r}.")
+        yield (f"reference must be previous or start, got {reference!r}.")
     if taken := {"num_train_epochs", "per_device_train_batch_size", "output_dir"} & settings.keys():
-        raise ConfigError(
+        yield (
             f"Trainer has no {', '.join(sorted(taken))}; give minibatches= and epochs=, and save trainer.model."
         )
 

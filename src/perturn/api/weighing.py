@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from perturn.config.parsing import section_of
 from perturn.config.sections import Section
 from perturn.credit import Credit
 from perturn.data.group_account import FAILURES, counted
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, check_none
 from perturn.group import groups_of
 from perturn.policy.models import tokenizer_of
 from perturn.quantities import compute, given, policies_of, wanted
@@ -67,7 +67,7 @@ def weigh(
         raise ConfigError(f"failed must be one of {', '.join(FAILURES)}, got {failed!r}.")
     trajectories = trajectories_in(trajectories, "trajectories")
     weigher = _made(credit)
-    _check_given(weigher, model, answer, reference)
+    check_none(_faults(weigher, model, answer, reference))
     needed: dict[str, Sequence[Any]] = {}
     comparable = counted(trajectories, failed)
     if weigher.needs and comparable:
@@ -87,40 +87,32 @@ def weigh(
 
 
 def _made(credit: str | Section | Credit) -> Credit:
-    """Return the credit that a name or a section picks; a credit that is given is checked.
-
-    Raises:
-        ConfigError: If there is no such credit, or it lacks what a credit has.
-    """
+    """Return the credit that a name or a section picks; a credit that is given is checked."""
     if isinstance(credit, str | Mapping | None):
         return make_credit(section_of(credit, "credit"))
     check_credit(credit, type(credit).__name__)
     return credit
 
 
-def _check_given(weigher: Credit, model: Any, answer: Any, reference: Any) -> None:
-    """Refuse a credit that reads what `weigh` was not given, or does not compute.
-
-    Raises:
-        ConfigError: Saying what to give, or where it is computed.
-    """
+def _faults(weigher: Credit, model: Any, answer: Any, reference: Any) -> Iterator[str]:
+    """Yield what a credit reads that `weigh` was not given, or does not compute."""
     name = type(weigher).__name__
     traits = {key: one.traits for key, (one, _) in wanted(weigher.needs, f"credit {name}").items()}
     elsewhere = [key for key, each in traits.items() if each.reads_world or each.reads_branches]
     if elsewhere:
-        raise ConfigError(
+        yield (
             f"credit {name} needs {', '.join(elsewhere)}, which are computed of a run's episodes; give `perturn credit "
             "RUN credit.name=...`."
         )
     policies = policies_of(weigher.needs)
     if policies and model is None:
         whose = "a reference policy" if REFERENCE in policies else "the policy that acted"
-        raise ConfigError(f"credit {name} reads {whose}; give model=.")
+        yield (f"credit {name} reads {whose}; give model=.")
     if len(policies) > 1 and reference is None:
-        raise ConfigError(f"credit {name} compares a policy with its reference; give reference=.")
+        yield (f"credit {name} compares a policy with its reference; give reference=.")
     reads_answers = any(each.reads_answers for each in traits.values())
     if reads_answers and (not isinstance(answer, str) or answer.count(MARK) != 1):
-        raise ConfigError(
+        yield (
             f"credit {name} reads how likely an answer is; give answer=, the text of a turn that gives one with "
             f"{MARK} in it, such as 'Action: finish[{MARK}]', got {answer!r:.80}."
         )

@@ -91,11 +91,7 @@ def audit(
 
 
 def _files_of(run: RunPaths, recipe: Recipe) -> dict[str, Path]:
-    """The files of rows that a run has, by the names of their parts.
-
-    Raises:
-        DataError: If it has none.
-    """
+    """The files of rows that a run has, by the names of their parts."""
     parts = {"expert": run.trajectories("expert"), "pairs": run.pairs(run.mark)}
     if makes(recipe, "groups"):
         parts["explored"] = run.trajectories(f"explore{run.mark}")
@@ -244,14 +240,7 @@ def _spread(values: Sequence[int]) -> dict[str, float]:
 
 
 def _run_facts(run: RunPaths, rows: RowMaker | None) -> dict[str, Any]:
-    """Facts of a run on its data beyond the rows.
-
-    Returns:
-        `pairing`: explored trajectories by outcome, under the recipe's settings, if it pairs them all and has both
-            files.
-        `tasks`: expert episodes that nobody is taught, and evaluated tasks that were trained on.
-        `weights`: turn weights and confidences that the alignment has recorded, by side.
-    """
+    """Facts of a run on its data beyond the rows."""
     facts: dict[str, Any] = {}
     files = [run.trajectories(stage) for stage in ("expert", f"explore{run.mark}")]
     experts, explored = (list(read_trajectories(file)) if file.is_file() else [] for file in files)

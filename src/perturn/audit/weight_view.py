@@ -135,11 +135,7 @@ def _given(data: Path, view: View) -> dict[tuple[str, int], CreditRow]:
 
 
 def _refuse(source: Source, refused: list[dict[str, Any]], empty: bool) -> None:
-    """Refuse a source with bad rows, or without any.
-
-    Raises:
-        DataError: Naming them.
-    """
+    """Refuse a source with bad rows, or without any."""
     if refused:
         raise DataError(named(source, refused))
     if empty:

@@ -67,11 +67,7 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
 
 
 def refuse_misspelt(name: str) -> None:
-    """Refuse a name that is meant for a bundled model, before a network is asked for it.
-
-    Raises:
-        ModelError: Naming the bundled model.
-    """
+    """Refuse a name that is meant for a bundled model, before a network is asked for it."""
     if name in BUNDLED or "/" in name or is_local(name):
         return
     begun = (each for each in BUNDLED if len(name) > 3 and each.startswith(name.casefold()))

@@ -226,11 +226,7 @@ def chat_template(settings: ModelSettings) -> str | None:
 
 
 def read_template(wanted: str, where: str) -> str:
-    """Name of one of ours, a file, or Jinja -> Jinja.
-
-    Raises:
-        ConfigError: If it is none of them.
-    """
+    """Name of one of ours, a file, or Jinja -> Jinja."""
     if wanted in TEMPLATES:
         return TEMPLATES[wanted].text
     if "{{" in wanted or "{%" in wanted:

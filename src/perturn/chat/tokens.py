@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
-from perturn.chat.end_tokens import end_ids
+from perturn.chat.control_tokens import end_ids
 from perturn.chat.rendering import NO_TURN as NO_TURN
 from perturn.chat.rendering import ChatTemplate, first_difference
-from perturn.chat.template_walk import Asked, Piece, Walk
+from perturn.chat.template_walk import Asked, Piece, Walk, check_turns
 from perturn.chat.templates import choose_template, fitting, with_template
-from perturn.chat.turn_checks import check_turns
 from perturn.episodes.calls import CALL_FORMATS
 from perturn.episodes.calls.find_calls import kept_tokens
 from perturn.episodes.prompts import as_seen
@@ -93,7 +92,7 @@ class Renderer:
             tokenizer: A Hugging Face tokenizer.
             chat_template: Name of one of ours, file or Jinja of the template to use instead of the tokenizer's own.
             ends: Ids of further tokens that end an answer, beside the template's end of turn and the tokenizer's end of
-                text; see `perturn.chat.end_tokens.declared_ends`.
+                text; see `perturn.chat.control_tokens.declared_ends`.
 
         Raises:
             ConfigError: If there is none of that name.
@@ -226,11 +225,7 @@ class Renderer:
         return Action(text=text, token_ids=tuple(ids), logprobs=tuple(logprobs), ended=ended)
 
     def require_tools(self) -> None:
-        """Refuse a template that shows no tools, or writes calls in a way that would not be read back.
-
-        Raises:
-            ModelError: Naming what is missing.
-        """
+        """Refuse a template that shows no tools, or writes calls in a way that would not be read back."""
         call = ToolCall("find_lamp", {"room": "hall", "count": 2})
         types = {"room": {"type": "string"}, "count": {"type": "integer"}}
         schema = {"type": "object", "properties": types}

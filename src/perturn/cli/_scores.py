@@ -12,8 +12,8 @@ from perturn.cli._base import results
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """The headline table of a run, and its comparison, from `summary.json`."""
-    from perturn.analysis.headline import headline
     from perturn.analysis.number_text import cost_lines, interval, number, protocol_line
+    from perturn.analysis.run_summary import headline
 
     if not summary["policies"]:
         results.print("nothing was scored")

@@ -10,7 +10,7 @@ import typer
 from perturn.cli._base import command, existing, results
 from perturn.display.progress_bars import at_work
 from perturn.display.progress_bars import console as notices
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import ConfigError, check_known
 from perturn.io.user_paths import user_path
 
 TRAINED_BY_TRL = (
@@ -47,8 +47,7 @@ def export(
     """Export rows for TRL or datasets, or a policy for the Hub."""
     from perturn.run.export_run import FORMS, export_policy, export_rows, push
 
-    if to not in FORMS:
-        raise ConfigError(f"unknown --to {to!r}.{did_you_mean(to, FORMS)}")
+    check_known(to, FORMS, f"unknown --to {to!r}")
     if to != "hub" and (policy or repo or private):
         raise ConfigError("--policy, --repo and --private belong to --to hub.")
     folder = Path(f"{run.resolve().name}-{to}") if output is None else user_path(output, "output")

@@ -11,7 +11,7 @@ from perturn.cli._base import AsJson, Overrides, command, existing, results, say
 from perturn.cli.view_commands import list_table
 from perturn.display.progress_bars import at_work
 from perturn.display.progress_bars import console as notices
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import ConfigError, check_known
 
 
 @command(
@@ -107,8 +107,7 @@ def convert(
     """Convert a bundled model to safetensors."""
     from perturn.chat.model_names import BUNDLED, resolve_model
 
-    if model not in BUNDLED:
-        raise ConfigError(f"no bundled model is named {model!r}.{did_you_mean(model, BUNDLED)}")
+    check_known(model, BUNDLED, f"no bundled model is named {model!r}")
     with at_work(f"converting {model}"):
         folder = resolve_model(model, notices.print)
     results.print(folder, soft_wrap=True)

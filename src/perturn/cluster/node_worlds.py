@@ -14,8 +14,7 @@ from typing import Any
 
 from perturn.cluster.node_servers import WorldServer
 from perturn.cluster.ray_connection import Connection, Lost, Node, Server, check_identity, last_line
-from perturn.config.cluster_settings import Cluster
-from perturn.config.sections import Section, Worlds
+from perturn.config.sections import Cluster, Section, Worlds
 from perturn.envs.remote_worlds import RemoteWorld, value_of
 from perturn.errors import BystanderLost, ConfigError, PerturnError, RunError
 
@@ -241,11 +240,7 @@ class _OnNode:
             self._worlds.leave(server)
 
     def _get(self, server: _Server, reply: Any, what: str) -> Any:
-        """Wait for a reply.
-
-        Raises:
-            BystanderLost: If the node is gone.
-        """
+        """Wait for a reply."""
         try:
             return self._worlds.connection.get(reply, self._worlds.patience)
         except Lost as error:

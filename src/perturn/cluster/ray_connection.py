@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from perturn.config.cluster_settings import Cluster
+from perturn.config.sections import Cluster
 from perturn.errors import ConfigError, RunError
 
 _CONNECT_S = 5.0
@@ -98,11 +98,7 @@ class Connection:
         return [node for node in found if node.cpus > 0]
 
     def require_node(self, what: str, cpus: float, gpus: float = 0.0) -> None:
-        """Refuse what no node could ever hold.
-
-        Raises:
-            ConfigError: Naming what, and what the nodes have.
-        """
+        """Refuse what no node could ever hold."""
         there = self.nodes()
         if not any(node.cpus >= cpus and node.gpus >= gpus for node in there):
             sizes = (
@@ -218,11 +214,7 @@ def identity() -> str:
 
 
 def check_identity(where: str, theirs: str) -> None:
-    """Refuse another perturn in some place than that of this process.
-
-    Raises:
-        ConfigError: Naming both.
-    """
+    """Refuse another perturn in some place than that of this process."""
     if theirs != identity():
         raise ConfigError(
             f"{where} has perturn {theirs}, and this process has {identity()}; install the same on all machines."

@@ -13,7 +13,7 @@ import numpy as np
 
 from perturn.cluster.node_servers import EngineServer
 from perturn.cluster.ray_connection import Connection, Lost, Server, check_identity, last_line
-from perturn.config.cluster_settings import Cluster
+from perturn.config.sections import Cluster
 from perturn.engines.streaming import answer_all, home_of, refuse_update
 from perturn.errors import ConfigError, EngineFailure, PerturnError, RunError
 from perturn.types import Action, Engine, Prompt, Sampling

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import MISSING, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from perturn.config.explorer_settings import ExploreSettings
-from perturn.config.row_maker_settings import sense_in
-from perturn.config.sections import require
+from perturn.config.row_maker_settings import ROWS, sense_in
+from perturn.config.sections import Align
 from perturn.table import at_defaults, name_of
 from perturn.table_index import table
 
@@ -92,13 +92,10 @@ def _without(explorer: ExploreSettings, imposed: str) -> str:
     return f"take explore.name={' or '.join(others)}"
 
 
-def check_compatible(recipe: Recipe) -> None:
-    """Reject a recipe whose rows and evaluation cannot read what its explorer gathers.
+def explorer_faults(recipe: Recipe) -> Iterator[str]:
+    """Yield why rows and evaluation cannot read what the explorer of a recipe gathers.
 
     What a credit reads is checked before work, as it may need torch.
-
-    Raises:
-        ValueError: Saying what to set.
     """
     explorer = recipe.explore
     if explorer is None:
@@ -107,27 +104,71 @@ def check_compatible(recipe: Recipe) -> None:
     reads = rows is not None and rows.traits.explored
     reader = f"rows.name={name_of(table('rows'), type(rows))}" if reads else ""
     needs = (rows.traits.branches,) if rows is not None and rows.traits.branches else ()
-    if rows is not None and reads:
-        problem = misfit(recipe, reader, needs, rows.traits.takes)
-        require(problem is None, problem or "")
+    if rows is not None and reads and (problem := misfit(recipe, reader, needs, rows.traits.takes)):
+        yield problem
     grouped = rows is not None and rows.traits.makes == "groups"
-    require(
-        grouped or not traits.provides or any(traits.provides & need for need in needs),
-        f"explore.name={explorer_name(recipe)} provides {', '.join(sorted(traits.provides))}, which "
-        f"{reader or 'nothing'} reads{' not' if reader else ''}; take explore.name=rollouts.",
-    )
-    if recipe.evaluate and "explored" in recipe.evaluate.needs:
-        problem = misfit(recipe, "evaluate.select", (), set(IMPOSED) - {"unfinished"})
-        require(problem is None, problem or "")
-    require(
-        not traits.resumes_earlier or recipe.iterations > 1,
-        f"explore.name={explorer_name(recipe)} resumes episodes in the next iteration; set iterations > 1.",
-    )
-    require(
-        traits.policy != "sft" or recipe.sft is not None,
-        "explore.policy is sft, and the recipe has no section sft; add one, or take explore.policy=base.",
-    )
-    senses = {sense_in(explorer.needs), sense_in(rows.needs) if rows else None} - {None}
-    require(
-        len(senses) < 2, "explore.distance and rows.distance must be alike: a run measures one sense alone."
-    )
+    if not grouped and traits.provides and not any(traits.provides & need for need in needs):
+        yield (
+            f"explore.name={explorer_name(recipe)} provides {', '.join(sorted(traits.provides))}, which "
+            f"{reader or 'nothing'} reads{' not' if reader else ''}; take explore.name=rollouts."
+        )
+    learns = recipe.evaluate is not None and "explored" in recipe.evaluate.needs
+    if learns and (problem := misfit(recipe, "evaluate.select", (), set(IMPOSED) - {"unfinished"})):
+        yield problem
+    if traits.resumes_earlier and recipe.iterations == 1:
+        yield f"explore.name={explorer_name(recipe)} resumes episodes in the next iteration; set iterations > 1."
+    if traits.policy == "sft" and recipe.sft is None:
+        yield "explore.policy is sft, and the recipe has no section sft; add one, or take explore.policy=base."
+    if len({sense_in(explorer.needs), sense_in(rows.needs) if rows else None} - {None}) > 1:
+        yield "explore.distance and rows.distance must be alike: a run measures one sense alone."
+
+
+def row_faults(recipe: Recipe) -> Iterator[str]:
+    """Yield how sections contradict the rows of the alignment."""
+    grouped = recipe.rows is not None and recipe.rows.traits.makes == "groups"
+    if recipe.reward is not None and not grouped:
+        yield "reward is read by credits of groups alone; take rows.name=groups, or leave it out."
+    if recipe.rows is None:
+        return
+    name, traits = name_of(table(ROWS.table), type(recipe.rows)), recipe.rows.traits
+    align, explore, several = recipe.align, recipe.explore, recipe.iterations > 1
+    alone, anew = traits.makes in ("single", "labelled"), traits.starts_over
+    for holds, says in (
+        (traits.makes != "pairs" and align is None, "makes rows for an alignment; set align"),
+        (
+            alone and recipe.credit,
+            "has rows that all have one weight, so credit weighs no turns; leave it out",
+        ),
+        (
+            traits.told and recipe.protocol and recipe.protocol.suffix,
+            "has a suffix of its own; leave protocol.suffix out",
+        ),
+        (
+            several and anew and not traits.aggregates,
+            f"trains the policy that SFT began with; set iterations to 1, got {recipe.iterations}",
+        ),
+        (
+            several and anew and align and align.minibatches is not None,
+            "trains the policy that SFT began with in each iteration, so that no optimizer goes on; leave "
+            "align.minibatches out, and set align.batch_size",
+        ),
+        (
+            anew and align and align.reference != Align.reference,
+            "has no reference; leave align.reference out",
+        ),
+        (
+            traits.several_samples and explore and explore.samples == 1,
+            "compares the samples of a task; explore.samples must be > 1, got 1",
+        ),
+        (
+            grouped and explore and not explore.sampling.temperature == explore.sampling.top_p == 1,
+            "has the gradient of the policy itself, and not of a sharper one that acts in its place; "
+            "explore.sampling must have temperature 1 and top_p 1",
+        ),
+    ):
+        if holds:
+            yield f"rows.name={name} {says}."
+    if grouped and explore and explore.per_iteration and align and align.minibatches:
+        most = explore.per_iteration * explore.samples
+        if align.minibatches > most:
+            yield f"align.minibatches must be at most the {most} episodes of an iteration, got {align.minibatches}."

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from perturn.bounds import EntryOf, bounded, check_bounds
 from perturn.config.parsing import parse
-from perturn.config.sections import COUNT, SEVERAL, HeldOutTasks, Section, require
+from perturn.config.sections import COUNT, SEVERAL, HeldOutTasks, Section
 from perturn.rules import TurnControl
 from perturn.table import locate
 from perturn.types import Sampling
@@ -49,7 +49,8 @@ class Evaluate:
     def __post_init__(self) -> None:
         check_bounds(self)
         if self.select is not None:
-            require("name" in self.select, "select.name is missing; `perturn list selectors` shows them.")
+            if "name" not in self.select:
+                raise ValueError("select.name is missing; `perturn list selectors` shows them.")
             shared = {key: self.select[key] for key in asdict(Candidates()) if key in self.select}
             found = parse(Candidates, shared, SELECT)
             whole = {"among": found.among, "samples": found.samples or _SAMPLES[found.among]}

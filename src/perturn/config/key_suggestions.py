@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perturn.bounds import EntryOf, marks
-from perturn.config.peer_settings import PEERS
+from perturn.config.peer_settings import peers
 from perturn.errors import closest, did_you_mean
 from perturn.table import Table, missing_methods
 from perturn.table_index import LISTED, TABLES, table
@@ -95,7 +95,7 @@ def unknown_key(
         picked: Keys that pick an entry, each with its table, as `picks` yields them.
     """
     said, last = f"unknown key {(typed or key)[:_LONGEST]!r}.", key.rpartition(".")[2]
-    if not others and (peer := PEERS.get(last)) is not None:
+    if not others and (peer := peers().get(last)) is not None:
         return f"{said} {peer.in_recipe}"
     known, rest, here = list(every), _rest(value), [*siblings, *further]
     unlike = closest(key, here, cutoff=0.75) is None

@@ -250,11 +250,7 @@ def _first_key(hint: Any) -> str:
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
-    """A value of YAML as plain Python: the text it was written with where a text is expected, else what it means.
-
-    Raises:
-        ConfigError: If a text is expected, and YAML reads something else that has no text.
-    """
+    """A value of YAML as plain Python: the text it was written with where a text is expected, else what it means."""
     hints = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     if isinstance(value, Mapping):
         return _typed_mapping(hints, value, where)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from perturn.bounds import EFFORT, SEED, EntryOf, check_bounds
-from perturn.config.cluster_settings import Cluster
-from perturn.config.compatibility import check_compatible
+from perturn.config.compatibility import explorer_faults, row_faults
 from perturn.config.evaluation_settings import Evaluate
 from perturn.config.explorer_settings import EXPLORER, ExploreSettings
 from perturn.config.parsing import apply_overrides, build_entry, parse, refuse_secrets
-from perturn.config.row_agreement import check_rows
 from perturn.config.row_maker_settings import ROWS, RowMaker
 from perturn.config.sections import (
     COUNT,
     Align,
     Base,
+    Cluster,
     Expert,
     ModelSettings,
     ProtocolSettings,
@@ -28,7 +27,7 @@ from perturn.config.sections import (
     Section,
     Sft,
     Worlds,
-    require,
+    refuse,
 )
 from perturn.config.shipped_recipes import shipped_names, shipped_recipe
 from perturn.errors import ConfigError, did_you_mean
@@ -88,36 +87,43 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        require(
-            len(self.name.encode()) <= _LONGEST_NAME and bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name)),
-            f"name must be usable as a folder name, got {self.name!r:.80}.",
-        )
         user_path(self.output, "output")
-        for part, kinds in (("environment", "environments"), ("engine", "engines"), ("credit", "credits")):
-            section = getattr(self, part)
-            require(
-                section is None or "name" in section,
-                f"{part}.name is missing; `perturn list {kinds}` shows them.",
-            )
+        refuse(self._faults())
         self._complete()
+
+    def _faults(self) -> Iterator[str]:
+        """Yield what is wrong with names and with the sections beside them."""
+        if len(self.name.encode()) > _LONGEST_NAME or not re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name):
+            yield f"name must be usable as a folder name, got {self.name!r:.80}."
+        for part in ("environment", "engine", "credit"):
+            section = getattr(self, part)
+            if section is not None and "name" not in section:
+                yield f"{part}.name is missing; `perturn list {part}s` shows them."
+        if self.iterations > 1 and self.align is None:
+            yield "iterations need an alignment; set align."
+        if self.base is not None and self.model.name != "base":
+            yield (
+                f"model.name must be base, as the section base makes it, got {self.model.name!r}; set it, or leave "
+                "base out."
+            )
+        if self.base is not None and self.model.chat_template is not None:
+            yield "model.chat_template must be left out with base, whose tokenizer has its own."
 
     def _complete(self) -> None:
         """Add the sections that others need, and refuse those that lack what they need."""
-        require(self.iterations == 1 or self.align is not None, "iterations need an alignment; set align.")
         if self.align is not None and self.rows is None:
             object.__setattr__(self, "rows", build_entry(ROWS, {}, "rows"))
         explores = self.rows is not None and self.rows.traits.explored
         if explores and self.explore is None:
             object.__setattr__(self, "explore", build_entry(EXPLORER, {}, "explore"))
-        check_rows(self)
-        check_compatible(self)
-        self._complete_base()
+        refuse(row_faults(self))
+        refuse(explorer_faults(self))
         if self.environment is None:
-            self._check_unplayed()
+            object.__setattr__(self, "evaluate", None)
+            refuse(self._unplayed())
 
-    def _check_unplayed(self) -> None:
-        """Leave the score out where there is no environment, and refuse what would play in it."""
-        object.__setattr__(self, "evaluate", None)
+    def _unplayed(self) -> Iterator[str]:
+        """Yield what would play in an environment, where there is none."""
         own = self.expert is not None and self.expert.file is not None
         plays = {
             "sft": self.sft is not None and not own,
@@ -128,24 +134,10 @@ class Recipe:
         }
         for part, needed in plays.items():
             file = " or take rows.name=file" if part == "rows" else ""
-            require(not needed, f"environment is missing, which {part} plays in; set it{file} in the recipe.")
-        require(
-            self.sft is not None or self.align is not None, "environment is missing; set it in the recipe."
-        )
-
-    def _complete_base(self) -> None:
-        """Refuse a model beside the one that is made."""
-        if self.base is None:
-            return
-        require(
-            self.model.name == "base",
-            f"model.name must be base, as the section base makes it, got {self.model.name!r}; set it, or leave "
-            "base out.",
-        )
-        require(
-            self.model.chat_template is None,
-            "model.chat_template must be left out with base, whose tokenizer has its own.",
-        )
+            if needed:
+                yield f"environment is missing, which {part} plays in; set it{file} in the recipe."
+        if self.sft is None and self.align is None:
+            yield "environment is missing; set it in the recipe."
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:

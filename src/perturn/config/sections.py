@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,10 +22,10 @@ Section = dict[str, Any]
 """A section whose `name` picks an entry of a table (a loss, an environment) and whose other keys are its settings."""
 
 
-def require(condition: bool, message: str) -> None:
-    """Refuse settings that do not go together, as `parse` reports it: a ValueError with the message."""
-    if not condition:
-        raise ValueError(message)
+def refuse(faults: Iterable[str]) -> None:
+    """Refuse settings that do not go together: a ValueError with the first fault, to which `parse` adds the place."""
+    for fault in faults:
+        raise ValueError(fault)
 
 
 Sense = Literal["shortest", "searching"]
@@ -62,9 +64,8 @@ class Tasks:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        require(
-            self.n is None or self.per_kind is None, "n and per_kind are both set; leave one of them out."
-        )
+        if self.n is not None and self.per_kind is not None:
+            raise ValueError("n and per_kind are both set; leave one of them out.")
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,8 @@ class Train:
     every quarter of it, and one of the very step at Ctrl-C."""
 
     def __post_init__(self) -> None:
-        require("name" in self.loss, "loss.name is missing; name a loss, such as `loss: {name: tlm-dre}`.")
+        if "name" not in self.loss:
+            raise ValueError("loss.name is missing; name a loss, such as `loss: {name: tlm-dre}`.")
         check_bounds(self)
 
 
@@ -190,10 +192,10 @@ class Shape:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        require(
-            self.hidden % (2 * self.heads) == 0,
-            f"hidden must be a multiple of twice the heads, {2 * self.heads}, got {self.hidden}.",
-        )
+        if self.hidden % (2 * self.heads):
+            raise ValueError(
+                f"hidden must be a multiple of twice the heads, {2 * self.heads}, got {self.hidden}."
+            )
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,8 @@ class Base(Sft):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.lora is None, "lora must be left out: adapters are added to weights that were trained.")
+        if self.lora is not None:
+            raise ValueError("lora must be left out: adapters are added to weights that were trained.")
 
 
 @dataclass(frozen=True)
@@ -286,3 +289,34 @@ class Worlds:
     max_failed: Annotated[float, Bound(least=0, most=1)] = 0.5
     """Share of the last episodes that may fail, once the first 8 have ended, or as many as are played at the same time.
     Beyond it the stage stops and says why, and the next call plays failed episodes again. 1: it never stops."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The Ray cluster that worlds and engine run on; none of it changes what an episode is."""
+
+    distributions: ClassVar[tuple[str, ...]] = ("ray",)
+    shorthand: ClassVar[str] = "address"
+    """The setting that a text in the place of the section stands for."""
+
+    address: str
+    """`ray://host:10001`; `auto` or `host:port` on a machine of the cluster; `local` for one of this machine alone."""
+    engines: Annotated[int, Bound(least=0)] = 1
+    """Replicas of the policy; 0 keeps the engine in this process, where one that serves an API always is."""
+    engine_cpus: Annotated[float, Bound(least=0)] = 1.0
+    """CPUs, and threads, of a replica."""
+    engine_gpus: Annotated[float, Bound(least=0)] = 0.0
+    """GPUs of a replica: a share of one, or a whole number of them."""
+    world_cpus: Annotated[float, Bound(least=0)] = 1.0
+    """CPUs that the worlds of a node count for together; nodes that have fewer hold none."""
+    wait_seconds: Annotated[float, Bound(least=0, most=SECONDS.most)] = 60.0
+    """How long to wait for nodes with room."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"auto|local|(ray://)?[^\s/:]+:\d+", self.address):
+            raise ValueError(
+                f"address must be ray://host:port, host:port, auto or local, got {self.address!r}."
+            )
+        check_bounds(self)
+        if self.engine_gpus > 1 and self.engine_gpus % 1:  # Ray divides one GPU, but not several
+            raise ValueError(f"engine_gpus must be <= 1 or a whole number, got {self.engine_gpus}.")

@@ -100,11 +100,7 @@ def without_removed(folder: Path, seals: Seals) -> tuple[Seals, set[str]]:
 
 
 def refuse_damage(folder: Path, seals: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse to go on from, or to report on, files that are not what was written.
-
-    Raises:
-        RunError: Naming the first of them.
-    """
+    """Refuse to go on from, or to report on, files that are not what was written."""
     damaged = find_damage(folder, seals)
     if damaged:
         others = f", and {len(damaged) - 1} more files are damaged" if len(damaged) > 1 else ""

@@ -6,17 +6,26 @@ A run folder may come from another version, another machine or another person. K
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import platform
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, NotRequired
 
+import psutil
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
+from perturn.config.parsing import build
+from perturn.config.recipe import Recipe
 from perturn.errors import RunError
 from perturn.io.atomic_write import write_whole
 from perturn.io.plain_data import is_unicode
 from perturn.io.read_input import check_shape, complete_lines, parse_json, parse_yaml, read_text
+from perturn.table import package_of
+from perturn.table_index import table
+from perturn.traits import traits_of
 
 REMEDY = "Restore it, or run the stage that writes it again."
 
@@ -241,3 +250,58 @@ def note_tokens(file: Path, ids: Iterable[int], tokenizer: Any) -> None:
     for token in missing:
         noted[token] = tokenizer.decode([anchor, int(token)]).removeprefix(before)
     write_whole(file, json.dumps(noted, ensure_ascii=False) + "\n")
+
+
+_ALWAYS = ("perturn", "torch", "transformers", "accelerate")
+"""Distributions that any result depends on."""
+
+
+def versions(recipe: Recipe) -> dict[str, str]:
+    """Versions of Python and of the packages that a result depends on, as far as they are installed."""
+    found = {"python": platform.python_version()}
+    for name in dict.fromkeys((*_ALWAYS, *_distributions(recipe))):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _distributions(recipe: Recipe) -> Iterator[str]:
+    """Distributions that the parts of a recipe name, and those that foreign entries come from."""
+    stages = [stage for stage in (recipe.base, recipe.sft, recipe.align) if stage is not None]
+    worlds = {"environments": recipe.environment or {}, "engines": recipe.engine}
+    yield from traits_of(table("environments").get(str(worlds["environments"].get("name")))).distributions
+    yield from build(table("engines"), recipe.engine, "engine").traits.distributions
+    for part in (recipe.cluster, *(stage.lora for stage in stages)):
+        yield from part.distributions if part else ()
+    numbers = [("losses", stage.loss) for stage in stages] + [("credits", recipe.credit or {})]
+    selector = recipe.evaluate.select if recipe.evaluate else None
+    for kind, section in (*worlds.items(), *numbers, ("selectors", selector or {})):
+        if package := package_of(f"perturn.{kind}", str(section.get("name"))):
+            yield package
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, in a few numbers."""
+    return {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cores": psutil.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+    }
+
+
+def commit() -> str | None:
+    """Commit of the source this runs from, marked if files differ from it; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip() or None

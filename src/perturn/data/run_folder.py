@@ -23,8 +23,7 @@ from perturn.config.shipped_recipes import shipped_recipe
 from perturn.config.stages import stages
 from perturn.data.file_seals import own_digest, read_manifest, refuse_damage, seal, without_removed
 from perturn.data.input_digests import Inputs, same_inputs
-from perturn.data.provenance import commit, hardware, versions
-from perturn.data.run_files import read_note
+from perturn.data.run_files import commit, hardware, read_note, versions
 from perturn.data.run_lock import RunLock
 from perturn.data.run_paths import RunPaths, begun, is_data
 from perturn.errors import RunError, StorageError
@@ -285,11 +284,7 @@ def base_of(recipe: Recipe) -> str:
 
 
 def refuse_other(recipe: Recipe) -> None:
-    """Refuse a folder that another recipe, or something else, made.
-
-    Raises:
-        RunError: Naming the first key that differs.
-    """
+    """Refuse a folder that another recipe, or something else, made."""
     paths = RunPaths(run_folder(recipe))
     folder = paths.folder
     if paths.is_run:

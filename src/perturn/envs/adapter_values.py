@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
-from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.errors import ConfigError, EnvironmentFailure, check_known
 from perturn.types import Observation, Task
 
 
@@ -24,8 +24,7 @@ def check_seeds(seeds: Mapping[str, int] | None) -> dict[str, int]:
 
 def seed_tasks(seeds: Mapping[str, int], split: str) -> list[Task]:
     """The tasks of a split, each a seed; no two splits share one."""
-    if split not in seeds:
-        raise ConfigError(f"Unknown split {split!r}.{did_you_mean(split, seeds)}")
+    check_known(split, seeds, f"Unknown split {split!r}")
     names = list(seeds)
     first = sum(seeds[name] for name in names[: names.index(split)])
     return [Task(f"{split}/{n}", split=split, data={"seed": first + n}) for n in range(seeds[split])]

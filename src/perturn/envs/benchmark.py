@@ -58,11 +58,7 @@ def choose_kinds(
 
 
 def check_installed(environment: str, extra: str, modules: Sequence[str], *, remark: str = "") -> None:
-    """Refuse to go on without the modules that an extra of Perturn brings.
-
-    Raises:
-        EnvironmentFailure: Naming the package that is missing, and the command that installs it.
-    """
+    """Refuse to go on without the modules that an extra of Perturn brings."""
     try:
         for module in modules:
             import_module(module)

@@ -9,7 +9,7 @@ PROTOCOLS: Table[EpisodeProtocol] = Table(
         "alfworld-eto": "perturn.envs.alfworld.alfworld_protocols:ALFWORLD_ETO",
         "alfworld-gigpo": "perturn.envs.alfworld.alfworld_protocols:ALFWORLD_GIGPO",
         "alfworld-lab": "perturn.envs.alfworld.alfworld_protocols:ALFWORLD_LAB",
-        "scienceworld-eto": "perturn.envs.scienceworld.task_lists_eto:SCIENCEWORLD_ETO",
+        "scienceworld-eto": "perturn.envs.scienceworld.environment:SCIENCEWORLD_ETO",
         "hotpotqa-react": "perturn.envs.hotpotqa.react:HOTPOTQA_REACT",
         "webshop-eto": "perturn.envs.webshop.webshop_rules:WEBSHOP_ETO",
         "bfcl-multi-turn": "perturn.envs.bfcl.protocol:BFCL_MULTI_TURN",

@@ -16,7 +16,7 @@ from perturn.envs.async_worlds import WorldLoop
 from perturn.envs.json_rows import numbered_rows
 from perturn.envs.load_environment import load_object
 from perturn.episodes.tool_calls import ToolCall, read_action
-from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.errors import ConfigError, EnvironmentFailure, check_known
 from perturn.io.read_input import user_path
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
@@ -85,10 +85,7 @@ class TrlFactory:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """One task a row."""
-        if split not in self._rows:
-            raise ConfigError(
-                f"Unknown split {split!r}; environment.rows has no file for it.{did_you_mean(split, self._rows)}"
-            )
+        check_known(split, self._rows, f"Unknown split {split!r}; environment.rows has no file for it")
         return self._rows[split]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
@@ -128,11 +125,7 @@ class TrlFactory:
             return str({"error": str(error)})
 
     def _pay(self, ended: bool) -> float:
-        """Reward by `get_reward`, less the part already paid; while the episode goes on, it may have none yet.
-
-        Raises:
-            EnvironmentFailure: If it is no number; or None at the end, where TRL leaves the episode out of its group.
-        """
+        """Reward by `get_reward`, less the part already paid; while the episode goes on, it may have none yet."""
         said = self._loop.result(self._env.get_reward())
         if said is None and not ended:
             return 0.0

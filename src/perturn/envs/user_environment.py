@@ -291,12 +291,7 @@ def _plain(value: Any) -> Any:
 
 
 def _observation(answer: Any, calls: int) -> Any:
-    """An observation of a text or a tuple; anything else as it is, since `observation_faults` says what is wrong.
-
-    Args:
-        answer: What `reset` or `step` returned.
-        calls: How many tool calls it answers.
-    """
+    """An observation of a text or a tuple; anything else as it is, since `observation_faults` says what is wrong."""
     whole = (answer, 0.0, False) if isinstance(answer, str | list) else answer
     if not isinstance(whole, tuple):
         return answer

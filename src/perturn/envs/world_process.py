@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,7 +27,6 @@ import psutil
 
 from perturn.config.sections import Section, Worlds
 from perturn.envs import ENVIRONMENTS
-from perturn.envs.child_variables import without_secrets
 from perturn.envs.remote_worlds import RAISED, RemoteWorld, value_of
 from perturn.envs.world_pipe import Garbled, Pipe
 from perturn.errors import EnvironmentFailure, WorldLost
@@ -206,13 +206,7 @@ class _Child:
         self._words = b""
 
     def ask(self, method: str, arguments: Sequence[Any], seconds: float) -> dict[str, Any]:
-        """The child's answer to a call.
-
-        Raises:
-            TimeoutError: If it has not taken the call and given the whole answer in time.
-            EOFError: If the child has died; OSError likewise.
-            Garbled: If what it sent is no answer.
-        """
+        """The child's answer to a call."""
         deadline = time.monotonic() + seconds
         self._pipe.post(json.dumps([method, arguments]).encode())
         while (left := deadline - time.monotonic()) > 0:
@@ -279,3 +273,20 @@ def _reply(message: bytes) -> dict[str, Any]:
     if not isinstance(reply, dict) or ("value" not in reply and reply.get("error") not in RAISED):
         raise Garbled(f"{message[:60]!r}")
     return reply
+
+
+_NAME = re.compile(
+    r"(KEYS?|TOKENS?)(_|\d|$)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(^|_)(AUTH|PASS|PAT|COOKIES?|DSN)(_|$)|_PWD(_|$)",
+    re.IGNORECASE,
+)
+_VALUE = re.compile(r"://[^/\s@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY")
+"""An address with a password in it, and a key in a text."""
+
+
+def without_secrets(environ: Mapping[str, str], passed: Collection[str] = ()) -> dict[str, str]:
+    """The variables without those whose name or value looks like a key, but for those that are passed by name."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in passed or not (_NAME.search(name) or _VALUE.search(value))
+    }

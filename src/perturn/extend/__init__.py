@@ -27,6 +27,7 @@ from perturn.errors import (
     ModelError,
     PerturnError,
     RunError,
+    check_none,
     did_you_mean,
 )
 from perturn.explore.branching import Brancher, ExploredBrancher, Of, Prover, branch_jobs, open_to
@@ -73,7 +74,7 @@ from perturn.select.protocol import (
     SelectorTraits,
     mean_logprob,
 )
-from perturn.table import Table, locate, require
+from perturn.table import Table, locate
 from perturn.traits import Ability, EngineTraits, EnvironmentTraits
 from perturn.types import (
     Action,
@@ -195,6 +196,7 @@ __all__ = [
     "check_bounds",
     "check_choice",
     "check_comparable",
+    "check_none",
     "check_not_negative",
     "check_positive",
     "check_signals",
@@ -221,7 +223,6 @@ __all__ = [
     "pair_within_groups",
     "paired_within_branches",
     "parting",
-    "require",
     "score",
     "seed_of",
     "starting",

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from perturn.data.message_content import Said, flatten, flatten_said, tool_text
+from perturn.data.records import Said, flatten, flatten_said, tool_text
 from perturn.errors import DataError, did_you_mean
 from perturn.io.call_arguments import ARGUMENTS, read_arguments
 from perturn.io.plain_data import holds, mismatch
@@ -175,11 +175,7 @@ def _reasoning(given: Mapping[str, Any], said: Said, where: str) -> str:
 
 
 def _trained(given: Mapping[str, Any], where: str) -> bool:
-    """Whether the keys that say so let a message carry loss.
-
-    Raises:
-        DataError: If one asks for anything between all and nothing, or two disagree.
-    """
+    """Whether the keys that say so let a message carry loss."""
     for key in (each for each in _SPANS if given.get(each)):
         raise DataError(
             f"{where}.{key}: a turn carries loss as a whole or not at all. Mark the message with train, true or false."
@@ -231,11 +227,7 @@ def _calls_of_text(content: Any, where: str, unread: set[str]) -> list[dict[str,
 def _call(
     call: Mapping[str, Any], where: str, unread: set[str] | None, *, tolerant: bool = False
 ) -> dict[str, Any]:
-    """A call in the form of chat templates.
-
-    Raises:
-        DataError: If it does not name its function; or, unless `tolerant`, if its arguments are no object.
-    """
+    """A call in the form of chat templates."""
     given = {key: value for key, value in call.items() if value is not None}
     function = given.get("function", given)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):

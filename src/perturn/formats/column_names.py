@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from perturn.errors import DataError
-from perturn.formats.row_shapes import listed, translate
-from perturn.formats.text_rows import ADDS, ANSWERS, ASKS, is_transcript
+from perturn.formats.row_shapes import ADDS, ANSWERS, ASKS, is_transcript, listed, translate
 from perturn.io.plain_data import fault, holds
 
 _CONVERSATIONS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")

@@ -124,11 +124,7 @@ class _Values:
         """Number of the line at the next value."""
 
     def next(self) -> tuple[Any, int, str] | None:
-        """Return the next value, its line and its text; None at the end.
-
-        Raises:
-            _Broken: If what follows is no JSON.
-        """
+        """Return the next value, its line and its text; None at the end."""
         while True:
             found = _SOLID.search(self._buffer, self._at)
             self._move(found.start() if found else len(self._buffer))

@@ -186,9 +186,6 @@ def rows_of(data: Location, kind: type[T], check: Callable[[T], None] | None = N
         data: The source.
         kind: Of its rows.
         check: Raises a DataError or a ModelError for a row that cannot be used.
-
-    Raises:
-        DataError: Naming all bad rows with their places, after the good ones; or if there is none.
     """
 
     def checked(row: Any) -> None:
@@ -235,11 +232,7 @@ def _strict(
 
 
 def refuse_rows(source: Source, refused: list[tuple[Record, str]]) -> None:
-    """Refuse a source with bad rows, if there are any.
-
-    Raises:
-        DataError: Naming the rows with their places, for each reason the first of them.
-    """
+    """Refuse a source with bad rows, if there are any."""
     if len(refused) == 1:
         record, reason = refused[0]
         raise DataError(f"{record.where}: {reason}")

@@ -17,17 +17,15 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, cast
 
 from perturn.errors import DataError
-from perturn.formats.column_files import read_columns
-from perturn.formats.hub_datasets import HubName, hub_name, hub_rows
+from perturn.formats.column_files import HubName, hub_name, hub_rows, read_columns
 from perturn.formats.json_stream import Record, read_json_lines, read_json_values
-from perturn.formats.unreadable_files import what_bytes, what_folder, what_object, what_text
+from perturn.formats.unreadable_files import what_bytes, what_folder, what_text
 from perturn.io.read_input import parse_json, read_text, user_path
-from perturn.table import locate, require
+from perturn.table import locate, require_library
 
 Location = str | os.PathLike[str]
 """A file, a folder, or the name of a data set of the Hub."""
@@ -127,10 +125,9 @@ def _open_file(file: Path) -> Source:
     if shape:
         read = partial(read_columns, file, shape)
         return Source(str(file), shape, by_line=False, filled=True, read=read)
-    name = file.stem if packing else file.name
-    if reason := what_bytes(head, name):
+    if reason := what_bytes(head):
         raise DataError(f"{file}: {reason}")
-    shape = _json_shape(head.removeprefix(codecs.BOM_UTF8), name, str(file))
+    shape = _json_shape(head.removeprefix(codecs.BOM_UTF8), file.stem if packing else file.name, str(file))
     parse = read_json_lines if shape == _LINES else read_json_values
     read = partial(_read_text, file, stream_of, parse)
     said = f"{shape}, {packing}" if packing else shape
@@ -138,11 +135,7 @@ def _open_file(file: Path) -> Source:
 
 
 def _json_shape(head: bytes, name: str, where: str) -> str:
-    """Tell JSON lines from an array and from objects over several lines, by the first lines.
-
-    Raises:
-        DataError: If they are no JSON.
-    """
+    """Tell JSON lines from an array and from objects over several lines, by the first lines."""
     text = head.decode(errors="replace")
     lines = text.split("\n")
     if len(head) == _HEAD and len(lines) > 1:
@@ -164,13 +157,7 @@ def _json_shape(head: bytes, name: str, where: str) -> str:
 
 
 def _spans(text: str, first: str, later: bool) -> bool:
-    """Whether the object that a text begins with is not the first line.
-
-    Args:
-        text: The beginning of a file.
-        first: Its first line.
-        later: Whether one of the lines after it is an object.
-    """
+    """Whether the object that a text begins with is not the first line."""
     if _is_json(first):
         return False
     try:
@@ -191,13 +178,10 @@ def _is_json(line: str) -> bool:
 def _read_text(
     file: Path, stream_of: Callable[[Path], Any], parse: Callable[[IO[bytes], str], Generator[Record]]
 ) -> Iterator[Record]:
-    """Yield the rows of a file of JSON; the first tells whether they are rows at all."""
+    """Yield the rows of a file of JSON."""
     try:
         with stream_of(file) as stream, closing(parse(stream, str(file))) as records:
-            first = list(islice(records, 1))
-            if first and isinstance(row := first[0].value, dict) and (reason := what_object(row)):
-                raise DataError(f"{first[0].where}: {reason}")
-            yield from chain(first, records)
+            yield from records
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise DataError(f"{file} cannot be read to its end: {error}. Get the file again.") from error
 
@@ -210,7 +194,7 @@ def _unpacked(kind: str) -> Callable[[Path], IO[bytes]]:
     """Return a function that opens a file that pyarrow unpacks."""
 
     def opened(file: Path) -> IO[bytes]:
-        require("pyarrow", f"{file} is packed with {kind}, which", "datasets")
+        require_library("pyarrow", f"{file} is packed with {kind}, which", "datasets")
         return io.BufferedReader(cast(Any, locate("pyarrow:input_stream")(str(file), compression=kind)))
 
     return opened
@@ -227,11 +211,7 @@ _PACKINGS: tuple[tuple[bytes, str, Callable[[Path], Any]], ...] = (
 
 
 def _open_folder(folder: Path) -> Source:
-    """Recognise a folder: one of `datasets`, or one of files that are all of one kind and of one split.
-
-    Raises:
-        DataError: If it is something else, or has more than one meaning.
-    """
+    """Recognise a folder: one of `datasets`, or one of files that are all of one kind and of one split."""
     if (folder / "dataset_dict.json").is_file():
         splits = [each.name for each in _visible(folder) if (each / "state.json").is_file()]
         if len(splits) == 1:

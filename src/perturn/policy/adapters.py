@@ -35,9 +35,6 @@ def load_adapters(
 
     Returns:
         A `peft.PeftModel`.
-
-    Raises:
-        ModelError: If peft is missing, or the model or the adapters cannot be loaded.
     """
     found = adapters_in(name)
     assert found is not None

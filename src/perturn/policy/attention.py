@@ -106,9 +106,6 @@ def forest_attention(
 
     Returns:
         Output [1, tokens, heads, features], and None.
-
-    Raises:
-        ModelError: If the layer asks for something that a forest's attention does not compute.
     """
     packed = attention_mask is not None and (
         isinstance(attention_mask, BlockMask) or attention_mask.dtype == torch.long

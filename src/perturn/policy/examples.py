@@ -107,11 +107,7 @@ def encode_example(
 
 
 def _own_turns(branch: Trajectory, side: Encoded) -> Encoded:
-    """An episode that was played on with loss on its own turns alone: the others are another's, and carry loss there.
-
-    Raises:
-        DataError: If it has none that fits.
-    """
+    """An episode that was played on with loss on its own turns alone; the others carry loss where they were played."""
     if side.turns <= branch.taken_over:
         raise DataError(
             f"task {branch.task.id!r:.80}, sample {branch.sample}: none of the turns that were played on, "
@@ -121,11 +117,7 @@ def _own_turns(branch: Trajectory, side: Encoded) -> Encoded:
 
 
 def _without_silent(trajectory: Trajectory, side: Encoded, name: str) -> Encoded:
-    """The side without loss on turns that are empty or not to be trained.
-
-    Raises:
-        DataError: If no turn is left that carries loss.
-    """
+    """The side without loss on turns that are empty or not to be trained."""
     if silent := silent_turns(trajectory):
         side = replace(side, turn=tuple(NO_TURN if turn in silent else turn for turn in side.turn))
     if not side.turns:

@@ -342,9 +342,6 @@ def _compare(model: Any) -> None:
     """Compute a few tokens packed and plainly, in the weights' own precision.
 
     Beside them in the pack are tokens from the end of the context, which must not change them.
-
-    Raises:
-        ModelError: If they differ by more than rounding.
     """
     layer = model.get_output_embeddings()
     words = torch.arange(80) * 7919 % min(layer.weight.shape[0], model.config.get_text_config().vocab_size)

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from perturn.chat.end_tokens import declared_ends
+from perturn.chat.control_tokens import declared_ends
 from perturn.chat.model_names import adapters_in, from_pretrained, load_config, load_tokenizer, model_help
 from perturn.chat.tokens import Renderer
 from perturn.config.sections import Shape
@@ -225,9 +225,6 @@ def check_vocabulary(model: Any, tokenizer: Any, ids: Iterable[int], where: str)
         tokenizer: Its tokenizer.
         ids: Tokens that occur.
         where: What they are tokens of, for the error.
-
-    Raises:
-        ModelError: Naming the first such token, and the remedy.
     """
     size = vocabulary(model)
     strange = min((token for token in ids if token >= size), default=None)

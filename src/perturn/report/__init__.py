@@ -44,10 +44,6 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
 
     Returns:
         The path of the page.
-
-    Raises:
-        RunError: As for `summarize`, or a file cannot be written.
-        DataError: As for `summarize`.
     """
     named: dict[Path, Path] = {}
     for path in (run, *others):

@@ -11,8 +11,7 @@ from typing import Any
 
 from perturn.analysis.run_contents import RecordedRun
 from perturn.episodes.triage import SIGNALS, meaning, signals_of
-from perturn.report.episode_view import body, clip, message_text, tokens
-from perturn.report.group_view import credited
+from perturn.report.episode_view import body, clip, credited, message_text, tokens
 from perturn.types import Trajectory, failed, score, succeeded, unfinished
 
 PIECE = 48

@@ -1,27 +1,126 @@
-"""The page of the report: what the templates in `assets/` are given, and how they are filled."""
+"""The page of the report, which needs no other file: its frame, script and templates, and how they are filled."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import mean
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
 from perturn.analysis import number_text
-from perturn.analysis.headline import headline
 from perturn.analysis.iteration_table import not_over, unbalanced, unit_of
-from perturn.analysis.run_comparison import against_first, flat, names_of, settings_that_differ
 from perturn.analysis.run_contents import RecordedRun
-from perturn.analysis.run_summary import set_rows, signal_rows
-from perturn.analysis.stage_list import by_stem
+from perturn.analysis.run_summary import (
+    against_first,
+    flat,
+    headline,
+    names_of,
+    set_rows,
+    settings_that_differ,
+    signal_rows,
+)
 from perturn.data.iteration_numbers import is_number
+from perturn.data.run_paths import iteration_of
 from perturn.episodes.triage import meaning
 from perturn.report import figures
 from perturn.report.credit_figures import against_own
-from perturn.report.episode_index import Catalogue
-from perturn.report.group_view import shown_group
-from perturn.report.html_shell import ASSETS, fill
-from perturn.report.report_sections import draw, sections
+from perturn.report.episode_index import Catalogue, Piece
+from perturn.report.episode_view import shown_group
+from perturn.report.report_sections import draw, script_json, sections
 from perturn.stats import Estimate, cluster_interval
 from perturn.types import Trajectory
+
+ASSETS = Path(__file__).parent / "assets"
+_THEMES = {"light": figures.theme("#1f2933", "#dfe3e8"), "dark": figures.theme("#dde2e8", "#3a424d")}
+_FILTERS = (
+    number_text.number,
+    number_text.percent,
+    number_text.interval,
+    number_text.time,
+    number_text.short,
+    number_text.count,
+)
+
+
+def fill(
+    template: str,
+    values: dict[str, Any],
+    *,
+    style: Iterable[Path],
+    code: Iterable[Path],
+    filters: Iterable[Callable[..., Any]] = (),
+    assets: Sequence[Path] = (ASSETS,),
+) -> str:
+    """Fill a template that extends `shell.html.j2`.
+
+    Args:
+        template: Its name.
+        values: Its variables.
+        style: Files of its style, in order.
+        code: Files of its script, in order.
+        filters: Functions that it writes values with, beside those of `report.text`.
+        assets: Folders that templates are looked for in.
+
+    Returns:
+        The whole page, which fetches nothing.
+    """
+    library, boot = get_plotlyjs(), script(code)
+    sheet = "\n".join(file.read_text(encoding="utf-8") for file in style)
+    environment = Environment(
+        loader=FileSystemLoader(assets), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {function.__name__: function for function in (*_FILTERS, *filters)}
+    frame = {
+        "themes": script_json(json.dumps(_THEMES)),
+        "library": _packed(library),
+        "style": Markup(sheet),
+        "boot": Markup(boot),
+        "policy": _content_policy(sheet, (library, boot)),
+    }
+    return environment.get_template(template).render(frame | values)
+
+
+def script(code: Iterable[Path]) -> str:
+    """The page's own script: its files, joined into one scope."""
+    parts = [file.read_text(encoding="utf-8") for file in code]
+    return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
+
+
+def _content_policy(style: str, scripts: Sequence[str]) -> str:
+    """Only our two scripts and our style run; nothing is fetched, and no text becomes markup.
+
+    Plotly makes an empty style element and adds rules to it, hence the hash of the empty style, and sets style
+    attributes on what it draws.
+    """
+    hashes = " ".join(_hash(each) for each in scripts)
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src {_hash(style)} {_hash('')}; "
+        "style-src-attr 'unsafe-inline'; img-src data:; "
+        "connect-src 'none'; base-uri 'none'; form-action 'none'; "
+        "require-trusted-types-for 'script'; trusted-types perturn"
+    )
+
+
+@cache
+def _packed(library: str) -> Piece:
+    packed = gzip.compress(library.encode("utf-8"), 9, mtime=0)
+    return Piece("library", base64.b64encode(packed).decode("ascii"))
+
+
+def _hash(content: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(content.encode("utf-8")).digest()).decode("ascii")
+    return f"'sha256-{digest}'"
+
 
 CODE = [
     ASSETS / f"{name}.js"
@@ -176,3 +275,49 @@ def _tokens(counts: Mapping[str, Any]) -> str:
     """Counts of tokens, as the stage named them."""
     found = [(key, value) for key, value in counts.items() if "token" in key and is_number(value)]
     return ", ".join(f"{number_text.count(value)} {key.replace('_', ' ')}" for key, value in found) or "–"
+
+
+def by_stem(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Stages with one row for all iterations of each.
+
+    Args:
+        stages: As the manifest has them.
+
+    Returns:
+        Row by name, such as `explore, 60 times`: `seconds` and `counts` are sums, `peak_memory_gb` is the highest. Of
+        shares and means among the counts, which are no whole numbers, it is the mean over those that have one. A text
+        stands where it is the same in all.
+    """
+    together: dict[str, list[str]] = {}
+    for name in stages:
+        stem = name if iteration_of(name) is None else name.rpartition("-")[0]
+        together.setdefault(stem, []).append(name)
+    return {
+        names[0] if len(names) == 1 else f"{stem}, {len(names)} times": _sum([stages[name] for name in names])
+        for stem, names in together.items()
+    }
+
+
+def _sum(notes: list[Mapping[str, Any]]) -> dict[str, Any]:
+    if len(notes) == 1:
+        return {
+            "seconds": notes[0].get("seconds"),
+            "peak_memory_gb": notes[0].get("peak_memory_gb"),
+            "counts": notes[0].get("counts") or {},
+        }
+    counts: dict[str, Any] = {}
+    means: dict[str, list[float]] = {}
+    for note in notes:
+        for key, value in (note.get("counts") or {}).items():
+            if isinstance(value, float) and is_number(value):
+                means.setdefault(key, []).append(value)
+                counts[key] = mean(means[key])
+            elif is_number(value):
+                counts[key] = counts.get(key, 0) + value
+            elif all((each.get("counts") or {}).get(key) == value for each in notes):
+                counts[key] = value
+    return {
+        "seconds": sum(float(note.get("seconds") or 0) for note in notes),
+        "peak_memory_gb": max(float(note.get("peak_memory_gb") or 0) for note in notes),
+        "counts": counts,
+    }

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from perturn.bounds import Bound, check_bounds
 from perturn.config.row_maker_settings import Made, RowInputs, RowTraits
-from perturn.config.sections import Sense, require
+from perturn.config.sections import Sense
 from perturn.config.signal_filter import Signals
 from perturn.data.origins import actions_of, ending_at
 from perturn.episodes.triage import check_signals, left_out
@@ -57,10 +57,10 @@ class Corrections:
     def __post_init__(self) -> None:
         check_bounds(self)
         check_signals(self.signals)
-        require(
-            self.length == "episode" or self.max_extra_turns is None,
-            "max_extra_turns cuts nothing with length=turn, where both sides end together; leave it out.",
-        )
+        if self.length == "turn" and self.max_extra_turns is not None:
+            raise ValueError(
+                "max_extra_turns cuts nothing with length=turn, where both sides end together; leave it out."
+            )
 
     @property
     def needs(self) -> tuple[Distance, ...]:

@@ -23,7 +23,7 @@ from perturn.data.run_paths import RunPaths, checkpoint_of
 from perturn.display.live_iterations import Iterations, doing, shows_iterations
 from perturn.display.progress_bars import at_work, console
 from perturn.episodes.episode import misfit
-from perturn.errors import ConfigError, DataError, RunError, did_you_mean
+from perturn.errors import ConfigError, DataError, RunError, check_known, within
 from perturn.faults import closing_world
 from perturn.formats.read_rows import Row, open_rows, rows_of
 from perturn.free_memory import release_memory
@@ -40,8 +40,7 @@ from perturn.run.session import (
     world_maker,
 )
 from perturn.run.stages.branch_stage import check_explorer
-from perturn.run.stages.expert_corrections import check_corrector
-from perturn.run.stages.measure_distance import check_pathfinder
+from perturn.run.stages.measure_distance import check_corrector, check_pathfinder
 from perturn.run.stages.pretraining_stage import check_teacher
 from perturn.run.stages.row_stage import ROWS_OF, check_made
 from perturn.run.stages.selector_checks import check_selection, refuse_seen
@@ -61,9 +60,6 @@ def open_run(source: Path | Recipe, overrides: Sequence[str] = (), command: str 
         source: The recipe, its file, or the folder.
         overrides: `key=value` words.
         command: The one command the run is opened for; None: the whole loop.
-
-    Raises:
-        PerturnError: The first mistake that can be found without working.
     """
     with leader_first(), at_work("opening the run"):
         return _open(ruled(resolve_recipe(source, overrides)), command)
@@ -93,9 +89,6 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
         recipe: Of the run.
         command: The one command that is given; None: the whole loop.
         trains_here: Whether a training would be done on this machine.
-
-    Raises:
-        PerturnError: The first mistake.
     """
     refuse_other(recipe)
     for follows in islice(in_order(recipe), 1, None) if command is None else ():
@@ -124,11 +117,7 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
 
 
 def _refuse_gpus(recipe: Recipe) -> None:
-    """Refuse a training that is still to be done in a process that sees several GPUs.
-
-    Raises:
-        ConfigError: Naming both ways to do it.
-    """
+    """Refuse a training that is still to be done in a process that sees several GPUs."""
     manifest = read_manifest(run_folder(recipe)) or {"stages": {}}
     trainings = [stage.name for stage in stages(recipe) if stage.command == "train"]
     waits = [name for name in trainings if not manifest["stages"].get(name, {}).get("done")]
@@ -142,14 +131,9 @@ def _refuse_gpus(recipe: Recipe) -> None:
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Refuse a tracker that is unknown or not installed.
-
-    Raises:
-        ConfigError: Saying what to install.
-    """
+    """Refuse a tracker that is unknown or not installed."""
     for name in names:
-        if name not in TRACKERS:
-            raise ConfigError(f"unknown report_to {name!r}.{did_you_mean(name, TRACKERS)}")
+        check_known(name, TRACKERS, f"unknown report_to {name!r}")
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f'report_to: {name} is not installed; run: pip install "perturn[{name}]"')
 
@@ -191,10 +175,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         PerturnError: The first mistake that can be found without working.
     """
     for follows in planned(recipe)[1:2] if command is None else ():
-        try:
+        with within("then: "):
             check(follows)
-        except ConfigError as error:
-            raise ConfigError(f"then: {error}") from error
     engine = engine_settings(recipe)
     if engine.traits.serves_checkpoints and recipe.base is None:
         refuse_misspelt(recipe.model.name)  # before torch is loaded
@@ -236,11 +218,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
 
 
 def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
-    """Read the user's own rows once, and refuse those that training would.
-
-    Raises:
-        PerturnError: If a source cannot be read, or a row is malformed.
-    """
+    """Read the user's own rows once, and refuse those that training would."""
     for key, file in own_files(recipe).items():
         kind = (
             Trajectory if recipe.rows is None or key == "expert.file" else ROWS_OF[recipe.rows.traits.makes]

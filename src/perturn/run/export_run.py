@@ -22,7 +22,7 @@ from perturn.data.run_paths import OPTIMIZER
 from perturn.errors import RunError, did_you_mean
 from perturn.formats.trl_rows import to_trl
 from perturn.io.atomic_write import replacing, write_whole
-from perturn.table import locate, require
+from perturn.table import locate, require_library
 from perturn.types import PreferencePair, Trajectory, failed, succeeded
 
 FORMS = ("trl", "datasets", "hub")
@@ -45,7 +45,7 @@ def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
     """
     _refuse_existing(output)
     if form == "datasets":
-        require("datasets", "export --to datasets", "datasets")
+        require_library("datasets", "export --to datasets", "datasets")
     found = {name: [to_trl(row) for row in rows] for name, rows in _rows(read_run(run))}
     if not found:
         raise RunError(f"{run} holds no pairs and no episodes to export; run: perturn run {run}")

@@ -10,7 +10,7 @@ from perturn.envs.load_environment import environment_maker
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import play
 from perturn.episodes.seeds import make_jobs
-from perturn.errors import ConfigError, EngineFailure, did_you_mean
+from perturn.errors import EngineFailure, check_known
 from perturn.faults import closing_world
 from perturn.run.session import make_protocol
 from perturn.run.task_lists import choose_tasks
@@ -97,6 +97,5 @@ def _find(tasks: Sequence[Task], wanted: str | None) -> Task:
     found = {task.id: task for task in tasks}
     if wanted is None:
         return tasks[0]
-    if wanted not in found:
-        raise ConfigError(f"no task {wanted!r} in split {tasks[0].split!r}.{did_you_mean(wanted, found)}")
+    check_known(wanted, found, f"no task {wanted!r} in split {tasks[0].split!r}")
     return found[wanted]

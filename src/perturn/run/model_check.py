@@ -9,7 +9,7 @@ import torch
 from perturn.chat.tokens import Renderer
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Lora
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, within
 from perturn.policy.models import add_adapters, check_vocabulary, context_length, empty_model, new_model
 from perturn.table import locate
 
@@ -47,10 +47,8 @@ def check_model(recipe: Recipe, trains: bool, renderer: Renderer | None) -> None
         raise ConfigError(f"model.max_length must be <= {limit}, the model's own limit, got {most}.")
     for name, settings in (("sft", recipe.sft), ("reward", recipe.reward), ("align", recipe.align)):
         if settings is not None and settings.lora is not None:
-            try:
+            with within(f"{name}.lora: "):
                 add_adapters(empty_base(recipe), lora_config(settings.lora), recipe.seed)
-            except ConfigError as error:
-                raise ConfigError(f"{name}.lora: {error}") from error
 
 
 def lora_config(settings: Lora) -> Any:

@@ -21,7 +21,7 @@ from perturn.data.file_seals import Seals, file_digest, read_manifest, refuse_da
 from perturn.data.run_files import Stamp, read_note
 from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.run_paths import OPTIMIZER, RunPaths
-from perturn.errors import ConfigError, RunError
+from perturn.errors import ConfigError, RunError, within
 from perturn.io.read_input import user_path
 from perturn.table import locate
 
@@ -80,7 +80,7 @@ class Maker:
             )
         return None
 
-    def require(self, needs: Needs) -> Seals:
+    def seals(self, needs: Needs) -> Seals:
         """The seals of what is read of it: the policy, and the one that it started from, or what was explored.
 
         Raises:
@@ -124,12 +124,8 @@ class Maker:
             raise RunError(f"stage {stage} of {self.folder} is not done; run: perturn run {self.folder}.")
 
     def identity(self, needs: Needs) -> dict[str, str]:
-        """Names of all that is read of it, with a SHA-256 each, as a score notes them.
-
-        Raises:
-            PerturnError: As `require`.
-        """
-        seals = self.require(needs)
+        """Names of all that is read of it, with a SHA-256 each, as a score notes them."""
+        seals = self.seals(needs)
         found = {"policy": self.policy, "policy_sha256": self._digest(seals, self.policy)}
         if "explored" in needs:
             digest = str(seals[self.paths.name(self.explored)]["sha256"])
@@ -191,10 +187,8 @@ def made_by(name: str) -> Maker | None:
     paths = RunPaths(model.parent.parent)
     if model != paths.checkpoint(model.name) or not paths.is_run:
         return None
-    try:
+    with within(f"the run that made {model} cannot be read: {paths.recipe}: "):
         return Maker(paths.folder, resolve_recipe(paths.folder), model.name)
-    except ConfigError as error:
-        raise ConfigError(f"the run that made {model} cannot be read: {paths.recipe}: {error}") from error
 
 
 def maker_of(run: Run, policy: str, needs: Needs) -> Maker:

@@ -16,7 +16,7 @@ from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.envs.remote_worlds import rules_of
 from perturn.envs.world_process import ProcessWorlds, runs_here
-from perturn.errors import ConfigError, PerturnError, did_you_mean
+from perturn.errors import ConfigError, PerturnError, did_you_mean, within
 from perturn.faults import closing_world
 from perturn.run.task_lists import choose_tasks
 from perturn.types import Environment, Task
@@ -85,10 +85,8 @@ def rules_for(protocol: str | None, env: Environment, task: Callable[[], Task]) 
     first: Sequence[str] = ("name", "format", "max_turns", "system")
     order = [*(key for key in first if key in chosen), *(key for key in chosen if key not in first)]
     settings = {key: chosen[key][0] for key in order}
-    try:
+    with within(f"{env.name} declares rules that are none: "):
         parse(ProtocolSettings, settings, "protocol")
-    except ConfigError as error:
-        raise ConfigError(f"{env.name} declares rules that are none: {error}") from error
     return Rules(settings, {key: chosen[key][1] for key in order})
 
 

@@ -98,15 +98,7 @@ def write_recipe(
 
 
 def _check_rows(recipe: Recipe, losses: Mapping[str, Any]) -> None:
-    """Reject rows that the loss of the alignment does not learn from.
-
-    Args:
-        recipe: To be written.
-        losses: Traits of each loss with its default settings, by name.
-
-    Raises:
-        ConfigError: Naming the losses that do.
-    """
+    """Reject rows that the loss of the alignment does not learn from."""
     if recipe.rows is None or recipe.align is None:
         return
     kind, name = recipe.rows.traits.makes, recipe.align.loss["name"]
@@ -262,12 +254,7 @@ def _kinds(env: Any, split: str) -> Counter[str]:
 
 
 def _protocol(env: Any, form: str) -> dict[str, Any]:
-    """The rules that an environment declares; else defaults, to be changed.
-
-    Args:
-        env: The environment.
-        form: Format under a named protocol, whose own may be too hard for a small model.
-    """
+    """The rules that an environment declares; else defaults, to be changed."""
     rules = dict(rules_for(None, env, lambda: some_task(env)).settings)
     named = PROTOCOLS.get(str(rules["name"]))
     return rules if named is None or named.format in ("tools", "plain") else {**rules, "format": form}

@@ -35,7 +35,7 @@ from perturn.data.run_paths import OPTIMIZER
 from perturn.display.progress_bars import console
 from perturn.envs.load_environment import files_beside, load_object, module_files
 from perturn.errors import ConfigError, DataError, RunError
-from perturn.formats.hub_datasets import HubName, hub_name, hub_rows
+from perturn.formats.column_files import HubName, hub_name, hub_rows
 from perturn.table import locate
 from perturn.table_index import table
 from perturn.traits import traits_of
@@ -59,14 +59,11 @@ _SAID_FROM = 1 << 30
 def refuse_changed(recipe: Recipe, command: str | None = None) -> None:
     """Refuse to go on with a run of which an input from outside has changed, or is gone and still needed.
 
-    Nothing is written. A run that has no records, since an earlier version made it, is not refused.
+    Nothing is written.
 
     Args:
         recipe: Of the run.
         command: The one command that is given; None: the whole loop.
-
-    Raises:
-        RunError: Naming the input, with both digests.
     """
     folder = run_folder(recipe)
     manifest = read_manifest(folder) or {"stages": {}}
@@ -133,21 +130,12 @@ def tell_changed(folder: Path) -> None:
 def note_inputs(run: Run) -> None:
     """Keep the digests of a run's inputs: of a new run all of them, later the times of files that were touched.
 
-    A run of an earlier version has none. They are recorded as they are now, which is said aloud.
-
     Raises:
         PerturnError: If an input cannot be read.
     """
-    known, begun = run.manifest.get("inputs"), bool(run.manifest["stages"])
+    known = run.manifest.get("inputs")
     if known is None:
-        now = _record_all(run.recipe, begun)
-        if begun and now:
-            console.print(
-                f"{run.folder} was made by a version that kept no digests of its inputs; they are recorded as they are "
-                f"now: {', '.join(now)}",
-                markup=False,
-                soft_wrap=True,
-            )
+        now = _record_all(run.recipe)
     else:
         again = {key: _again(noted) for key, noted in known.items()}
         now = {key: again[key] if again[key]["files"] else noted for key, noted in known.items()}
@@ -156,13 +144,8 @@ def note_inputs(run: Run) -> None:
         run.note_inputs(now)
 
 
-def _record_all(recipe: Recipe, begun: bool) -> Inputs:
-    """Records of all inputs that a recipe names.
-
-    Args:
-        recipe: Of the run.
-        begun: Whether the run was begun before, so that classes which its finished stages needed may be gone.
-    """
+def _record_all(recipe: Recipe) -> Inputs:
+    """Records of all inputs that a recipe names."""
     inside = Path(os.path.abspath(run_folder(recipe)))
     listed = [each for named in named_inputs(recipe) for each in _with_base(named)]
     found = {each.setting: (each.text, each.kind, _expand(each.text, each.kind)) for each in listed}
@@ -173,8 +156,7 @@ def _record_all(recipe: Recipe, begun: bool) -> Inputs:
     }
     for section, kind in (("environment", "environments"), ("credit", "credits")):
         found |= {
-            key: ("", "reads", files)
-            for key, files in _read_by(getattr(recipe, section), section, kind, begun)
+            key: ("", "reads", files) for key, files in _read_by(getattr(recipe, section), section, kind)
         }
     kept = {key: (text, kind, files.outside(inside)) for key, (text, kind, files) in found.items()}
     size = sum(file.stat().st_size for *_, files in kept.values() for file in files.files.values())
@@ -234,19 +216,13 @@ def _is_of_model(file: Path) -> bool:
     return file.is_file() and not hidden
 
 
-def _read_by(section: Section | None, key: str, kind: str, begun: bool) -> Iterator[tuple[str, Files]]:
+def _read_by(section: Section | None, key: str, kind: str) -> Iterator[tuple[str, Files]]:
     """The files that a section's class reads beyond its settings: as it declares, else those that its code names."""
     if section is None:
         return
     name = str(section.get("name"))
     beside = _beside(name)
-    try:
-        entry = load_object(name) if ":" in name else table(kind).get(name)
-    except ConfigError as error:
-        if not begun:
-            raise
-        console.print(f"what {name} reads is not recorded: {error}", markup=False, soft_wrap=True)
-        return
+    entry = load_object(name) if ":" in name else table(kind).get(name)
     reads = traits_of(entry).reads if kind == "environments" else None
     if reads is not None:
         settings = {each: value for each, value in section.items() if each != "name"}
@@ -256,11 +232,7 @@ def _read_by(section: Section | None, key: str, kind: str, begun: bool) -> Itera
 
 
 def _paths_of(reads: Any, settings: Mapping[str, Any], name: str) -> list[str | os.PathLike[str]]:
-    """The paths that a class declares to read.
-
-    Raises:
-        ConfigError: If it declares something else, or raises.
-    """
+    """The paths that a class declares to read."""
     try:
         paths = reads(settings) if callable(reads) else reads
         return [os.fspath(paths)] if isinstance(paths, str | os.PathLike) else list(map(os.fspath, paths))

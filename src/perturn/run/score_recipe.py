@@ -93,9 +93,6 @@ def learned_rules(model: str, environment: str) -> Rules | None:
     Args:
         model: A policy that comes with the package, or the folder of one among the checkpoints of a run.
         environment: Its name in a recipe.
-
-    Raises:
-        ConfigError: If this version cannot read that recipe.
     """
     if model in PACKAGED:  # made by the recipe of its name, which comes with the package too
         recipe: Recipe | None = read_recipe(shipped_recipe(model) or Path(model))

@@ -30,7 +30,7 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.lockstep_blocks import blocks_of, play_blocks
 from perturn.episodes.play_many import Job, play
 from perturn.episodes.world_threads import Hear
-from perturn.errors import ConfigError, RunError, did_you_mean
+from perturn.errors import ConfigError, RunError, did_you_mean, within
 from perturn.faults import closing_world
 from perturn.free_memory import release_memory
 from perturn.run.failure_limits import Failures
@@ -116,10 +116,8 @@ def make_protocol(settings: ProtocolSettings | None) -> EpisodeProtocol:
             f"the worked example of protocol {settings.name!r} is written in format {rules.format!r}, not "
             f"{settings.format!r}; set protocol.example to one of yours, or to [] for none."
         )
-    try:
+    with within("protocol."):
         return replace(rules, **own, format=settings.format or rules.format)
-    except ValueError as error:
-        raise ConfigError(f"protocol.{error}") from None
 
 
 def evaluation_sampling(recipe: Recipe) -> Sampling:
@@ -390,11 +388,7 @@ def _drop_broken(store: TrajectoryStore, blocks: Iterable[Sequence[Job]]) -> int
 
 
 def _require_worlds(what: str, wanted: int, most: int) -> None:
-    """Refuse to play a block for whose worlds there is no room.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
+    """Refuse to play a block for whose worlds there is no room."""
     if most < wanted:
         raise ConfigError(
             f"{what}: deterministic plays {wanted} at the same time, but there is room for {most} worlds; lower their "

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Tasks
 from perturn.data.run_files import read_note
-from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError
+from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError, within
 from perturn.faults import UNAWAITED, is_unawaited, task_fault
 from perturn.io.atomic_write import write_whole
 from perturn.io.plain_data import told
@@ -50,11 +50,7 @@ class Panels:
         return list({task.id: task for task in both}.values())
 
     def refuse_other_world(self, environment: str) -> None:
-        """Refuse another world, or another version of it or of its data, than the one that the tasks are of.
-
-        Raises:
-            RunError: With both names.
-        """
+        """Refuse another world, or another version of it or of its data, than the one that the tasks are of."""
         if environment != self.environment:
             raise RunError(
                 f"this run's tasks are of {self.environment}, and the world that plays is {environment} now; their "
@@ -82,11 +78,7 @@ def read_panels(file: Path) -> Panels | None:
 
 
 def look_up(recipe: Recipe, env: Environment) -> Panels:
-    """The tasks of every section of a recipe.
-
-    Raises:
-        ConfigError: Naming the section whose panel is empty or lacks tasks.
-    """
+    """The tasks of every section of a recipe."""
     named = {
         "base": (recipe.base.tasks or Tasks()) if recipe.base else None,
         "sft": sft_tasks(recipe) if recipe.sft else None,
@@ -97,10 +89,8 @@ def look_up(recipe: Recipe, env: Environment) -> Panels:
         named["sft"] = Tasks()
     found: dict[str, list[Task]] = {}
     for name, panel in named.items():
-        try:
+        with within(f"{name}.tasks: "):
             found |= {} if panel is None else {name: choose_tasks(env, panel)}
-        except ConfigError as error:
-            raise ConfigError(f"{name}.tasks: {error}") from error
     most = recipe.explore and recipe.explore.per_iteration
     if most and most > len(found["explore"]):
         raise ConfigError(

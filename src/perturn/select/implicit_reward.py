@@ -34,7 +34,7 @@ class ImplicitReward:
             if start is None:
                 _say_untrained(inputs, "sample of each task is scored")
                 return _equal(episodes)
-            of_episodes = locate("perturn.policy.action_rewards:episode_logprobs")
+            of_episodes = locate("perturn.policy.action_value_head:episode_logprobs")
             theirs = of_episodes(start, episodes)
             del start  # so that one policy is in memory at a time
             ours = of_episodes(inputs.open_policy(), episodes)
@@ -47,7 +47,9 @@ class ImplicitReward:
         start = inputs.open_start()
         if start is None:
             _say_untrained(inputs, "action of each turn is taken")
-        reward = start and locate("perturn.policy.action_rewards:ImplicitReward")(start.model, start.renderer)
+        reward = start and locate("perturn.policy.action_value_head:ImplicitReward")(
+            start.model, start.renderer
+        )
 
         def scores(task: Task, prompt: Prompt, actions: Sequence[Action]) -> Sequence[float]:
             return reward(prompt, actions) if reward else _equal(actions)

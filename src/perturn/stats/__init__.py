@@ -5,8 +5,7 @@ measure.
 """
 
 from perturn.stats.intervals import Bounds, Estimate, cluster_interval, mean_interval, rate_interval
-from perturn.stats.multiple_comparisons import holm, smallest_difference
-from perturn.stats.paired_tests import PairedComparison, paired_comparison
+from perturn.stats.paired_tests import PairedComparison, holm, paired_comparison, smallest_difference
 from perturn.stats.rank_correlation import rank_correlation, spearman
 from perturn.stats.seeds_and_tasks import (
     CrossedComparison,

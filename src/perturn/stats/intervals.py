@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perturn.stats.scipy_distributions import stats
+
+class _Module:
+    """A module of scipy that is imported at its first use."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+stats: Any = _Module("scipy.stats")
+"""`scipy.stats`."""
+optimize: Any = _Module("scipy.optimize")
+"""`scipy.optimize`."""
+
 
 Floats = NDArray[np.float64]
 Bounds = tuple[float, float] | None

@@ -7,8 +7,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from perturn.stats.intervals import Estimate, interval_with_spread, interval_without_spread, rounding
-from perturn.stats.scipy_distributions import stats
+from perturn.stats.intervals import Estimate, interval_with_spread, interval_without_spread, rounding, stats
 
 _MOST_BLOCKS = 200
 

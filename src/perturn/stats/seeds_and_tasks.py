@@ -21,9 +21,9 @@ from perturn.stats.intervals import (
     interval_with_spread,
     mean_interval,
     rounding,
+    stats,
 )
 from perturn.stats.paired_tests import paired_comparison
-from perturn.stats.scipy_distributions import stats
 
 DRAWS = 2_000
 SEED = 20_240_101

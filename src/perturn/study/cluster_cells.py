@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from perturn.cluster.ray_connection import Connection, Lost, Server, check_identity, identity
-from perturn.config.cluster_settings import Cluster
+from perturn.config.sections import Cluster
 from perturn.errors import ConfigError
 from perturn.study.cell_processes import do_logged
 from perturn.study.cells import Cell

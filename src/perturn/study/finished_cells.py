@@ -83,9 +83,6 @@ class Kept:
 
         Args:
             cells: All that the study has a row of.
-
-        Raises:
-            ConfigError: Naming such a row.
         """
         planned = {(runs_of(self._folder, cell, panel), panel) for cell, panel in cells}
         lost = [

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 from perturn.bounds import check_bounds
 from perturn.config.parsing import parse
-from perturn.config.sections import COUNT, require
+from perturn.config.sections import COUNT, refuse
 from perturn.config.stages import stages
 from perturn.data.run_paths import RunPaths
 from perturn.errors import ConfigError, did_you_mean
 from perturn.study.cell_results import is_done
 from perturn.study.cells import Cell, Plan, Point
 from perturn.study.finished_cells import Kept
-from perturn.study.settings import Study, Test, read_words, require_name, study_of
+from perturn.study.settings import Study, Test, bad_names, read_words, study_of
 from perturn.study.tables.study_records import read_recorded
 
 
@@ -34,11 +34,9 @@ class AgainFile:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        require_name(self.name)
-        require(
-            self.name != self.again,
-            f"again names the study itself, {self.name!r}; give this one another name.",
-        )
+        refuse(bad_names("name", [self.name]))
+        if self.name == self.again:
+            raise ValueError(f"again names the study itself, {self.name!r}; give this one another name.")
 
     @property
     def other(self) -> Path:
@@ -99,11 +97,7 @@ class Again:
 
 
 def _chosen(plan: Plan) -> dict[tuple[str, str], Point]:
-    """Environment and method -> the point that a study has chosen.
-
-    Raises:
-        ConfigError: If it is not finished.
-    """
+    """Environment and method -> the point that a study has chosen."""
     study, found = plan.study, dict[tuple[str, str], Mapping[str, Any]]()
     for row in read_recorded(study.folder).cells:
         if row["state"] != "done":
@@ -120,11 +114,7 @@ def _chosen(plan: Plan) -> dict[tuple[str, str], Point]:
 
 
 def _refuse_unmade(cell: Cell) -> None:
-    """Refuse a cell whose policy is not there, which would have to be made in the other study's folder.
-
-    Raises:
-        ConfigError: Naming the cell.
-    """
+    """Refuse a cell whose policy is not there, which would have to be made in the other study's folder."""
     makes = any(stage.command == "train" and stage.policy == cell.policy for stage in stages(cell.recipe))
     is_there = not makes or RunPaths(cell.folder).checkpoint(cell.policy).is_dir()
     if not is_done(cell, "tune") or not is_there:

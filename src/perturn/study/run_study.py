@@ -26,11 +26,7 @@ from perturn.table import locate
 
 
 def open_study(file: Path, overrides: Sequence[str] = ()) -> Board:
-    """Read a study and see how far it is; nothing is written.
-
-    Raises:
-        PerturnError: The first mistake that can be found without working.
-    """
+    """Read a study and see how far it is; nothing is written."""
     board = Board(open_plan(file, overrides))
     board.kept.refuse_loss(board.cells())
     check_study(board.plan.study, board.possible(), trains_here=board.plan.cluster is None)

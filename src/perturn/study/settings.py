@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from perturn.bounds import SEED, check_bounds
 from perturn.config.parsing import apply_overrides, parse, refuse_secrets
-from perturn.config.sections import COUNT, HeldOutTasks, require
+from perturn.config.sections import COUNT, HeldOutTasks, refuse
 from perturn.config.shipped_recipes import shipped, shipped_recipe
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import ConfigError, check_known, did_you_mean
 from perturn.io.read_input import parse_yaml, read_text, user_path
 from perturn.io.yaml_scalars import as_yaml_1_1
 from perturn.types import Sampling
@@ -84,41 +84,36 @@ class Study:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        for part, names in {"name": [self.name], "share": self.share}.items():
-            for name in names:
-                require(
-                    bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", name)),
-                    f"{part} must name a folder, got {name!r:.80}.",
-                )
-        require(self.name not in self.share, f"share names the study itself, {self.name!r}; leave it out.")
         user_path(self.output, "output")
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
+        """Yield what is wrong with names, and with settings that do not go together."""
+        yield from bad_names("name", [self.name])
+        yield from bad_names("share", self.share)
+        if self.name in self.share:
+            yield f"share names the study itself, {self.name!r}; leave it out."
         for part in ("methods", "environments"):
             for name in getattr(self, part):
-                require(
-                    bool(re.fullmatch(r"\w[\w.-]*", name)),
-                    f"{part}: {name!r:.80} must be usable in a folder's name.",
-                )
+                if not re.fullmatch(r"\w[\w.-]*", name):
+                    yield f"{part}: {name!r:.80} must be usable in a folder's name."
         for part in ("seeds", "methods"):
-            require(len(getattr(self, part)) > 0, f"{part} is empty; name at least one.")
+            if not getattr(self, part):
+                yield f"{part} is empty; name at least one."
         for pair in self.compare:
-            require(
-                len(pair) == len(set(pair)) == 2,
-                f"compare must have lists of two methods that differ, got {pair!r:.200}.",
-            )
-        require(
-            len({frozenset(pair) for pair in self.compare}) == len(self.compare),
-            "compare names two methods twice; leave one of them out.",
-        )
-        require(len(set(self.seeds)) == len(self.seeds), f"seeds must differ, got {self.seeds}.")
+            if not len(pair) == len(set(pair)) == 2:
+                yield f"compare must have lists of two methods that differ, got {pair!r:.200}."
+        if len({frozenset(pair) for pair in self.compare}) < len(self.compare):
+            yield "compare names two methods twice; leave one of them out."
+        if len(set(self.seeds)) < len(self.seeds):
+            yield f"seeds must differ, got {self.seeds}."
         for key, values in (*self.by_seed.items(), *self.sweep.items()):
-            require(len(values) > 0, f"{key} has no value; name at least one.")
-        unknown = [seed for seed in self.tuned_seeds if seed not in self.seeds]
-        require(not unknown, f"tune.seeds must be among the study's seeds {self.seeds}, got {unknown}.")
-        swept = bool(self.sweep) or any(method.get(SWEEP) for method in self.methods.values())
-        require(
-            self.tune is not None or not swept,
-            "sweep needs a panel to choose on; set tune.tasks, such as a dev split.",
-        )
+            if not values:
+                yield f"{key} has no value; name at least one."
+        if unknown := [seed for seed in self.tuned_seeds if seed not in self.seeds]:
+            yield f"tune.seeds must be among the study's seeds {self.seeds}, got {unknown}."
+        if self.tune is None and (self.sweep or any(method.get(SWEEP) for method in self.methods.values())):
+            yield "sweep needs a panel to choose on; set tune.tasks, such as a dev split."
 
     @property
     def tuned_seeds(self) -> list[int]:
@@ -133,13 +128,11 @@ class Study:
         return Path(self.output) / self.name
 
 
-def require_name(name: str) -> None:
-    """Refuse a study's name that is no folder's.
-
-    Raises:
-        ConfigError: Naming it.
-    """
-    require(bool(re.fullmatch(r"[\w.-]*\w[\w.-]*", name)), f"name must name a folder, got {name!r:.80}.")
+def bad_names(part: str, names: Iterable[str]) -> Iterator[str]:
+    """Yield the names of studies that cannot name a folder."""
+    for name in names:
+        if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name):
+            yield f"{part} must name a folder, got {name!r:.80}."
 
 
 def read_study(file: Path, overrides: Sequence[str] = ()) -> tuple[Study, dict[str, Any]]:
@@ -147,9 +140,6 @@ def read_study(file: Path, overrides: Sequence[str] = ()) -> tuple[Study, dict[s
 
     Returns:
         The study, and the recipe's mapping as it is written.
-
-    Raises:
-        ConfigError: The first mistake, in one line saying where.
     """
     return study_of(read_words(file, overrides), file.parent)
 
@@ -172,9 +162,6 @@ def study_of(data: dict[str, Any], beside: Path) -> tuple[Study, dict[str, Any]]
     Args:
         data: As `read_words` gives it.
         beside: Folder in which the recipe is looked for first.
-
-    Raises:
-        ConfigError: The first mistake, in one line saying where.
     """
     laid_over = {key: as_yaml_1_1(data[key]) for key in _LAID_OVER if key in data}
     study = parse(Study, {**data, **laid_over})
@@ -211,8 +198,7 @@ def _completed(study: Study, recipe: Mapping[str, Any]) -> Study:
     usual = {"base": BASE} | ({"sft": SFT} if recipe.get("sft") is not None else {})
     methods = {**{name: each for name, each in usual.items() if name not in study.methods}, **study.methods}
     baseline = study.baseline or next(name for name in ("sft", "base") if name in methods)
-    if baseline not in methods:
-        raise ConfigError(f"unknown baseline {baseline!r}.{did_you_mean(baseline, methods)}")
+    check_known(baseline, methods, f"unknown baseline {baseline!r}")
     for pair in study.compare:
         _refuse_pair(pair, methods, baseline)
     own = (recipe.get("environment") or {}).get("name", "environment")
@@ -221,14 +207,9 @@ def _completed(study: Study, recipe: Mapping[str, Any]) -> Study:
 
 
 def _refuse_pair(pair: Sequence[str], methods: Collection[str], baseline: str) -> None:
-    """Refuse a comparison of a method that is not there, or one that is made anyhow.
-
-    Raises:
-        ConfigError: Naming the method, or both.
-    """
+    """Refuse a comparison of a method that is not there, or one that is made anyhow."""
     for name in pair:
-        if name not in methods:
-            raise ConfigError(f"compare: unknown method {name!r}.{did_you_mean(name, methods)}")
+        check_known(name, methods, f"compare: unknown method {name!r}")
     if baseline in pair:
         raise ConfigError(
             f"compare: {' and '.join(pair)} are compared anyhow, since {baseline} is the baseline; leave them out."

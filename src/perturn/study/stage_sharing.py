@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from perturn.chat.model_names import is_local
 from perturn.config.outside_files import named_inputs
-from perturn.config.recipe import Recipe
+from perturn.config.recipe import Recipe, read_recipe
 from perturn.config.stages import Stage, is_read, stages
 from perturn.data.file_seals import read_manifest
 from perturn.data.run_folder import Run, counted_settings
+from perturn.data.run_paths import RunPaths
+from perturn.errors import ConfigError, did_you_mean
 from perturn.run.recorded_inputs import changes
 from perturn.study.cells import Cell
+from perturn.study.settings import Study
 
 
 @dataclass(frozen=True)
@@ -151,3 +155,40 @@ def held_stages(folder: Path) -> set[str]:
 def take_over(run: Run, stage: Stage, sources: Sources) -> bool:
     """Take a stage over from the first run that has finished it; whether one has."""
     return any(run.take_over(stage.name, each.folder, each.alike) for each in sources.get(stage.name, ()))
+
+
+_log = logging.getLogger(__name__)
+
+
+def lent_runs(study: Study) -> Iterator[tuple[Path, Recipe]]:
+    """Runs of the studies that a study shares with, with their recipes.
+
+    A run whose recipe this version cannot read is left out, and a warning names it.
+
+    Raises:
+        ConfigError: If one of these studies is not there.
+    """
+    for name in study.share:
+        for folder in _runs(study, name):
+            if not RunPaths(folder).is_run:
+                continue
+            try:
+                recipe = read_recipe(RunPaths(folder).recipe)
+            except ConfigError as error:
+                _log.warning(
+                    "share: nothing is taken over from %s, whose recipe cannot be read: %s", folder, error
+                )
+                continue
+            yield folder, recipe
+
+
+def _runs(study: Study, name: str) -> list[Path]:
+    """The folders of the runs of another study; none where its results alone are left."""
+    other = study.folder.parent / name
+    if (other / "runs").is_dir():
+        return sorted((other / "runs").iterdir())
+    if (other / "cells.json").is_file():
+        _log.warning("share: the runs of study %s are gone, so nothing is taken over from it", name)
+        return []
+    known = {each.parent.name for each in study.folder.parent.glob("*/runs")} - {study.name}
+    raise ConfigError(f"share: study {name!r} has no runs in {other / 'runs'}.{did_you_mean(name, known)}")

@@ -10,7 +10,7 @@ from perturn.config.recipe import Recipe
 from perturn.config.sections import Tasks
 from perturn.config.stages import own_files
 from perturn.data.run_paths import RunPaths
-from perturn.errors import ConfigError, PerturnError
+from perturn.errors import ConfigError, PerturnError, within
 from perturn.faults import closing_world
 from perturn.formats.read_rows import read_rows
 from perturn.io.read_input import user_path
@@ -35,9 +35,6 @@ def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True
         study: The study.
         cells: All that may be worked on.
         trains_here: Whether they are done on this machine, and not on the nodes of a cluster.
-
-    Raises:
-        PerturnError: The first mistake; it names the cell.
     """
     check_parquet()
     methods, panels = set(), set()
@@ -74,12 +71,7 @@ def _panels(recipe: Recipe) -> str:
 
 
 def _refuse_overlap(study: Study, cell: Cell) -> None:
-    """Refuse a panel to tune or test on of which a stage of the cell's run would learn a task.
-
-    Raises:
-        ConfigError: Naming the panel, what has a task of it too, and the task.
-        DataError: If a file of the user's cannot be read.
-    """
+    """Refuse a panel to tune or test on of which a stage of the cell's run would learn a task."""
     with closing_world(world_maker(cell.recipe)()) as env:
         tested = _ids(env, study.test.tasks, "test.tasks")
         tuned = set() if study.tune is None else _ids(env, study.tune.tasks, "tune.tasks")
@@ -93,11 +85,7 @@ def _refuse_overlap(study: Study, cell: Cell) -> None:
 
 
 def _refuse_shared(panel: str, held: set[str], others: Mapping[str, set[str]]) -> None:
-    """Refuse a panel that shares a task with others.
-
-    Raises:
-        ConfigError: Naming both and a task.
-    """
+    """Refuse a panel that shares a task with others."""
     must_not = (
         "tested must not be learned or tuned on" if panel == "test.tasks" else "tuned on must not be learned"
     )
@@ -121,7 +109,5 @@ def _ids_in(file: str, key: str) -> set[str]:
 
 def _ids(env: Environment, panel: Tasks, where: str) -> set[str]:
     """Ids of the tasks of a panel."""
-    try:
+    with within(f"{where}: "):
         return {task.id for task in choose_tasks(env, panel)}
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perturn.data.episode_outcomes import Outcome
-from perturn.study.borrowed_stages import lent_runs
 from perturn.study.cell_results import PANELS, Panel, choose, is_done, outcomes
 from perturn.study.cells import Cell, Plan, Point
 from perturn.study.finished_cells import Kept
 from perturn.study.rescore import Again
-from perturn.study.stage_sharing import Sharing
+from perturn.study.stage_sharing import Sharing, lent_runs
 
 Method = tuple[str, str]
 """An environment and a method."""

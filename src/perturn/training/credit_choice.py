@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
 from perturn.config.parsing import build
 from perturn.credit import CREDITS, Credit, CreditTraits
 from perturn.envs.load_environment import load_object
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, check_none
 from perturn.losses import LOSSES, Loss
 from perturn.losses.protocol import check_loss
 from perturn.needs import Distance, Need, Reference, names_of
@@ -47,30 +47,33 @@ def check_credit(credit: Any, name: str) -> None:
     Raises:
         ConfigError: Naming what it lacks.
     """
+    check_none(_faults(credit, name))
+
+
+def _faults(credit: Any, name: str) -> Iterator[str]:
+    """Yield what a credit does not say of what it reads, or how."""
     members = set(dir(credit))
     if not {"needs", "traits"} <= members:
-        raise ConfigError(
+        yield (
             f"credit {name!r} must have {'traits' if 'needs' in members else 'needs'}; write needs = () and traits = "
             "CreditTraits() in its class if there is nothing to say. See perturn.credit.Credit."
         )
     if not isinstance(credit.needs, tuple) or not all(isinstance(one, str | Need) for one in credit.needs):
-        raise ConfigError(
+        yield (
             f"credit {name!r} must have needs, a tuple of names and requests of what is computed for it, got "
             f"{credit.needs!r:.80}; write needs = () in its class if there is nothing. See perturn.credit.Credit."
         )
     kind = type(credit)
     check_names(kind, kind="credit", known=CREDIT_NAMES, traits=CreditTraits)
     if not isinstance(credit.traits, CreditTraits):
-        raise ConfigError(
-            f"credit {name!r} must have traits, a perturn.credit.CreditTraits, got {credit.traits!r:.80}."
-        )
+        yield (f"credit {name!r} must have traits, a perturn.credit.CreditTraits, got {credit.traits!r:.80}.")
     if credit.traits.sets_clip != ("clips" in members):
-        raise ConfigError(
+        yield (
             f"credit {name!r} must have both the trait sets_clip and a method clips, or neither; see "
             "perturn.credit.CreditTraits."
         )
     if credit.traits.sets_clip and not credit.traits.needs_group:
-        raise ConfigError(
+        yield (
             f"credit {name!r} sets clip ranges without needs_group=True, so that clips are not asked for; see "
             "perturn.credit.CreditTraits."
         )
@@ -98,28 +101,33 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
             "credit, or leave one of the two out."
         )
     credit = make_credit(section)
+    check_none(_misfits(credit, loss, str(section.get("name")), str(settings.get("name"))))
+    return credit
+
+
+def _misfits(credit: Credit, loss: Loss, name: str, trained: str) -> Iterator[str]:
+    """Yield why a credit cannot weigh the turns of a loss."""
     if credit.traits.needs_group and loss.traits.needs_rejected:
-        raise ConfigError(
-            f"credit {section['name']!r} compares the trajectories of a group, and loss {settings['name']!r} the two "
+        yield (
+            f"credit {name!r} compares the trajectories of a group, and loss {trained!r} the two "
             "of a pair; name a loss on single trajectories, such as ppo-clip, or a credit that weighs turns alone, "
             "such as uniform."
         )
     if credit.traits.sets_clip and not loss.traits.reads_clip:
-        raise ConfigError(
-            f"credit {section['name']!r} sets the clip range of a turn, and loss {settings['name']!r} has none; name a "
+        yield (
+            f"credit {name!r} sets the clip range of a turn, and loss {trained!r} has none; name a "
             "loss that has one, such as ppo-clip."
         )
     if loss.traits.needs_behavior:  # of groups, whose quantities are computed before training
-        return credit
+        return
     computed = frozenset() if credit.traits.needs_group else ROW_NEEDS
     unknown = sorted(names_of(credit.needs) - computed)
     if unknown:
-        raise ConfigError(
-            f"credit {section['name']!r} needs {', '.join(unknown)}, which training does not compute"
+        yield (
+            f"credit {name!r} needs {', '.join(unknown)}, which training does not compute"
             f"{' of a group' if credit.traits.needs_group else ''}; it computes "
             f"{', '.join(sorted(computed)) or 'nothing'}."
         )
-    return credit
 
 
 def make_loss(section: Mapping[str, Any], where: str = "loss") -> Loss:

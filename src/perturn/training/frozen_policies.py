@@ -17,7 +17,7 @@ from perturn.errors import ConfigError
 from perturn.policy.logprobs import Track
 from perturn.policy.packing import Examples
 from perturn.policy.reference import Precision, probe_logprobs, reference_identity, reference_logprobs
-from perturn.training.mismatched_rows import sequences_of, with_logprobs
+from perturn.training.row_intake import sequences_of, with_logprobs
 from perturn.training.turn_config import TurnConfig
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sized
+from collections.abc import Collection, Iterator, Sized
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
@@ -13,9 +13,9 @@ from transformers import TrainingArguments, get_scheduler
 from transformers.trainer import OPTIMIZER_NAME
 
 from perturn.bounds import SEED, bounds, texts
-from perturn.config.peer_settings import PEERS
+from perturn.config.peer_settings import peers
 from perturn.config.sections import Sft, Train
-from perturn.errors import ConfigError, closest
+from perturn.errors import ConfigError, check_none, closest
 from perturn.policy.examples import LOSS_ON, SHARED_PREFIX
 
 _MANY_STEPS = 1_000_000
@@ -96,11 +96,7 @@ class TurnConfig(TrainingArguments):
     remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows are examples."})
 
     def __new__(cls, *args: Any, **settings: Any) -> TurnConfig:
-        """Refuse settings that do not exist, with what to write instead; `__init__` does the rest.
-
-        Raises:
-            ConfigError: Naming the first one.
-        """
+        """Refuse settings that do not exist, with what to write instead; `__init__` does the rest."""
         known = {each.name for each in fields(cls)}
         for name in settings:
             if name not in known:
@@ -121,29 +117,9 @@ class TurnConfig(TrainingArguments):
         super().__post_init__()  # type: ignore[no-untyped-call]
         if not torch.accelerator.is_available():  # pinned memory speeds copies to one
             self.dataloader_pin_memory = False
-        hints = get_type_hints(Train, include_extras=True)
-        limits = [("seed", SEED), ("data_seed", SEED)]
-        limits += [
-            (name, bound) for name in ("token_budget", "learning_rate") for bound in bounds(hints[name])
-        ]
-        for name, bound in limits:
-            side = bound.broken_by(getattr(self, name) or 0)
-            if side is not None:
-                raise ConfigError(f"{name} must be {side}, got {getattr(self, name)}.")
+        check_none(self._out_of_bounds())
         self._check_optimizer()
-        if self.accelerator_config.dispatch_batches:  # type: ignore[union-attr]
-            raise ConfigError(
-                "accelerator_config.dispatch_batches must be off, got True; each process reads and packs its own rows."
-            )
-        self._refuse_unread()
-        earlier = self.optimizer_from
-        if earlier is not None and not (Path(earlier) / OPTIMIZER_NAME).is_file():
-            raise ConfigError(
-                f"optimizer_from: {earlier} holds no {OPTIMIZER_NAME}; name a checkpoint of a training."
-            )
-        for name, known in (("shared_prefix", SHARED_PREFIX), ("loss_on", LOSS_ON)):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}.")
+        check_none(self._unread())
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Steps in which the learning rate rises from 0; of a single step none, or training would change nothing."""
@@ -151,17 +127,38 @@ class TurnConfig(TrainingArguments):
             return 0
         return int(super().get_warmup_steps(num_training_steps))
 
-    def _refuse_unread(self) -> None:
-        """Refuse settings of transformers that rows in packs cannot keep, or that no loss of ours reads."""
+    def _out_of_bounds(self) -> Iterator[str]:
+        """Yield numbers outside their bounds, of which a recipe's are declared at its own settings."""
+        hints = get_type_hints(Train, include_extras=True)
+        limits = [("seed", SEED), ("data_seed", SEED)]
+        limits += [
+            (name, bound) for name in ("token_budget", "learning_rate") for bound in bounds(hints[name])
+        ]
+        for name, bound in limits:
+            if (side := bound.broken_by(getattr(self, name) or 0)) is not None:
+                yield f"{name} must be {side}, got {getattr(self, name)}."
+
+    def _unread(self) -> Iterator[str]:
+        """Yield settings that rows in packs cannot keep, that no loss of ours reads, or that name nothing."""
+        if self.accelerator_config.dispatch_batches:  # type: ignore[union-attr]
+            yield (
+                "accelerator_config.dispatch_batches must be off, got True; each process reads and packs its own rows."
+            )
         if self.train_sampling_strategy not in ("random", "sequential"):
-            raise ConfigError(
+            yield (
                 f"train_sampling_strategy must be random or sequential, got {self.train_sampling_strategy!r}; packs "
                 "have no padding, so rows of like length need not come together."
             )
         if self.label_smoothing_factor:
-            raise ConfigError(
+            yield (
                 f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}; no loss of ours smooths labels."
             )
+        earlier = self.optimizer_from
+        if earlier is not None and not (Path(earlier) / OPTIMIZER_NAME).is_file():
+            yield f"optimizer_from: {earlier} holds no {OPTIMIZER_NAME}; name a checkpoint of a training."
+        for name, known in (("shared_prefix", SHARED_PREFIX), ("loss_on", LOSS_ON)):
+            if getattr(self, name) not in known:
+                yield f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}."
 
     def _check_optimizer(self) -> None:
         """Make the optimizer and the schedule of its learning rate once, for a weight of no use."""
@@ -194,7 +191,7 @@ class TurnConfig(TrainingArguments):
 def _unknown_setting(name: str, known: Collection[str]) -> str:
     """Return the message about a setting that `TurnConfig` lacks: what to write instead, or what was meant."""
     said = f"unknown setting {name!r} of TurnConfig."
-    if (peer := PEERS.get(name)) is not None:
+    if (peer := peers().get(name)) is not None:
         return f"{said} {peer.in_config}"
     meant = closest(name, known, cutoff=0.6)
     return (

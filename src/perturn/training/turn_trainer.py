@@ -21,7 +21,7 @@ from accelerate.utils import DistributedType, gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from perturn.chat.end_tokens import keep_ends
+from perturn.chat.control_tokens import keep_ends
 from perturn.chat.tokens import Renderer
 from perturn.formats.read_rows import Row
 from perturn.formats.row_sources import Location
@@ -52,18 +52,19 @@ from perturn.policy.packing import (
 from perturn.policy.reference import weigh_all
 from perturn.training.credit_choice import loss_and_credit, trains_own_turns
 from perturn.training.frozen_policies import Frozen
-from perturn.training.mismatched_rows import mismatches, sequences_of, with_mismatched
-from perturn.training.row_intake import take_rows
+from perturn.training.row_intake import mismatches, sequences_of, take_rows, with_mismatched
 from perturn.training.sampled_rows import behavior_logprobs, weigh_rows, with_weight
 from perturn.training.trainer_evaluation import (
     EvaluatingTrainer,
+    Means,
     RowValues,
     encoded_sets,
     parts_of,
     refuse_best_metric,
     refuse_metrics,
+    row_metrics,
+    step_metrics,
 )
-from perturn.training.training_metrics import Means, row_metrics, step_metrics
 from perturn.training.turn_config import (
     TurnConfig,
     may_begin,
@@ -371,10 +372,8 @@ class TurnTrainer(EvaluatingTrainer):
         if args.optimizer_from is not None:
             self._load_optimizer_and_scheduler(args.optimizer_from)
         elif rises:
-            with warnings.catch_warnings(
-                action="ignore", category=UserWarning
-            ):  # torch expects a step before
-                scheduler.step()
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
+                scheduler.step()  # torch expects a step of the optimizer before
         return self.lr_scheduler
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:

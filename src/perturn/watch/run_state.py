@@ -22,8 +22,7 @@ from perturn.data.run_paths import begun
 from perturn.errors import RunError
 from perturn.io.read_input import read_text
 from perturn.watch.alarms import Alarm, Vitals, alarms
-from perturn.watch.growing_files import Tail, parse_metrics
-from perturn.watch.iteration_view import Iteration, is_done, look_at_iterations
+from perturn.watch.iteration_view import Iteration, Tail, is_done, look_at_iterations, parse_metrics
 
 _SILENT_SECONDS = 12 * HEARTBEAT_SECONDS
 """Without a sign of life for so long, a process on another machine counts as dead."""
@@ -297,15 +296,7 @@ def _verdict(
     progress: Mapping[str, Any],
     holder: tuple[int, bool] | None,
 ) -> tuple[str, str]:
-    """The run's state, and what it means.
-
-    Args:
-        folder: Of the run.
-        stages: Done, running and waiting.
-        now: The stage that ran last.
-        progress: What its process tells of it.
-        holder: The process that took the folder and has not left it, and whether it lives; None: nobody has it.
-    """
+    """The run's state, and what it means."""
     again = f"`perturn run {folder}` goes on from there."
     if now is not None and now.state != "done":
         pid, error = progress.get("pid"), progress.get("error")

@@ -6,7 +6,7 @@ import torch
 from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy.logprobs import action_logprobs, logprobs_and_entropy
 from perturn.policy.packing import lay_out
-from perturn.training.training_metrics import Means, by_position
+from perturn.training.trainer_evaluation import Means, by_position
 
 from ..training import PAIRS, scaled
 from .episodes import weighted
@@ -110,7 +110,7 @@ def test_a_mean_is_over_the_values_of_all_passes_and_processes(monkeypatch):
     means.add("ratio", torch.ones(2))
     means.add("ratio", torch.ones(1))
     monkeypatch.setattr(
-        "perturn.training.training_metrics.gather_object", lambda own: [*own, {"ratio": [5.0, 1.0]}]
+        "perturn.training.trainer_evaluation.gather_object", lambda own: [*own, {"ratio": [5.0, 1.0]}]
     )
 
     assert means.take() == {"ratio": 2.0}

@@ -1,7 +1,6 @@
 """The table of a study in Markdown."""
 
-from perturn.study.tables.markdown_tables import tables
-from perturn.study.tables.study_page import write_study_page
+from perturn.study.tables.study_page import tables, write_study_page
 from perturn.study.tables.verdicts import summarize
 from study.recorded_studies import make, panel, small, write
 

@@ -1,7 +1,5 @@
 """Folders of studies that are damaged: refused by the file and the place."""
 
-import json
-
 import pytest
 
 from perturn.errors import RunError
@@ -43,20 +41,6 @@ def test_rows_of_episodes_come_back_as_they_were_written(tmp_path):
     write_episodes(tmp_path / EPISODES, [row, without | {"score": 0.1 + 0.2}])
 
     assert read_episodes(tmp_path / EPISODES) == [row, without | {"score": 0.1 + 0.2}]
-
-
-def test_json_lines_of_an_earlier_version_are_read(tmp_path):
-    """Where there is no Parquet beside them; a damaged line is refused by its number."""
-    _, rows = small(tmp_path, {"sft": {0: panel(1)}})
-    (tmp_path / EPISODES).unlink()
-    former = tmp_path / "episodes.jsonl"
-    former.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    assert read_episodes(tmp_path / EPISODES) == rows
-    with former.open("a") as file:
-        file.write("{")
-    with pytest.raises(RunError, match=rf"episodes\.jsonl:{len(rows) + 1}: expected JSON"):
-        read_episodes(tmp_path / EPISODES)
 
 
 def test_a_row_without_a_value_is_refused_by_its_number(tmp_path):

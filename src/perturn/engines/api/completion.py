@@ -1,7 +1,9 @@
-"""Schema of a chat completion: the fields that must be there for an answer to be read."""
+"""Messages and answers of a chat-completions server: how messages are written, and the schema of an answer."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired
 
 from pydantic import Field
@@ -9,6 +11,7 @@ from typing_extensions import TypedDict
 
 from perturn.errors import DataError
 from perturn.io.read_input import check_shape, parse_object
+from perturn.types import Message, Prompt
 
 Tokens = Annotated[int, Field(ge=0, le=10**9)]
 
@@ -62,3 +65,33 @@ def read_usage(completion: dict[str, Any]) -> tuple[int, int] | None:
         return None
     counts = (usage["prompt_tokens"], usage["completion_tokens"])
     return counts if any(counts) else None
+
+
+def to_chat(prompt: Prompt) -> list[Message]:
+    """The conversation up to and with the newest observation, as the protocol takes it."""
+    heard = [message for turn in prompt.turns for message in (*turn.observation, turn.action.message())]
+    messages: list[Message] = []
+    waiting: list[str] = []
+    for index, message in enumerate([*prompt.messages, *heard, *prompt.observation]):
+        written = {key: value for key, value in message.items() if key != "reasoning_content"}
+        if written.get("tool_calls"):
+            calls = [_call(call, f"call_{index}_{n}") for n, call in enumerate(written["tool_calls"])]
+            written["tool_calls"] = calls
+            waiting = [call["id"] for call in calls]
+        elif written.get("role") == "tool" and waiting:  # results come in the order of the calls
+            own = written.setdefault("tool_call_id", waiting[0])
+            waiting = [each for each in waiting if each != own]
+        messages.append(written)
+    return messages
+
+
+def _call(call: Mapping[str, Any], fallback: str) -> dict[str, Any]:
+    """A call in the form of chat templates -> the protocol's."""
+    function = dict(call.get("function", call))
+    arguments = function.get("arguments", {})
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {
+        "id": call.get("id") or fallback,
+        "type": "function",
+        "function": {"name": function["name"], "arguments": text},
+    }

@@ -6,10 +6,15 @@ paid for are read from here, so neither the budget is forgotten nor an answer bo
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NotRequired
 
+import httpx2
+import openai
 from typing_extensions import TypedDict
 
 from perturn.engines.api.completion import Tokens
@@ -91,3 +96,69 @@ class Ledger:
         self.requests += 1
         if line["answer"] is not None:
             self.answers[line["request"]] = line["answer"]
+
+
+LONGEST_ANSWER = 1 << 24
+"""Bytes of an answer; the longest contexts there are take a quarter of it."""
+
+
+class OversizedAnswer(Exception):
+    """A server sent more than `LONGEST_ANSWER`, or packed what it sent."""
+
+
+class LimitedClient(openai.DefaultAsyncHttpxClient):
+    """The official client's HTTP client, within limits."""
+
+    def __init__(self, seconds: float, per_minute: float | None) -> None:
+        """Make a client.
+
+        Args:
+            seconds: Limit for each request, from its sending to the last byte of its answer.
+            per_minute: Requests sent in a minute at most, evenly spaced; the wait for that does not count.
+        """
+        super().__init__(headers={"Accept-Encoding": "identity"}, event_hooks={"response": [_bound]})
+        self._seconds = seconds
+        self._gap = 60 / per_minute if per_minute else 0.0
+        self._next = 0.0
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send a request and read its answer.
+
+        Raises:
+            ReadTimeout: If that takes too long; the official client sends it again.
+            OversizedAnswer: If the answer is too long.
+        """
+        now = time.monotonic()
+        turn = max(now, self._next)
+        self._next = turn + self._gap
+        await asyncio.sleep(turn - now)
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await super().send(request, **options)
+        except TimeoutError as error:
+            raise httpx2.ReadTimeout(f"no answer in {self._seconds:g} s", request=request) from error
+
+
+async def _bound(response: httpx2.Response) -> None:
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise OversizedAnswer("it is packed, which was not asked for")
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    response.stream = _Bounded(response.stream)
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """A stream that ends in an error where it grows too long."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        length = 0
+        async for chunk in self._stream:
+            length += len(chunk)
+            if length > LONGEST_ANSWER:
+                raise OversizedAnswer(f"it is longer than {LONGEST_ANSWER} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

@@ -13,7 +13,7 @@ from perturn.bounds import EFFORT, SECONDS, Bound, check_bounds
 from perturn.data.run_paths import RunPaths
 from perturn.engines.protocol import Serving
 from perturn.errors import ConfigError
-from perturn.table import locate, require
+from perturn.table import locate, require_library
 from perturn.traits import EngineTraits
 from perturn.types import Engine
 
@@ -80,14 +80,14 @@ class ApiSettings:
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
         """See that library and key are there, and that the key does not stand in the recipe; nothing is sent."""
-        require("openai", "engine api", "api")
+        require_library("openai", "engine api", "api")
         key = self.read_key()
         if key and len(key) >= self.SECRET_LENGTH and key in recipe:
             raise ConfigError(f"the recipe holds the key that is in {self.api_key_env}; take it out.")
 
     def open(self, serving: Serving) -> Engine:
         """Ask the server for answers, and keep what was bought in the run's folder."""
-        require("openai", "engine api", "api")
+        require_library("openai", "engine api", "api")
         ledger = RunPaths(serving.folder).ledger if serving.folder else None
         engine: Engine = locate("perturn.engines.api.engine:ApiEngine")(
             serving.model, self, stop=serving.stop, ledger=ledger

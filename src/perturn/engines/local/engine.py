@@ -23,8 +23,7 @@ from perturn.engines.local.cache_blocks import Blocks, capacity_for
 from perturn.engines.local.draft_tokens import CONTEXT, Drafts, Pace
 from perturn.engines.local.kv_cache import CALL_BYTES, NAME, History, attending
 from perturn.engines.local.packed_linear import pack_linears
-from perturn.engines.local.prefix_tree import Beginning, Beginnings
-from perturn.engines.local.prompt_rows import Row
+from perturn.engines.local.prefix_tree import Beginning, Beginnings, Row
 from perturn.engines.local.sampling import choose
 from perturn.engines.local.served_models import CHECK, check_layers, words_alone
 from perturn.engines.local.weight_files import stored_weights

@@ -23,8 +23,16 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from perturn.engines.local.cache_attention import Ask, Shared, by_products, dot_products, masks
-from perturn.engines.local.cache_blocks import Block, Blocks, Slot
+from perturn.engines.local.cache_blocks import (
+    Ask,
+    Block,
+    Blocks,
+    Shared,
+    Slot,
+    by_products,
+    dot_products,
+    masks,
+)
 from perturn.engines.local.prefix_tree import Beginning
 from perturn.errors import ModelError
 

@@ -7,12 +7,19 @@ a conversation has use for them, and no longer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, WeakValueDictionary
 
 from torch import Tensor
+
+from perturn.types import Prompt, Sampling
+
+if TYPE_CHECKING:
+    from perturn.engines.local.kv_cache import History
 
 _PAGE = 32
 """Beginnings are compared by so many tokens at a time: parting ways in between is no beginning of its own."""
@@ -126,3 +133,44 @@ def _in_common(one: Sequence[Page], other: Sequence[Page]) -> int:
     """Pages that both begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+@dataclass(eq=False)
+class Row:
+    """One prompt, and its answer as it grows."""
+
+    prompt: Prompt
+    sampling: Sampling
+    ids: list[int]
+    longest: int
+    """Tokens of prompt and answer, at most."""
+    draw: random.Random
+    history: History
+    capacity: int = 0
+    """Tokens that its slot will hold, once it joined the batch."""
+    answer: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer so far."""
+        return len(self.ids) + len(self.answer)
+
+    @property
+    def fresh(self) -> list[int]:
+        """Tokens that have not been through the model."""
+        done = len(self.history.ids)
+        return self.ids[done:] + self.answer if done < len(self.ids) else self.answer[done - len(self.ids) :]
+
+    @property
+    def missing(self) -> int:
+        """Number of them."""
+        return self.length - len(self.history.ids)
+
+    def tail(self, tokens: int) -> list[int]:
+        """The last tokens of prompt and answer."""
+        return (self.ids[-tokens:] + self.answer)[-tokens:]
+
+    def ended(self, end_ids: Collection[int]) -> bool:
+        """Whether the answer is whole."""
+        return self.answer[-1] in end_ids or self.length >= self.longest

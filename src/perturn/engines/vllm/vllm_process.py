@@ -14,7 +14,7 @@ from perturn.engines.vllm.orphan_watch import Watch
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.worker import EXTENSION, METHOD
 from perturn.errors import ContextFull, EngineFailure, RunError
-from perturn.table import require
+from perturn.table import require_library
 
 _CPU_GIGABYTES = 2.0
 """Memory for keys and values on a CPU, where vLLM would take nearly all there is."""
@@ -24,7 +24,7 @@ _CPU_BLOCK = 32
 
 def require_vllm() -> None:
     """Refuse to go on without vLLM."""
-    require("vllm", "engine vllm", "vllm", ", or name running servers with engine.servers.")
+    require_library("vllm", "engine vllm", "vllm", ", or name running servers with engine.servers.")
 
 
 class InProcess:

@@ -15,7 +15,7 @@ from perturn.engines.vllm.backend import Sampled
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.worker import EXTENSION, METHOD
 from perturn.errors import ContextFull, EngineFailure, RunError
-from perturn.table import require
+from perturn.table import require_library
 
 _GENERATE = "/inference/v1/generate"
 _PROBE: dict[str, Any] = {"token_ids": [0], "sampling_params": {"max_tokens": 1}}
@@ -33,7 +33,7 @@ class Servers:
         Raises:
             ConfigError: If the client library is missing.
         """
-        require("openai", "engine.servers", "api")
+        require_library("openai", "engine.servers", "api")
         import openai
 
         self.replicas = len(settings.servers)

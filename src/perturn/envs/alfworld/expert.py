@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perturn.envs.alfworld.places import TREATED_AT, promise
+from perturn.envs.alfworld.game_text import TREATED_AT, promise
 from perturn.errors import EnvironmentFailure
 from perturn.types import Observation
 
@@ -52,11 +52,7 @@ class Wish:
 
 
 def read_task(text: str) -> Wish:
-    """The first observation of a game -> what is asked for.
-
-    Raises:
-        EnvironmentFailure: If it is said in none of the ways that ALFWorld has.
-    """
+    """The first observation of a game -> what is asked for."""
     said = text.rpartition("Your task is to: ")[2].strip().rstrip(".")
     for pattern in _TASKS:
         if match := pattern.fullmatch(said):

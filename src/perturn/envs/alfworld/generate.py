@@ -11,9 +11,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from perturn.envs.alfworld.game_text import kind_of_id, name_entities
+from perturn.envs.alfworld.game_text import CLOSED, LIKELY, TREATED_AT, kind_of_id, name_entities
 from perturn.envs.alfworld.games import KINDS, GameText
-from perturn.envs.alfworld.places import CLOSED, LIKELY, TREATED_AT
 
 SPLITS = {"train": 600, "valid_seen": 600, "valid_unseen": 600}
 """Split -> how many games it has, unless a setting says otherwise."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import fsum
 from pathlib import Path
 from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
 from perturn.envs.json_rows import whole
-from perturn.episodes.tool_calls import ToolCall
+from perturn.episodes.tool_calls import ToolCall, call_similarity
 from perturn.errors import DataError, EnvironmentFailure
 from perturn.io.read_input import check_shape, parse_object, read_lines
+from perturn.stats.matching import hard_matches
 
 INSTALL = 'run: pip install "perturn[bfcl]" && pip install --no-deps bfcl-eval==2026.3.23'
 CATEGORIES = ("base", "miss_param", "long_context")
@@ -102,11 +104,7 @@ def package_data() -> Path:
 
 
 def read_entries(folder: Path, category: str) -> dict[str, Entry]:
-    """The tasks of a category with their gold calls, in the order of the file.
-
-    Raises:
-        DataError: Naming file and line of what is missing or malformed.
-    """
+    """The tasks of a category with their gold calls, in the order of the file."""
     name = f"BFCL_v4_multi_turn_{category}.json"
     gold = {row["id"]: row["ground_truth"] for _, row in _rows(folder / "possible_answer" / name, _Gold)}
     return {row["id"]: _entry(row, gold.get(row["id"]), where) for where, row in _rows(folder / name, _Task)}
@@ -188,3 +186,32 @@ def read_call(text: str, methods: Mapping[str, Any]) -> ToolCall:
     except (SyntaxError, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
         raise DataError(f"gold call {text!r:.200} cannot be read: {type(error).__name__}: {error}") from error
     return ToolCall(call.func.id, bound.arguments)
+
+
+class Matched:
+    """Calls of an episode so far, and their F1 against gold calls.
+
+        F1 = 2 S / (P + G)
+
+    P and G are the numbers of calls and of gold calls, and S is the largest sum of similarities of calls and gold calls
+    that are matched one to one, whatever their order.
+    """
+
+    def __init__(self, gold: Sequence[ToolCall]) -> None:
+        """Begin without calls.
+
+        Args:
+            gold: At least one.
+        """
+        self._gold = gold
+        self._similarity: list[list[float]] = []
+        self.f1 = 0.0
+        """In [0, 1]."""
+
+    def add(self, calls: Sequence[ToolCall]) -> float:
+        """Take calls in; returns what F1 rose by, which is below 0 where it fell."""
+        before = self.f1
+        self._similarity += [[call_similarity(call, wanted) for wanted in self._gold] for call in calls]
+        matched = fsum(hard_matches(self._similarity))
+        self.f1 = 2 * matched / (len(self._similarity) + len(self._gold))
+        return self.f1 - before

@@ -23,13 +23,13 @@ from perturn.envs.bfcl.data import (
     CATEGORIES,
     CLASSES,
     Entry,
+    Matched,
     module_of,
     package_data,
     read_call,
     read_entries,
     schemas,
 )
-from perturn.envs.bfcl.matched import Matched
 from perturn.episodes.tool_calls import NO_CALL, ToolAction, ToolCall, read_action, write_action
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
 from perturn.io.read_input import user_path
@@ -198,11 +198,7 @@ class Bfcl:
 
 
 def _check_gold(entries: Iterable[Entry]) -> None:
-    """Refuse tasks without gold calls, which no call can match.
-
-    Raises:
-        DataError: If there is one.
-    """
+    """Refuse tasks without gold calls, which no call can match."""
     for entry in entries:
         if not any(entry.gold):
             raise DataError(

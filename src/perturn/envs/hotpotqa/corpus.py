@@ -50,9 +50,6 @@ def abstract_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
     """The first paragraphs of Wikipedia, without links; pages without text are left out.
 
     A line is `{"title": ..., "text": [sentence, ...]}`, where a text of several paragraphs is a list of such lists.
-
-    Raises:
-        DataError: If a file cannot be read, or a line is no page.
     """
     for where, line in _lines(files):
         row = whole(parse_object(line, where, DataError, _REMEDY), line.decode(), where)

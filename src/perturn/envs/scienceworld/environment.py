@@ -6,19 +6,57 @@ directly: `ScienceWorldEnv.step` lists all valid actions each time and is ten ti
 
 from __future__ import annotations
 
+import json
 import re
 import weakref
 from collections.abc import Sequence
 from contextlib import closing
 from importlib import metadata
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from perturn.envs.benchmark import NO_EPISODE, check_installed, check_known, choose_kinds, short_hash
 from perturn.envs.scienceworld.jvm import Simulator
-from perturn.envs.scienceworld.task_lists_eto import ETO_SPLITS, eto_variations
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
 from perturn.traits import EnvironmentTraits
-from perturn.types import Observation, Task
+from perturn.types import EpisodeProtocol, Observation, Task
+
+_PUBLISHED: dict[str, Any] = json.loads(Path(__file__).with_name("eto.json").read_text(encoding="utf-8"))
+
+ETO_MAX_TURNS: dict[str, int] = _PUBLISHED["max_turns"]
+"""Most turns of an episode, by kind of task."""
+
+SCIENCEWORLD_ETO = EpisodeProtocol(
+    name="scienceworld-eto",
+    system="You are in a small house with a laboratory and do an experiment there by text commands. Some commands: "
+    "look around, examine OBJ, go to LOC, open OBJ, close OBJ, pick up OBJ, move OBJ to OBJ, use OBJ on OBJ, "
+    "pour OBJ into OBJ, activate OBJ, focus on OBJ, wait1.",
+    max_turns=100,
+    max_turns_by_kind=ETO_MAX_TURNS,
+)
+"""Turn limits of the paper; kinds it leaves out have ScienceWorld's own 100.
+
+The system text is ours, and there is no worked example in the prompt, so scores are not those of the paper."""
+
+_RANGES: dict[str, dict[str, str]] = _PUBLISHED["variations"]
+"""Ranges such as `0-2 5` by split and kind."""
+
+ETO_SPLITS: tuple[str, ...] = tuple(_RANGES)
+"""Splits of the protocol."""
+
+
+def eto_variations(split: str) -> dict[str, list[int]]:
+    """Variations of each kind of task in one of `ETO_SPLITS`, in rising order."""
+    return {kind: _expand(ranges) for kind, ranges in _RANGES[split].items()}
+
+
+def _expand(ranges: str) -> list[int]:
+    numbers: list[int] = []
+    for item in ranges.split():
+        first, _, last = item.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
 
 _OWN_SPLITS = {"train": "getVariationsTrain", "dev": "getVariationsDev", "test": "getVariationsTest"}
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import IO, Any
 
-from perturn.envs.child_variables import without_secrets
+from perturn.envs.world_process import without_secrets
 from perturn.errors import BystanderLost, EnvironmentFailure, WorldLost
 
 ANSWER_LIMIT_S = 60

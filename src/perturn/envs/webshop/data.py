@@ -253,11 +253,7 @@ def synthetic_goals(products: Iterable[Product]) -> list[Goal]:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """A file that is one JSON object.
-
-    Raises:
-        DataError: If it is not.
-    """
+    """A file that is one JSON object."""
     text = read_text(file, DataError)
     return whole(parse_object(text, str(file), DataError, "Get the file again."), text, str(file))
 

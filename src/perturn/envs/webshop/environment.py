@@ -16,9 +16,9 @@ from typing import ClassVar
 from perturn.envs.benchmark import NO_EPISODE, check_installed, check_known, short_hash
 from perturn.envs.bm25_index import MODULES, content_key, open_index
 from perturn.envs.webshop import pages
-from perturn.envs.webshop.buyer import shopping_list
 from perturn.envs.webshop.data import Files, Goal, Product, human_goals, read_products, synthetic_goals
 from perturn.envs.webshop.reward import purchase_reward
+from perturn.envs.webshop.webshop_rules import shopping_list
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.io.read_input import user_path
 from perturn.traits import EnvironmentTraits

@@ -1,6 +1,16 @@
-"""The rules of WebShop's protocol, with a worked example of our own in a shop that does not exist."""
+"""The rules of WebShop's protocol, with a worked example of our own; and an expert that buys by a task's attributes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
 
 from perturn.envs.benchmark import worked_example
+from perturn.envs.bm25_index import DocumentIndex
+from perturn.envs.webshop.data import Goal, Product
+from perturn.envs.webshop.pages import WINDOW
+from perturn.envs.webshop.reward import color_of, has_option, wanted_options
+from perturn.errors import EnvironmentFailure
 from perturn.types import EpisodeProtocol, Sampling
 
 _SYSTEM = (
@@ -51,3 +61,65 @@ WEBSHOP_ETO = EpisodeProtocol(
 )
 """Song et al. 2024, arXiv:2403.02502: one worked example, the full history, ten steps, greedy. The system text and the
 example are ours, and the search engine is not Lucene, so scores are not those of the paper."""
+
+
+_PRICE = re.compile(r",? and price lower than [\d.]+ dollars$")
+_WORDS = (
+    "i im i'm am would like want need looking look for to buy find me show get can could you help please some a an the "
+    "of in with that is are it its it's my and or should be has have also which"
+)
+_SMALL_TALK = frozenset(_WORDS.split())
+
+
+def shopping_list(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> list[str]:
+    """Actions that buy the product that was meant, with the options that were wanted; a search gives so many results.
+
+    Raises:
+        EnvironmentFailure: If no search lists the product.
+    """
+    query, page = _query(index, goal, meant, results)
+    return [
+        f"search[{query}]",
+        *["click[next >]"] * page,
+        f"click[{meant.asin.lower()}]",
+        *(f"click[{value}]" for value in choose_options(goal, meant).values()),
+        "click[buy now]",
+    ]
+
+
+def choose_options(goal: Goal, product: Product) -> dict[str, str]:
+    """The options of a product that serve a goal, by name: for each wanted one the value that is most like it."""
+    chosen: dict[str, str] = {}
+    for wanted in goal.options:
+        for name, values in product.options.items():
+            fitting = [value for value in values if has_option(product, name, value, [color_of(wanted)])]
+            fitting.sort(key=lambda value: value != wanted.lower())
+            more = {**chosen, name: fitting[0]} if fitting and name not in chosen else chosen
+            if wanted_options(product, more, goal) > wanted_options(product, chosen, goal):
+                chosen = more
+                break
+    return chosen
+
+
+def _query(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> tuple[str, int]:
+    """The query that lists the product earliest, and the page it is on; of equal ones the first."""
+    ranked = []
+    for query in _queries(goal, meant):
+        asins = [index[number]["asin"] for number in index.search(query, results)]
+        if meant.asin in asins:
+            ranked.append((asins.index(meant.asin) // WINDOW, query))
+    if not ranked:
+        raise EnvironmentFailure(
+            f"no search lists product {meant.asin} ({meant.title:.60}): leave the task out."
+        )
+    page, query = min(ranked, key=lambda pair: pair[0])
+    return query, page
+
+
+def _queries(goal: Goal, meant: Product) -> Iterator[str]:
+    """Searches to try: the words of the goal, then those with the catalogue's query, then the title."""
+    said = _PRICE.sub("", goal.instruction.lower())
+    words = " ".join(word for word in re.findall(r"[\w'.-]+", said) if word not in _SMALL_TALK)
+    yield words.strip(". ") or meant.title.lower()
+    yield f"{meant.query} {words}".strip()
+    yield re.sub(r"[\[\]]", " ", meant.title.lower())

@@ -1,9 +1,14 @@
 """The report's plotly figures: plain data in, a figure out, or the sentence that stands in its place."""
 
 from perturn.report.figures.base import theme
-from perturn.report.figures.curves import Chart, metric_lines
 from perturn.report.figures.iteration_figures import Curve, Line, iteration_curve, learning_curve, ledger_bars
-from perturn.report.figures.scores import score_by_kind, success_by_length, task_differences
+from perturn.report.figures.scores import (
+    Chart,
+    metric_lines,
+    score_by_kind,
+    success_by_length,
+    task_differences,
+)
 from perturn.report.figures.turn_figures import confidence_bars, confidence_spread, group_map, values_by_turn
 
 __all__ = [

@@ -39,9 +39,6 @@ def check_explorer(recipe: Recipe, tasks: Sequence[Task]) -> None:
     Args:
         recipe: That explores.
         tasks: That are explored.
-
-    Raises:
-        ConfigError: Saying what to set.
     """
     explorer, name = explorer_of(recipe), explorer_name(recipe)
     if explorer.traits.reads_policy and not engine_settings(recipe).traits.serves_checkpoints:
@@ -109,7 +106,7 @@ def _chosen(session: Session, stage: Stage, inputs: ExploreInputs) -> list[Forks
         found = list(read_records(file, Forks))
         if [each.key for each in found] == [one.key for one in inputs.explored]:
             return found
-    read = locate("perturn.run.stages.explorer_quantities:read_needs")(
+    read = locate("perturn.run.stages.quantity_source:read_needs")(
         session, stage, inputs.explored, explorer.needs
     )
     write_records(file, explorer.choose(replace(inputs, read=read)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from perturn.config.compatibility import explorer_name, misfit
 from perturn.config.recipe import Recipe
 from perturn.config.stages import makes, rows_name, stages
 from perturn.credit import Credit
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, check_none
 from perturn.quantities import Planned, policies_of, wanted
 from perturn.quantities.protocol import REWARD
 from perturn.run.stages.answer_form import answer_form
@@ -16,11 +18,7 @@ from perturn.types import Environment
 
 
 def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
-    """Refuse a recipe whose credit of groups reads what the world, or a task to be explored, does not have.
-
-    Raises:
-        PerturnError: Saying what is missing.
-    """
+    """Refuse a recipe whose credit of groups reads what the world, or a task to be explored, does not have."""
     if recipe.align is None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)
@@ -35,8 +33,8 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
             "provides; take explore.name=rollouts, or a credit that does, such as credit.name=spo."
         )
     if grouped:
-        _check_reward(recipe, name, credit)
-        _check_samples(recipe, name, credit)
+        check_none(_reward_faults(recipe, name, credit))
+        check_none(_sample_faults(recipe, name, credit))
     references = {one.iteration: one.reference for one in stages(recipe) if one.command == "credit"}
     planned = Planned(f"credit {name}", recipe, lambda: answer_form(recipe), references, env, tasks)
     for quantity, request in needs.values():
@@ -44,11 +42,7 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
 
 
 def check_rows(recipe: Recipe, env: Environment, panels: Panels) -> None:
-    """Refuse rows that need a quantity that cannot be computed.
-
-    Raises:
-        PerturnError: Saying what is missing.
-    """
+    """Refuse rows that need a quantity that cannot be computed."""
     assert recipe.rows is not None
     reader = f"rows.name={rows_name(recipe)}"
     planned = Planned(reader, recipe, lambda: answer_form(recipe), {}, env, panels.tasks.get("explore", []))
@@ -62,35 +56,27 @@ def reads_branches(credit: Credit) -> bool:
     return credit.traits.trains_branches or any(quantity.traits.reads_branches for quantity, _ in needs)
 
 
-def _check_samples(recipe: Recipe, name: str, credit: Credit) -> None:
-    """Refuse groups of one where the credit compares the samples of a task.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
+def _sample_faults(recipe: Recipe, name: str, credit: Credit) -> Iterator[str]:
+    """Yield why a credit that compares the samples of a task cannot weigh groups of one."""
     if recipe.explore is None or recipe.explore.samples > 1:
         return
     if not weighs_alone(credit):
-        raise ConfigError(
+        yield (
             f"explore.samples must be > 1 with credit {name}, which compares the samples of a task, got 1; or take one "
             "that weighs each by itself, such as credit.name=turn-gae; one of your own has the trait weighs_alone."
         )
     drops = recipe.rows is not None and recipe.rows.traits.drop_equal_outcomes
     if drops and not credit.traits.trains_branches:
-        raise ConfigError(
+        yield (
             "explore.samples must be > 1 with rows.drop_equal_outcomes, since no other outcome is there to be equal "
             "to, got 1; or leave it out."
         )
 
 
-def _check_reward(recipe: Recipe, name: str, credit: Credit) -> None:
-    """Refuse a reward model that nothing reads.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
+def _reward_faults(recipe: Recipe, name: str, credit: Credit) -> Iterator[str]:
+    """Yield a reward model that nothing reads."""
     if recipe.reward is not None and REWARD not in policies_of(credit.needs):
-        raise ConfigError(
+        yield (
             f"credit {name} reads no reward model of the run; leave reward out, or take credit.name=oprl without "
             "checkpoint."
         )
@@ -103,9 +89,6 @@ def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
         recipe: Of the run, which may have branches.
         name: The credit's.
         credit: What may read them.
-
-    Raises:
-        ConfigError: Saying what to take.
     """
     if recipe.explore is None:
         return

@@ -23,9 +23,14 @@ from perturn.quantities.protocol import State
 from perturn.report.credit_figures import compare_credits, credit_summary
 from perturn.run.stages.answer_form import answer_form
 from perturn.run.stages.credit_checks import check_prover
-from perturn.run.stages.group_members import failures_of, members_of
 from perturn.run.stages.measure_distance import measured
-from perturn.run.stages.quantity_source import RunSource, reference_of_iteration, states_of
+from perturn.run.stages.quantity_source import (
+    RunSource,
+    failures_of,
+    members_of,
+    reference_of_iteration,
+    states_of,
+)
 from perturn.training.credit_choice import make_credit
 from perturn.training.sampled_rows import Needed, weigh_groups
 from perturn.types import Trajectory, unfinished
@@ -80,11 +85,7 @@ def credit_groups(
 
 
 def _refuse_unfinished(trajectories: Sequence[Trajectory], credit: Credit) -> None:
-    """Refuse a credit that weighs episodes by how they end where some are not over.
-
-    Raises:
-        ConfigError: Saying what to take.
-    """
+    """Refuse a credit that weighs episodes by how they end where some are not over."""
     count = sum(map(unfinished, trajectories))
     if count and not credit.traits.takes_unfinished:
         raise ConfigError(
@@ -184,12 +185,7 @@ class _Weigher:
 
 
 def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
-    """Section `credit` -> the credit.
-
-    Raises:
-        ConfigError: If there is no such credit, a setting is wrong, it needs what nothing computes, or it would take
-            a prover's branches for those of the policy that explored.
-    """
+    """Section `credit` -> the credit."""
     credit = make_credit(section)
     wanted(credit.needs, f"credit {section['name']!r}")
     check_prover(recipe, str(section["name"]), credit)
@@ -197,11 +193,7 @@ def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
 
 
 def _check_stored(credit: Credit, recipe: Recipe, explored: Sequence[Stage], reference: str | None) -> None:
-    """Refuse a credit whose quantities cannot be computed of stored episodes.
-
-    Raises:
-        PerturnError: Saying what to name.
-    """
+    """Refuse a credit whose quantities cannot be computed of stored episodes."""
     references = {
         stage.iteration: reference or reference_of_iteration(recipe, stage.iteration) for stage in explored
     }
@@ -230,11 +222,7 @@ def _section(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _named(section: Mapping[str, Any], name: str | None, against: str | None) -> str:
-    """Name of the files of the weights.
-
-    Raises:
-        ConfigError: If it is none, or that of the weights to compare with.
-    """
+    """Name of the files of the weights."""
     label = _label(section) if name is None else name
     if not re.fullmatch(r"[\w.,=+-]*[\w+]", label):
         raise ConfigError(f"--as must be usable as a file's name, got {label!r:.80}.")
@@ -252,11 +240,7 @@ def _label(section: Mapping[str, Any]) -> str:
 
 
 def _explored(paths: RunPaths, recipe: Recipe) -> list[Stage]:
-    """The explorations that are done.
-
-    Raises:
-        RunError: If there is none, or an episode file is damaged.
-    """
+    """The explorations that are done."""
     manifest = read_manifest(paths.folder) or {}
     done = {name for name, note in manifest.get("stages", {}).items() if note.get("done")}
     found = [stage for stage in stages(recipe) if stage.name == f"explore{stage.mark}" and stage.name in done]
@@ -269,11 +253,7 @@ def _explored(paths: RunPaths, recipe: Recipe) -> list[Stage]:
 
 
 def _write_beside(paths: RunPaths, file: Path, rows: list[CreditRow]) -> None:
-    """Write a file of credits that no stage made.
-
-    Raises:
-        RunError: If a stage made one of that name, and it holds other weights.
-    """
+    """Write a file of credits that no stage made."""
     manifest = read_manifest(paths.folder) or {}
     if manifest.get("files", {}).get(paths.name(file), {}).get("stage") is None:
         write_credits(file, rows)

@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from perturn.chat.tokens import Renderer
 from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import Made
 from perturn.config.stages import Stage, mark, traits_of
 from perturn.credit import Credit
 from perturn.data.group_account import CreditRow, counted, counts_of, read_credits, write_credits
-from perturn.data.run_folder import Run
+from perturn.data.run_folder import Run, base_of
 from perturn.data.store import read_trajectories
 from perturn.display.progress_bars import mention
+from perturn.errors import DataError
 from perturn.group import groups_of
+from perturn.policy.models import context_length, empty_model
 from perturn.quantities import carried_by, compute, figures_of, given
 from perturn.quantities.protocol import State
-from perturn.run.session import Session
+from perturn.run.session import Session, engine_settings, make_renderer
 from perturn.run.stages.branch_stage import stored_branches
 from perturn.run.stages.credit_stage import credit_groups
-from perturn.run.stages.group_members import failures_of, members_of
-from perturn.run.stages.length_limit import too_long
 from perturn.run.stages.measure_distance import measured
-from perturn.run.stages.quantity_source import RunSource, read_state, states_of, write_state
+from perturn.run.stages.quantity_source import (
+    RunSource,
+    failures_of,
+    members_of,
+    read_state,
+    states_of,
+    write_state,
+)
 from perturn.training.credit_choice import carries_own_turns, make_loss, named_credit
-from perturn.types import Trajectory, WeightedTrajectory
+from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 
 def own_credit(recipe: Recipe) -> tuple[str, Credit]:
-    """The name of a recipe's credit, and the credit.
-
-    Raises:
-        ConfigError: If there is no such credit, a setting is wrong, or it cannot weigh groups here.
-    """
+    """The name of a recipe's credit, and the credit."""
     assert recipe.align is not None
     return named_credit(recipe.align.loss, recipe.credit)
 
@@ -89,11 +94,7 @@ def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) ->
 
 
 def _states_before(run: Run, carried: Sequence[str], stage: Stage) -> dict[str, State]:
-    """States that quantities have learned in the iteration before, by name; nothing where none has begun.
-
-    Raises:
-        RunError: If it is not there.
-    """
+    """States that quantities have learned in the iteration before, by name; nothing where none has begun."""
     earlier = [mark(run.recipe, iteration) for iteration in range(1, stage.iteration)]
     if not earlier:
         return {}
@@ -137,3 +138,46 @@ def _row(played: Trajectory, credit: Credit, row: CreditRow | None) -> WeightedT
         none = (0.0,) * len(played.turns)
         return WeightedTrajectory(played, none, own_turns=own_turns, has_spread=False)
     return WeightedTrajectory(played, row.weight, row.clip, own_turns)
+
+
+def too_long(recipe: Recipe, episodes: Sequence[Trajectory]) -> set[tuple[str, int]]:
+    """Return the keys of episodes whose first turn, or first after another's, does not fit."""
+    limit = _limit(recipe)
+    if limit is None:
+        return set()
+    renderer = make_renderer(recipe, base_of(recipe))
+    begun = (replace(one, turns=one.turns[: one.taken_over + 1]) for one in episodes if one.turns)
+    return {one.key for one in begun if renderer.encode(one).longest > limit}
+
+
+def fits_whole(recipe: Recipe, one: Trajectory) -> bool:
+    """Whether an episode fits whole."""
+    limit = _limit(recipe)
+    return limit is None or make_renderer(recipe, base_of(recipe)).encode(one).longest <= limit
+
+
+def alike_within_limit(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[bool]:
+    """Return whether the sides of each pair are the same tokens within the limit, and part after it.
+
+    A pair of which a first turn does not fit is none of these; training refuses it, and says so. So is each pair where
+    the policy cannot be read here.
+    """
+    limit = _limit(recipe) if engine_settings(recipe).traits.serves_checkpoints else None
+    if limit is None:
+        return [False] * len(pairs)
+    renderer = make_renderer(recipe, base_of(recipe))
+    sides = [[_fitting_ids(renderer, side, limit) for side in (pair.chosen, pair.rejected)] for pair in pairs]
+    return [one is not None and one == other for one, other in sides]
+
+
+def _fitting_ids(renderer: Renderer, side: Trajectory, limit: int) -> tuple[int, ...] | None:
+    """Tokens of the turns that fit; None where not even the first one does."""
+    try:
+        return renderer.encode(side, limit).ids
+    except DataError:
+        return None
+
+
+def _limit(recipe: Recipe) -> int | None:
+    """Longest sequence of training, in tokens; None: any."""
+    return recipe.model.max_length or context_length(empty_model(base_of(recipe)))

@@ -1,4 +1,4 @@
-"""How much of the way to a success is left around each turn of recorded episodes, measured by playing them again."""
+"""What the environment says of recorded episodes: the way left to a success around each turn, and corrections."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any
 
 from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import sense_in
+from perturn.config.stages import rows_name
 from perturn.display.progress_bars import track
 from perturn.envs.abilities import lacks
-from perturn.episodes.replay import replay
-from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.episodes.formats import FORMATS
+from perturn.episodes.play_many import Job, episode
+from perturn.episodes.replay import play_script, replay
+from perturn.errors import ConfigError, EngineFailure, EnvironmentFailure
 from perturn.faults import closing_world
 from perturn.run.session import make_protocol, world_maker
 from perturn.table import locate
-from perturn.types import Environment, EpisodeProtocol, PreferencePair, Remaining, Trajectory
+from perturn.types import Action, Environment, EpisodeProtocol, PreferencePair, Remaining, Trajectory
 
 
 def sense_of(recipe: Recipe) -> str | None:
-    """The sense in which rows or credits read the remaining path of each turn; None: they do not.
-
-    Raises:
-        ConfigError: If two readers want different ones.
-    """
+    """The sense in which rows or credits read the remaining path of each turn; None: they do not."""
     rows = sense_in(recipe.rows.needs) if recipe.rows else None
     credits = locate("perturn.run.stages.training_checks:distances_read")(recipe)
     explorer = sense_in(recipe.explore.needs) if recipe.explore else None
@@ -37,11 +36,7 @@ def sense_of(recipe: Recipe) -> str | None:
 
 
 def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
-    """Refuse to measure in a world that cannot say how far an episode is from its end.
-
-    Raises:
-        ConfigError: Saying which can.
-    """
+    """Refuse to measure in a world that cannot say how far an episode is from its end."""
     read = sense_of(recipe) or (recipe.explore and sense_in(recipe.explore.needs))
     problem = lacks(env, "remaining") if env else "it has no environment, which would say"
     if read and problem:
@@ -99,3 +94,56 @@ def _measured(env: Any, recorded: Trajectory, protocol: EpisodeProtocol, sense: 
         path.append(path[-1] if command is None else next(after))
     turns = zip(recorded.turns, pairwise(path), strict=True)
     return replace(recorded, turns=tuple(replace(turn, remaining=Remaining(*both)) for turn, both in turns))
+
+
+def check_corrector(recipe: Recipe, env: Environment) -> None:
+    """Refuse to correct episodes in a world whose expert cannot take over."""
+    if recipe.rows is not None and recipe.rows.traits.corrects and (problem := lacks(env, "correct")):
+        raise ConfigError(
+            f"rows.name={rows_name(recipe)} needs an expert who takes over from another: {problem}, or take another "
+            "row maker."
+        )
+
+
+def corrected(recipe: Recipe, wanted: Sequence[tuple[Trajectory, int]]) -> list[Trajectory]:
+    """Have the expert finish episodes after so many of their turns.
+
+    Args:
+        recipe: Of the run.
+        wanted: Explored episodes, and how many of their turns are kept.
+
+    Returns:
+        Trajectories in that order, each with its task, sample and seed, where the expert has a way; not all succeed.
+        `taken_over` says which turns are the expert's.
+
+    Raises:
+        DataError: If a world answers otherwise than it did when an episode was recorded.
+    """
+    protocol = make_protocol(recipe.protocol)
+    with closing_world(world_maker(recipe)()) as env:
+        found = [
+            correct(env, one, turns, protocol) for one, turns in track(wanted, "corrections", "episodes")
+        ]
+    return [one for one in found if one is not None]
+
+
+def correct(env: Any, begun: Trajectory, turns: int, protocol: EpisodeProtocol) -> Trajectory | None:
+    """Play the first turns of an episode again, and the expert's after them; None where he has no way.
+
+    Args:
+        env: A world that is also a `Corrector`.
+        begun: The episode.
+        turns: How many of its turns are kept.
+        protocol: The rules that it was played by.
+    """
+    kept = replace(begun, turns=begun.turns[:turns])
+    commands = [command for command in replay(env, kept, protocol) if command is not None]
+    onward = env.correct(begun.task, commands)
+    if onward is None:
+        return None
+    write = FORMATS[protocol.format].write
+    script = [turn.action for turn in kept.turns]
+    script += [Action(write(thought, action)) for thought, action in onward]
+    failure = EngineFailure(f"the task was not finished after the expert's {len(onward)} actions.")
+    steps = episode(env, Job(begun.task, begun.seed, begun.sample), protocol=protocol, policy="expert")
+    return replace(play_script(steps, script, failure), taken_over=turns)

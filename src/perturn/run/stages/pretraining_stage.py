@@ -75,11 +75,7 @@ def heard(run: Run) -> set[str]:
 
 
 def check_teacher(recipe: Recipe) -> None:
-    """Refuse an environment whose expert cannot play badly.
-
-    Raises:
-        ConfigError: Saying which can.
-    """
+    """Refuse an environment whose expert cannot play badly."""
     if recipe.base is None:
         return
     with closing_world(world_maker(recipe)()) as env:

@@ -1,10 +1,11 @@
-"""Source of quantities in a run: its policies, its world, its branches."""
+"""Source of quantities in a run: its policies, its world, its branches, and the members of its groups."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -13,7 +14,8 @@ from torch import Tensor
 from perturn.chat.templates import chat_template
 from perturn.config.recipe import Recipe
 from perturn.config.sections import TOKEN_BUDGET
-from perturn.config.stages import mark, policy_of, reward_model_of, stages
+from perturn.config.stages import Stage, mark, policy_of, reward_model_of, stages
+from perturn.credit import Credit
 from perturn.data.group_account import counted
 from perturn.data.run_paths import RunPaths
 from perturn.display.progress_bars import console
@@ -21,15 +23,15 @@ from perturn.episodes.seeds import seed_of
 from perturn.errors import RunError
 from perturn.faults import closing_world
 from perturn.io.atomic_write import replacing
-from perturn.quantities import Computed, Source
+from perturn.needs import Distance, Need, name_of
+from perturn.quantities import Computed, Source, compute
 from perturn.quantities.progress_logprobs import is_of_run
 from perturn.quantities.protocol import ACTED, EXPLORER, REFERENCE, REWARD, START, State
 from perturn.quantities.readers import Reader, open_reader
-from perturn.run.session import world_maker
+from perturn.run.session import Session, world_maker
 from perturn.run.stages.answer_form import answer_form
 from perturn.run.stages.branch_stage import stored_branches
-from perturn.run.stages.group_members import failures_of
-from perturn.types import Environment, Trajectory
+from perturn.types import Environment, Trajectory, came_back
 
 
 class RunSource(Source):
@@ -170,3 +172,46 @@ def open_policy(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
             f"the credit reads policy {name!r}, and {folder} is not there; name one that is, such as {others}."
         )
     return open_reader(folder, None, template, budget)
+
+
+def read_needs(
+    session: Session,
+    stage: Stage,
+    episodes: Sequence[Trajectory],
+    needs: Sequence[str | Need],
+    reader: str = "the explorer",
+) -> dict[str, Sequence[Any]]:
+    """Return the requested quantities by name, an entry for each episode.
+
+    Args:
+        session: The run.
+        stage: The stage that plays branches, or makes rows.
+        episodes: Explored ones that did not FAIL, by task and sample.
+        needs: Requests; the distance to a success is measured into the episodes instead.
+        reader: Who needs them, for messages.
+    """
+    wanted = [need for need in needs if name_of(need) != Distance.name]
+    source = RunSource(session.run.paths, session.recipe, stage.iteration)
+    return {name: one.entries for name, one in compute(wanted, episodes, source, reader).items()}
+
+
+def failures_of(recipe: Recipe) -> str:
+    """Return how FAILED episodes count in the statistics of a run's groups, one of `data.group_account.FAILURES`."""
+    return recipe.rows.traits.failed if recipe.rows else "leave_out"
+
+
+def members_of(
+    credit: Credit, explored: Sequence[Trajectory], paths: RunPaths, recipe: Recipe, mark: str
+) -> list[Trajectory]:
+    """The trajectories that a credit weighs: explored episodes, and their branches where it trains these too.
+
+    Args:
+        credit: What weighs.
+        explored: Episodes of an iteration.
+        paths: Of the run.
+        recipe: Of the run.
+        mark: Of the iteration.
+    """
+    if not credit.traits.trains_branches:
+        return list(explored)
+    return [*explored, *filter(came_back, stored_branches(paths, recipe, mark))]

@@ -20,8 +20,7 @@ from perturn.needs import Distance, name_of
 from perturn.rows.pairing import pair_within_groups, starting
 from perturn.run.session import Session, engine_settings, make_protocol
 from perturn.run.stages.branch_stage import played_on
-from perturn.run.stages.expert_corrections import corrected
-from perturn.run.stages.measure_distance import measured, measured_pairs
+from perturn.run.stages.measure_distance import corrected, measured, measured_pairs
 from perturn.table import locate
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
@@ -107,11 +106,7 @@ def expert_episodes(session: Session) -> list[Trajectory]:
 
 
 def check_made(recipe: Recipe) -> None:
-    """Refuse rows of which a policy would not see all, and those that read log-probabilities that nobody returns.
-
-    Raises:
-        ConfigError: Saying what to set.
-    """
+    """Refuse rows of which a policy would not see all, and those that read log-probabilities that nobody returns."""
     if recipe.rows is None:
         return
     traits = recipe.rows.traits
@@ -168,7 +163,7 @@ def _quantities(
     if not needs:
         return {}
     read, reader = (
-        locate("perturn.run.stages.explorer_quantities:read_needs"),
+        locate("perturn.run.stages.quantity_source:read_needs"),
         f"rows.name={rows_name(session.recipe)}",
     )
     found: dict[str, Sequence[Any]] = read(session, stage, ended, needs, reader)
@@ -199,7 +194,7 @@ def _earlier(run: Run, stage: Stage) -> list[WeightedTrajectory]:
 
 def _limit(recipe: Recipe) -> Limit:
     """The length limit of training; what knows tokens is loaded when it is asked."""
-    found = cache(lambda name: partial(locate(f"perturn.run.stages.length_limit:{name}"), recipe))
+    found = cache(lambda name: partial(locate(f"perturn.run.stages.group_stage:{name}"), recipe))
     return Limit(
         too_long=lambda episodes: found("too_long")(episodes),
         whole=lambda one: found("fits_whole")(one),

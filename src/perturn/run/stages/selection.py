@@ -60,11 +60,7 @@ class Selection:
         return made(inputs)
 
     def _offered(self, need: SelectorNeed, opened: Callable[[], T]) -> Callable[[], T]:
-        """The function that opens a thing, for a selector whose traits name it.
-
-        Raises:
-            ConfigError: Once the function is called, if the traits do not name it.
-        """
+        """The function that opens a thing, for a selector whose traits name it."""
 
         def refuse() -> T:
             raise ConfigError(

@@ -33,9 +33,6 @@ def check_selection(recipe: Recipe, maker: Maker | None = None) -> None:
     Args:
         recipe: Of the run that scores.
         maker: The run that will have made its policy; None: look.
-
-    Raises:
-        PerturnError: Saying what to set.
     """
     if recipe.evaluate is None or recipe.evaluate.select is None:
         return
@@ -64,11 +61,7 @@ def _fits(recipe: Recipe, traits: SelectorTraits, among: Among) -> bool:
 
 
 def _problem(recipe: Recipe, traits: SelectorTraits, among: Among, planned: Maker | None) -> str | None:
-    """Return a sentence on what a selector lacks here; None: it lacks nothing.
-
-    Raises:
-        PerturnError: Saying what is missing in the run that made the policy.
-    """
+    """Return a sentence on what a selector lacks here; None: it lacks nothing."""
     if among not in traits.among:
         only = traits.among[0]
         return f"it chooses among {only} alone, got {SELECT}.among={among}; set {SELECT}.among={only}."
@@ -86,7 +79,7 @@ def _problem(recipe: Recipe, traits: SelectorTraits, among: Among, planned: Make
         return _OF_RUN[needs[0]]
     if planned is not None:
         return planned.lack(needs)
-    maker.require(needs)
+    maker.seals(needs)
     return None
 
 
@@ -118,11 +111,7 @@ def refuse_seen(recipe: Recipe, panels: Panels) -> None:
 
 
 def _panels_elsewhere(recipe: Recipe, environment: str) -> Panels:
-    """Tasks of the run that made the policy.
-
-    Raises:
-        PerturnError: If it has none, or they are of another world.
-    """
+    """Tasks of the run that made the policy."""
     maker = find_maker(recipe)
     panels = None if maker is None else read_panels(maker.paths.tasks)
     if maker is None or panels is None:

@@ -27,8 +27,7 @@ from perturn.config.stages import Stage, average_of, makes
 from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs
-from perturn.display.progress_bars import Work, bar, console, track
-from perturn.display.time_left import Tokens
+from perturn.display.progress_bars import Tokens, Work, bar, console, track
 from perturn.errors import ConfigError, RunError
 from perturn.io.atomic_write import append_line, replacing, write_whole
 from perturn.losses import TurnLogprobs

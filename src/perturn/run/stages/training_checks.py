@@ -13,7 +13,7 @@ from perturn.chat.templates import chat_template
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Train
 from perturn.data.run_folder import run_folder
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, within
 from perturn.losses import LOSSES
 from perturn.losses.protocol import default_traits
 from perturn.needs import Distance, request_of
@@ -67,10 +67,8 @@ def check_training(recipe: Recipe) -> None:
                 f"with {makers}."
             )
         choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
-        try:
+        with within(f"{name}: "):
             make_config(recipe, settings, run_folder(recipe), model=None)
-        except (ValueError, ConfigError) as error:  # of the trainer's own settings
-            raise ConfigError(f"{name}: {error}") from error
         if settings.lora and name == "align" and goes_on(recipe):
             raise ConfigError(
                 "align.lora: adapters are merged when an iteration ends, so no optimizer can go on with them; leave "

@@ -18,8 +18,7 @@ from perturn.stats import (
     paired_comparison,
     smallest_difference,
 )
-from perturn.study.base_seeds import Bases, seeds_by_base
-from perturn.study.tables.study_records import BASE, Pair, Scores, rows_of, shared
+from perturn.study.tables.study_records import BASE, Bases, Pair, Scores, rows_of, seeds_by_base, shared
 from perturn.study.tables.verdict_text import verdict
 
 LEVEL, POWER = 0.05, 0.8

@@ -18,13 +18,11 @@ from perturn.data.run_files import REMEDY, Count
 from perturn.errors import RunError
 from perturn.io.atomic_write import replacing
 from perturn.io.plain_data import told
-from perturn.io.read_input import check_shape, parse_json, read_lines
-from perturn.table import require
+from perturn.io.read_input import check_shape
+from perturn.table import require_library
 
 EPISODES = "episodes.parquet"
 """The file, in a study's folder, that holds the rows."""
-_FORMER = "episodes.jsonl"
-"""Its name before 0.1.0, when the rows were JSON lines."""
 
 
 class EpisodeRow(TypedDict):
@@ -74,17 +72,9 @@ def write_episodes(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def read_episodes(file: Path) -> list[dict[str, Any]]:
     """Return the rows of a study's episodes; none if the file is not there.
 
-    A study of an earlier version has them as JSON lines.
-
     Raises:
         RunError: If the file is not Parquet, or a row lacks a value.
     """
-    former = file.with_name(_FORMER)
-    if not file.is_file() and former.is_file():
-        lines = read_lines(former, RunError, REMEDY)
-        return _checked(
-            [parse_json(line, f"{former}:{number}", RunError, REMEDY) for number, line in lines], former
-        )
     if not file.is_file():
         return []
     pa, pq = _parquet()
@@ -96,7 +86,8 @@ def read_episodes(file: Path) -> list[dict[str, Any]]:
         {name: value for name, value in row.items() if value is not None or name not in _MAY_BE_ABSENT}
         for row in rows
     ]
-    return _checked(rows, file)
+    found: list[dict[str, Any]] = check_shape(rows, list[EpisodeRow], str(file), RunError, REMEDY)
+    return found
 
 
 def check_parquet() -> None:
@@ -105,19 +96,10 @@ def check_parquet() -> None:
     Raises:
         ConfigError: If pyarrow is not installed.
     """
-    require("pyarrow", "a study", "datasets")
+    require_library("pyarrow", "a study", "datasets")
 
 
 def _parquet() -> tuple[Any, Any]:
-    """Return pyarrow and its Parquet module, an optional dependency.
-
-    Raises:
-        ConfigError: If pyarrow is not installed.
-    """
+    """Return pyarrow and its Parquet module, an optional dependency."""
     check_parquet()
     return import_module("pyarrow"), import_module("pyarrow.parquet")
-
-
-def _checked(rows: list[Any], file: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = check_shape(rows, list[EpisodeRow], str(file), RunError, REMEDY)
-    return found

@@ -9,15 +9,17 @@ from statistics import fmean
 from typing import Any
 
 from perturn.stats import Bounds, crossed_bootstrap, crossed_interval
-from perturn.study.base_seeds import Bases, has_one_base, seeds_by_base
 from perturn.study.cells import point_text
 from perturn.study.tables.comparisons import LEVEL, POWER, compare, ends, family, share_that_differs
 from perturn.study.tables.study_records import (
+    Bases,
     Episodes,
     RecordedStudy,
     Scores,
+    has_one_base,
     read_recorded,
     rows_of,
+    seeds_by_base,
     shared,
     table,
 )
