@@ -55,7 +55,8 @@ class Desk:
         self._record, self._judge, self._seed = record, judge, seed
         self._sessions: dict[str, Session] = {}
         self._kept: set[str] = set()  # sessions of callers in this process
-        self._results: dict[
+        self._results: dict[str, tuple[Session, bool, str | None]] = {}
+        """Those of them that ended, whether a limit ended them, and what failed."""
             str, tuple[Session, bool]
         ] = {}  # those of them that ended, and whether a limit ended them
         self._ends: OrderedDict[str, str] = OrderedDict()  # session -> how it ended
@@ -269,23 +270,22 @@ class Desk:
         self._forget(session)
         trajectory = self._trajectory(session, truncated, error)
         is_kept = session.id in self._kept
-        if is_kept:
-            how = f"{how}; its episode belongs to a caller"
-            self._kept.discard(session.id)
-            self._results[session.id] = session, truncated
+        self._ends[session.id] = f"{how}; its episode belongs to a caller" if is_kept else how
+        while len(self._ends) > _REMEMBERED:
+            self._ends.popitem(last=False)
         if self._judge is not None and error is None:
             trajectory = await self._loop.run_in_executor(
                 self._writer, partial(self._judged, session, trajectory)
             )
-        if self._record is not None and not is_kept:
+        if is_kept:
+            self._kept.discard(session.id)
+            self._results[session.id] = session, truncated, trajectory.error
+        elif self._record is not None:
             await self._loop.run_in_executor(self._writer, self._record.ended, trajectory)
         failed = trajectory.status is Status.FAILED
         self.counts["failed" if failed else "cut" if how.startswith("cut") else "ended"] += 1
         if session.agents > 1:
             self.counts["shared"] += 1
-        self._ends[session.id] = how
-        while len(self._ends) > _REMEMBERED:
-            self._ends.popitem(last=False)
         return trajectory
 
     def _trajectory(self, session: Session, truncated: bool, error: str | None) -> Trajectory:
@@ -332,18 +332,15 @@ class Desk:
         self, name: str, reward: float | None, success: bool | None, error: str | None, truncated: bool
     ) -> Trajectory:
         """End a session of a caller in this process, unless it has ended, and hand out its episode."""
-        session, cut = self._results.get(name, (None, False))
-        if session is None:
-            session = self.known(name)
-            await self.finish(
-                session, "ended" if not truncated else "cut: by its caller", truncated=truncated
-            )
+        if name not in self._results:
+            how = "cut: by its caller" if truncated else "ended"
+            await self.finish(self.known(name), how, truncated=truncated, error=error)
+        session, cut, failure = self._results.pop(name)
         if reward is not None:
             session.give_reward(reward)
         if success is not None:
             session.success = success
-        del self._results[name]
-        return self._trajectory(session, truncated or cut, error)
+        return self._trajectory(session, truncated or cut, error or failure)
 
     async def expire(self) -> None:
         """Cut the sessions that take too long or have been idle for too long; once."""
