@@ -13,7 +13,7 @@ from typing import Any
 
 from perturn.episodes.sequences import Place, Sequences
 from perturn.episodes.tool_calls import as_text, understand
-from perturn.errors import ContextFull, DataError, EngineFailure
+from perturn.errors import BudgetError, ContextFull, DataError, EngineFailure
 from perturn.io.plain_data import fault, mended
 from perturn.serve.exchange import Answer, Ask, Call, Refusal
 from perturn.turn_tree import OPENS, Opening
@@ -85,7 +85,7 @@ class Session:
     @property
     def conversations(self) -> list[str]:
         """Names under which an engine knows its conversations."""
-        return [f"{self.number}#{index}" for index in range(self._begun)]
+        return [f"{self.id}#{index}" for index in range(self._begun)]
 
     def place(self, ask: Ask) -> Place:
         """Find out which turn a request continues.
@@ -266,7 +266,7 @@ class Session:
             if self._heads[name] == follows and name not in self._busy:
                 return name
         self._begun += 1
-        return f"{self.number}#{self._begun - 1}"
+        return f"{self.id}#{self._begun - 1}"
 
 
 def read_action(action: Action, ask: Ask) -> Answer:
@@ -307,6 +307,8 @@ def refused(error: Exception) -> Refusal:
     """Return an engine's error as the answer to a request."""
     if isinstance(error, ContextFull):
         return Refusal(400, str(error), "context_length_exceeded", "messages")
+    if isinstance(error, BudgetError):
+        return Refusal(403, str(error), "limit_reached")
     if isinstance(error, EngineFailure):
         return Refusal(500, str(error), "engine_failure")
     return Refusal(503, str(error), "engine_unavailable")
