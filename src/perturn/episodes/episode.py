@@ -71,7 +71,8 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
     """
     if traits_of(env).plays_itself:
         playing: Any = env
-        return (yield from playing.play(job, protocol, policy))
+        whole: Trajectory = yield from playing.play(job, protocol, policy)
+        return whole
     reader = FORMATS[protocol.format]
     recorded = job.begun.turns if job.begun else ()
     begun = recorded[: job.kept]

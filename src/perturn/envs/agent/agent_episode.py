@@ -4,68 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
+from perturn.envs.agent.agent_bridge import Line, Question
 from perturn.envs.agent.agent_process import AgentProcess
 from perturn.episodes.episode import Job
 from perturn.errors import BudgetError, ContextFull, EngineFailure, EnvironmentFailure
-from perturn.types import Action, Prompt, Task, Trajectory
+from perturn.types import Action, Prompt
 
 _GRACE_S = 10.0
 """Seconds that an agent has to end once it is answered no more."""
 _REWARD = 'print a JSON line such as {"reward": 1.0} last, return it, or POST it to $PERTURN_SESSION/reward'
-
-
-class Question(Protocol):
-    """A request of an agent, which waits for its answer."""
-
-    prompt: Prompt
-
-    def answer(self, answer: Action | Exception) -> None:
-        """Answer it, or refuse it with the error."""
-        ...
-
-
-class Line(Protocol):
-    """The session of one episode at the endpoint in this process."""
-
-    url: str
-    """Address of the session, under which are `v1` and `reward`."""
-    key: str
-    """API key that its requests must have."""
-
-    def is_rewarded(self) -> bool:
-        """Return whether the agent has posted a reward."""
-        ...
-
-    def finish(
-        self,
-        *,
-        reward: float | None = None,
-        success: bool | None = None,
-        error: str | None = None,
-        truncated: bool = False,
-    ) -> Trajectory:
-        """End the session; return what was recorded of it.
-
-        Args:
-            reward: Of the episode; None: what the agent posted, else 0.
-            success: Whether the task is solved; None: as the agent posted, else whether the reward is 1 or more.
-            error: Why the episode has FAILED; None: it has not.
-            truncated: Whether a limit ended it.
-        """
-        ...
-
-
-class Bridge(Protocol):
-    """The endpoint in this process."""
-
-    def open(self, task: Task, sample: int, seed: int, ask: Callable[[Question], None]) -> Line:
-        """Open a session; `ask` is told of each of its requests, in any thread."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from perturn.envs.agent.agent_episode import Bridge, Conversation, Limits, Line, settle
+from perturn.envs.agent.agent_bridge import Line, open_bridge
+from perturn.envs.agent.agent_episode import Conversation, Limits, settle
 from perturn.envs.agent.agent_expert import Expert
 from perturn.envs.agent.agent_process import AgentProcess
 from perturn.envs.agent.agent_tasks import is_function, plain, read_tasks, sources_of
 from perturn.envs.child_variables import without_secrets
 from perturn.envs.load_environment import load_object, module_files
 from perturn.episodes.episode import Episode, Job
+from perturn.episodes.prompts import system_prompt
 from perturn.errors import ConfigError, EnvironmentFailure, RunError
 from perturn.io.plain_data import told
-from perturn.table import locate
 from perturn.traits import EnvironmentTraits
 from perturn.types import EpisodeProtocol, Observation, Task, Trajectory
 
@@ -38,7 +39,7 @@ _BOOT = (
 
 def _reads(settings: Mapping[str, Any]) -> list[str]:
     """Files that an agent's section names: its program, its function's modules and its tasks."""
-    command, sources = settings.get("command") or (), sources_of(settings.get("tasks") or ())
+    command, sources = settings.get("command") or (), sources_of(settings.get("tasks", ""))
     code = [each for each in (settings.get("function"), *filter(is_function, sources)) if each]
     files = [str(file) for name in code for file in module_files(name)[1]]
     named = [each for each in (*command, *sources) if os.path.exists(str(each))]
@@ -96,7 +97,6 @@ class Agent:
         self._passed = tuple(pass_env)
         self.name = name or f"agent-{_label(command, function)}"
         self._expert = None if expert is None else Expert(expert)
-        self._bridge: Bridge | None = None
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of a split, in the order of their rows."""
@@ -133,7 +133,7 @@ class Agent:
         _check_rules(job, protocol)
         rules = f"{protocol.name}-{protocol.format}"
         held = Conversation(Limits(protocol.limit(job.task), self._tokens, self._seconds))
-        line = self._open_bridge().open(job.task, job.sample, job.seed, held.asked.put)
+        line = open_bridge().open(job.task, job.sample, job.seed, held.asked.put)
         process: AgentProcess | None = None
         try:
             given = {**plain(job.task), "seed": job.seed}
@@ -153,12 +153,6 @@ class Agent:
             outcome = {"error": f"{type(error).__name__}: {told(error)}"}
         recorded = _end(process, line, **outcome)
         return replace(recorded, policy=policy, environment=self.name, protocol=rules)
-
-    def _open_bridge(self) -> Bridge:
-        """The endpoint that all agents of this process share."""
-        if self._bridge is None:
-            self._bridge = locate("perturn.serve.agent_bridge:open_bridge")()
-        return self._bridge
 
     def _variables(self, line: Line) -> dict[str, str]:
         """The environment of an agent: this process's, without secrets, and where the policy is."""
@@ -222,9 +216,8 @@ def _check_rules(job: Job, protocol: EpisodeProtocol) -> None:
     """
     if job.begun is not None or job.window is not None:
         raise RunError("an agent's episode cannot be resumed; take explore.name=rollouts.")
-    told_only = ("system", "suffix", "example", "history", "list_admissible", "turns")
-    for key in told_only:
-        if getattr(protocol, key) not in (None, "", (), False):
-            raise RunError(
-                f"protocol.{key} is set, and an agent writes its own prompts; leave it out, and let the program say it."
-            )
+    if system_prompt(protocol) or protocol.history is not None or protocol.suffix or protocol.turns:
+        raise RunError(
+            f"protocol {protocol.name!r} says what a policy is told, and an agent writes its own prompts; take "
+            "protocol.name=agent, and let the program say it."
+        )

@@ -103,7 +103,8 @@ def shown(env: Any, job: Job, protocol: EpisodeProtocol) -> Episode:
     """The expert's episode, which asks no engine."""
     yield from ()
     if "show" in abilities_of(env):
-        return ability(env, "show")(job, protocol)
+        played: Trajectory = ability(env, "show")(job, protocol)
+        return played
     return demonstrate(env, job, protocol)
 
 

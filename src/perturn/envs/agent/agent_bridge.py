@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from perturn.envs.agent.agent_episode import Question
 from perturn.errors import EngineFailure, PerturnError, RunError
 from perturn.serve.endpoint import Endpoint
 from perturn.serve.settings import ServeSettings
@@ -29,7 +28,7 @@ _SETTINGS = ServeSettings(
 )
 
 
-class _Asked:
+class Question:
     """A request that waits for its answer."""
 
     def __init__(self, prompt: Prompt) -> None:
@@ -52,7 +51,7 @@ class _Episodes:
 
     def __init__(self) -> None:
         self.of_session: dict[str, Callable[[Question], None]] = {}
-        self._open: dict[str, set[_Asked]] = {}
+        self._open: dict[str, set[Question]] = {}
         self._lock = threading.Lock()
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
@@ -66,8 +65,8 @@ class _Episodes:
                 found.append(error)  # type: ignore[arg-type]  # the endpoint takes each of ours as a refusal
         return found
 
-    def _ask(self, prompt: Prompt) -> _Asked:
-        session, asked = prompt.conversation.rpartition("#")[0], _Asked(prompt)
+    def _ask(self, prompt: Prompt) -> Question:
+        session, asked = prompt.conversation.rpartition("#")[0], Question(prompt)
         with self._lock:
             tell = self.of_session.get(session)
             if tell is not None:
@@ -99,13 +98,15 @@ class _Episodes:
         """Nothing is held."""
 
 
-class _Line:
+class Line:
     """The session of one episode."""
 
     def __init__(self, endpoint: Endpoint, episodes: _Episodes, session: str) -> None:
         self._endpoint, self._episodes, self._session = endpoint, episodes, session
         self.url = endpoint.url(session).removesuffix("/v1")
+        """Address of the session, under which are `v1` and `reward`."""
         self.key = endpoint.session_key(session)
+        """API key that its requests must have."""
 
     def is_rewarded(self) -> bool:
         """Return whether the agent has posted a reward."""
@@ -122,35 +123,42 @@ class _Line:
         error: str | None = None,
         truncated: bool = False,
     ) -> Trajectory:
-        """End the session; return what was recorded of it."""
+        """End the session; return what was recorded of it.
+
+        Args:
+            reward: Of the episode; None: what the agent posted, else 0.
+            success: Whether the task is solved; None: as the agent posted, else whether the reward is 1 or more.
+            error: Why the episode has FAILED; None: it has not.
+            truncated: Whether a limit ended it.
+        """
         self._episodes.end(self._session)
         return self._endpoint.end_session(
             self._session, reward=reward, success=success, error=error, truncated=truncated
         )
 
 
-class _Bridge:
+class Bridge:
     """One endpoint for all agents of a process."""
 
     def __init__(self) -> None:
         self._episodes = _Episodes()
         self._endpoint = Endpoint(self._episodes, _SETTINGS)
 
-    def open(self, task: Task, sample: int, seed: int, ask: Callable[[Question], None]) -> _Line:
+    def open(self, task: Task, sample: int, seed: int, ask: Callable[[Question], None]) -> Line:
         """Open a session; `ask` is told of each of its requests, in any thread."""
         session = self._endpoint.new_session(task, sample, seed)
         self._episodes.begin(session, ask)
-        return _Line(self._endpoint, self._episodes, session)
+        return Line(self._endpoint, self._episodes, session)
 
 
-_bridge: _Bridge | None = None
+_bridge: Bridge | None = None
 _lock = threading.Lock()
 
 
-def open_bridge() -> _Bridge:
+def open_bridge() -> Bridge:
     """Return the endpoint of the agents of this process, which is started with the first of them."""
     global _bridge
     with _lock:
         if _bridge is None:
-            _bridge = _Bridge()
+            _bridge = Bridge()
         return _bridge
