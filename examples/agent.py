@@ -1,35 +1,52 @@
-"""An agent of your own: OpenAI's client in a loop. It plays a game of 20 guesses, and prints its reward last.
+"""An agent of your own: OpenAI's client in a loop. It plays a text game and ends with its reward.
 
-Nothing here knows of Perturn. Run it against any server: OPENAI_BASE_URL=... python examples/agent.py < task.json
-Train it: perturn run recipes/agent-guess.yaml
+    perturn run recipes/agent-alfworld-like.yaml
+
+The recipe trains the policy that answers it. Nothing here knows of that: the agent runs against any server as well,
+with `OPENAI_BASE_URL=... python examples/agent.py < task.json`.
 """
 
+import asyncio
 import json
+import re
 import sys
 
-from openai import OpenAI
+from openai import AsyncOpenAI
 
-GUESSES = 4
+from perturn.envs.alfworld.generated_games import ALFWorldLike  # stands for a world of yours
+from perturn.types import Task
 
-task = json.load(sys.stdin)  # a row of the tasks, such as {"secret": 7}
-client = OpenAI()  # reads OPENAI_BASE_URL and OPENAI_API_KEY
-messages = [
-    {"role": "system", "content": "Guess a whole number from 1 to 12. Answer with the number alone."},
-    {"role": "user", "content": "Guess."},
-]
-reward = 0.0
-for _ in range(GUESSES):
-    answer = client.chat.completions.create(model="policy", messages=messages, max_tokens=8)
-    said = answer.choices[0].message.content or ""
-    messages.append({"role": "assistant", "content": said})
-    try:
-        guess = int(said.strip())
-    except ValueError:
-        messages.append({"role": "user", "content": "That is no number. Again."})
-        continue
-    if guess == task["secret"]:
-        reward = 1.0
-        break
-    hint = "higher" if guess < task["secret"] else "lower"
-    messages.append({"role": "user", "content": f"No, {hint}. Again."})
-print(json.dumps({"reward": reward}))
+SYSTEM = "Answer with one action on one line:\nAction: ..."
+REMINDER = "That was not understood. Answer with the one line 'Action: ...'."
+TURNS = 30
+
+
+def tasks(split):
+    """List the games of a split, as rows."""
+    return [{"id": one.id, "kind": one.kind, **one.data} for one in ALFWorldLike().tasks(split)]
+
+
+async def rollout(task, client):
+    """Play a game; return the reward, and whether the game was solved."""
+    world = ALFWorldLike()
+    seen = world.reset(Task(task["id"], task["kind"], task["split"], {"number": task["number"]}))
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": seen.text}]
+    reward = 0.0
+    for _ in range(TURNS):
+        answer = await client.chat.completions.create(model="policy", messages=messages)
+        said = answer.choices[0].message.content
+        messages.append({"role": "assistant", "content": said})
+        action = re.fullmatch(r"Action:\s*([^\n]*\S)", said.strip())
+        if action is None:
+            messages.append({"role": "user", "content": REMINDER})
+            continue
+        seen = world.step(action[1].strip())
+        reward += seen.reward
+        if seen.terminated:
+            break
+        messages.append({"role": "user", "content": seen.text})
+    return {"reward": reward, "success": seen.success}
+
+
+if __name__ == "__main__":  # as a program: the task comes in, and the reward goes out
+    print(json.dumps(asyncio.run(rollout(json.load(sys.stdin), AsyncOpenAI()))))
