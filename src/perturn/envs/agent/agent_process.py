@@ -7,20 +7,18 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
-from perturn.envs import die_with_parent
-from perturn.errors import EnvironmentFailure
+from perturn.envs.agent.agent_launch import Launch, Running, Streams
 
 _OUTPUT = 2**16
 """Bytes of the end of its output that are kept, of each stream."""
@@ -40,7 +38,7 @@ class AgentProcess:
 
     def __init__(
         self,
-        command: Sequence[str],
+        launch: Launch,
         task: Mapping[str, Any],
         variables: Mapping[str, str],
         on_end: Callable[[], None],
@@ -50,7 +48,7 @@ class AgentProcess:
         """Start it.
 
         Args:
-            command: Program and arguments.
+            launch: Starts it.
             task: What it is to do.
             variables: Its environment.
             on_end: Called in another thread once it has ended by itself.
@@ -63,27 +61,23 @@ class AgentProcess:
         file = Path(self._folder.name) / "task.json"
         file.write_text(json.dumps(task), encoding="utf-8")
         self._kept = {"stdout": b"", "stderr": b""}
-        self._lifeline, theirs = socket.socketpair()
-        wrapped = [sys.executable, "-I", "-S", die_with_parent.__file__, str(theirs.fileno()), str(memory)]
+        lifeline, theirs = socket.socketpair()
+        pipes = {name: os.pipe() for name in self._kept}
+        self._streams = {name: open(pipe[0], "rb", buffering=0) for name, pipe in pipes.items()}  # noqa: SIM115
         try:
             with theirs, file.open("rb") as given:
-                self._process = subprocess.Popen(
-                    [*wrapped, *command],
-                    stdin=given,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    bufsize=0,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                    env={**variables, "PERTURN_TASK": str(file)},
-                )
-        except OSError as error:
-            self._lifeline.close()
+                out, err = (pipe[1] for pipe in pipes.values())
+                streams = Streams(given.fileno(), out, err, theirs.fileno())
+                variables = {**variables, "PERTURN_TASK": str(file)}
+                self._process = launch(streams, variables, memory, Path(self._folder.name))
+        except BaseException:
+            lifeline.close()
             self._folder.cleanup()
-            raise EnvironmentFailure(
-                f"no process for an agent can be started: {error}; set explore.concurrency to fewer."
-            ) from error
-        self._closer = weakref.finalize(self, _kill, self._process, self._lifeline, self._folder)
+            raise
+        finally:
+            for pipe in pipes.values():
+                os.close(pipe[1])
+        self._closer = weakref.finalize(self, _kill, self._process, lifeline, self._folder)
         self._thread = threading.Thread(target=self._listen, args=(on_end,), name="agent", daemon=True)
         self._thread.start()
 
@@ -116,13 +110,8 @@ class AgentProcess:
 
     def _listen(self, on_end: Callable[[], None]) -> None:
         """Keep the end of what it writes until it ends."""
-        streams: dict[str, IO[bytes] | None] = {
-            "stdout": self._process.stdout,
-            "stderr": self._process.stderr,
-        }
         with selectors.DefaultSelector() as waiting:
-            for name, stream in streams.items():
-                assert stream is not None
+            for name, stream in self._streams.items():
                 os.set_blocking(stream.fileno(), False)
                 waiting.register(stream, selectors.EVENT_READ, name)
             ended = False
@@ -131,9 +120,9 @@ class AgentProcess:
                 while ready := waiting.select(0 if ended else _MOMENT):
                     for key, _ in ready:
                         self._keep(key.data, key.fileobj, waiting)
-        self._process.wait()
-        for stream in streams.values():
-            assert stream is not None
+        while self._process.poll() is None:
+            time.sleep(_MOMENT / 10)
+        for stream in self._streams.values():
             stream.close()
         on_end()
 
@@ -145,7 +134,7 @@ class AgentProcess:
             waiting.unregister(stream)
 
 
-def _kill(process: subprocess.Popen[bytes], lifeline: socket.socket, folder: Any) -> None:
+def _kill(process: Running, lifeline: socket.socket, folder: Any) -> None:
     """Kill a process, its group and its descendants, and reap it."""
     others = []
     with suppress(psutil.Error):
@@ -155,7 +144,8 @@ def _kill(process: subprocess.Popen[bytes], lifeline: socket.socket, folder: Any
     for other in others:  # in a session of its own
         with suppress(psutil.Error):
             other.kill()
-    with suppress(subprocess.TimeoutExpired):  # it may hang in the kernel, which nobody can end
-        process.wait(_REAP_S)
+    until = time.monotonic() + _REAP_S  # it may hang in the kernel, which nobody can end
+    while process.poll() is None and time.monotonic() < until:
+        time.sleep(_MOMENT / 10)
     lifeline.close()
     folder.cleanup()

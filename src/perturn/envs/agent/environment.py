@@ -6,7 +6,6 @@ its requests into the turns of an episode (see `docs/how-to/agents.md`).
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -18,6 +17,7 @@ from typing import Any, ClassVar, NoReturn
 from perturn.envs.agent.agent_bridge import Line, open_bridge
 from perturn.envs.agent.agent_episode import Conversation, Limits, settle
 from perturn.envs.agent.agent_expert import Expert
+from perturn.envs.agent.agent_launch import Command, Launch, function_of
 from perturn.envs.agent.agent_process import AgentProcess
 from perturn.envs.agent.agent_tasks import is_function, plain, read_tasks, sources_of
 from perturn.envs.child_variables import without_secrets
@@ -31,10 +31,6 @@ from perturn.types import EpisodeProtocol, Observation, Task, Trajectory
 
 AGENT = EpisodeProtocol("agent", format="plain", max_turns=100)
 """An agent writes its own prompts, so its protocol has none. It limits the number of answers of an episode."""
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from perturn.envs.agent.agent_function import main; main(sys.argv[2])"
-)
 
 
 def _reads(settings: Mapping[str, Any]) -> list[str]:
@@ -59,14 +55,14 @@ class Agent:
 
     def __init__(
         self,
-        tasks: str | Mapping[str, str],
-        command: Sequence[str] | None = None,
+        tasks: str | dict[str, str],
+        command: list[str] | None = None,
         function: str | None = None,
         seconds: float = 600.0,
         memory_gigabytes: float | None = None,
         tokens: int | None = None,
-        pass_env: Sequence[str] = (),
-        expert: Mapping[str, Any] | None = None,
+        pass_env: list[str] | None = None,
+        expert: dict[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
         """Check the settings; nothing is started yet.
@@ -91,10 +87,10 @@ class Agent:
             raise ConfigError("environment: set command or function, and not both.")
         if seconds <= 0 or (tokens is not None and tokens < 1) or (memory_gigabytes or 1) <= 0:
             raise ConfigError("environment: seconds, tokens and memory_gigabytes must be > 0.")
-        self._program = _program(command, function)
+        self._launch = _launch(command, function)
         self._sources, self._seconds, self._tokens = tasks, seconds, tokens
         self._memory = int((memory_gigabytes or 0) * 2**30)
-        self._passed = tuple(pass_env)
+        self._passed = tuple(pass_env or ())
         self.name = name or f"agent-{_label(command, function)}"
         self._expert = None if expert is None else Expert(expert)
 
@@ -138,7 +134,7 @@ class Agent:
         try:
             given = {**plain(job.task), "seed": job.seed}
             process = AgentProcess(
-                self._program,
+                self._launch,
                 given,
                 self._variables(line),
                 lambda: held.asked.put(None),
@@ -178,26 +174,24 @@ def _end(process: AgentProcess | None, line: Line, **outcome: Any) -> Trajectory
     return line.finish(**outcome)
 
 
-def _program(command: Sequence[str] | None, function: str | None) -> list[str]:
-    """The command line of an agent; `python` is this one, so that what is installed here is there.
+def _launch(command: Sequence[str] | None, function: str | None) -> Launch:
+    """What starts an agent; `python` is this one, so that what is installed here is there.
 
     Raises:
         ConfigError: If there is no such program or function.
     """
     if function is not None:
         load_object(function)
-        return [sys.executable, "-u", "-c", _BOOT, json.dumps(sys.path), function]
+        return function_of(function)
     assert command is not None
-    if isinstance(command, str) or not command or not all(isinstance(each, str) for each in command):
-        raise ConfigError(
-            f"environment.command must be a list of texts such as [python, my_agent.py], got {command!r:.80}."
-        )
+    if not command:
+        raise ConfigError("environment.command is empty; write such as [python, my_agent.py].")
     program, *arguments = command
     if program in ("python", "python3"):
-        return [sys.executable, *arguments]
+        return Command([sys.executable, *arguments])
     if (found := shutil.which(program)) is None:
         raise ConfigError(f"environment.command: there is no program {program!r} on the PATH.")
-    return [found, *arguments]
+    return Command([found, *arguments])
 
 
 def _label(command: Sequence[str] | None, function: str | None) -> str:
