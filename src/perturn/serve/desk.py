@@ -57,8 +57,6 @@ class Desk:
         self._kept: set[str] = set()  # sessions of callers in this process
         self._results: dict[str, tuple[Session, bool, str | None]] = {}
         """Those of them that ended, whether a limit ended them, and what failed."""
-            str, tuple[Session, bool]
-        ] = {}  # those of them that ended, and whether a limit ended them
         self._ends: OrderedDict[str, str] = OrderedDict()  # session -> how it ended
         self._automatic: dict[tuple[bytes, tuple[str, str]], Session] = {}
         self._of_response: dict[str, Session] = {}
@@ -84,7 +82,10 @@ class Desk:
             return self._sessions[name]
         if self._ends.get(name, "ended") != "ended":
             raise Refusal(
-                409, f"session {name!r} is over ({self._ends[name]}); open another one.", "session_ended", "session"
+                409,
+                f"session {name!r} is over ({self._ends[name]}); open another one.",
+                "session_ended",
+                "session",
             )
         return self.open(name, Task(name))
 
