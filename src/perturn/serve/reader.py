@@ -1,4 +1,7 @@
-"""Conversations of requests in our form. A client sends its whole conversation each time; what is known is not read again."""
+"""Conversations of requests in our form.
+
+A client sends its whole conversation with each request. What is known of it is not read again.
+"""
 
 from __future__ import annotations
 
