@@ -18,12 +18,16 @@ from perturn.types import Task
 
 SYSTEM = "Answer with one action on one line:\nAction: ..."
 REMINDER = "That was not understood. Answer with the one line 'Action: ...'."
-TURNS = 30
+TURNS = 20
+KINDS = ("pick_and_place_simple", "pick_heat_then_place_in_recep")
 
 
 def tasks(split):
     """List the games of a split, as rows."""
-    return [{"id": one.id, "kind": one.kind, **one.data} for one in ALFWorldLike().tasks(split)]
+    return [
+        {"id": one.id, "kind": one.kind, **one.data}
+        for one in ALFWorldLike(kinds=KINDS, train_games=1800).tasks(split)
+    ]
 
 
 async def rollout(task, client):

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 import perturn
+from perturn.envs.load_environment import load_object
 from perturn.types import EpisodeProtocol, Sampling
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agent.py"
 GREEDY, WARM = Sampling(max_new_tokens=16), Sampling(temperature=1.0, max_new_tokens=16)
-RULES = EpisodeProtocol("alfworld-lab", format="action", max_turns=30)
+RULES = EpisodeProtocol("alfworld-lab", format="action", max_turns=20)
 
 
 @pytest.mark.slow
@@ -18,7 +19,8 @@ def test_the_same_games_token_for_token():
     agent = {"name": "agent", "tasks": f"{EXAMPLE}:tasks", "function": f"{EXAMPLE}:rollout"}
     how = {"n": 2, "samples": 2, "sampling": WARM, "concurrency": 4, "seed": 3}
 
-    built_in = perturn.collect("tiny-agent", "alfworld-like", protocol=RULES, **how)
+    games = {"name": "alfworld-like", "kinds": list(load_object(f"{EXAMPLE}:KINDS")), "train_games": 1800}
+    built_in = perturn.collect("tiny-agent", games, protocol=RULES, **how)
     played = perturn.collect("tiny-agent", agent, **how)
 
     assert [one.error for one in played] == [None] * 4
