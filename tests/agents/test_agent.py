@@ -9,9 +9,11 @@ from dataclasses import replace
 import psutil
 import pytest
 
+import perturn
 from perturn.envs.load_environment import make_environment
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.errors import ConfigError, ContextFull, DataError, EngineFailure, RunError
+from perturn.serve import Endpoint
 from perturn.types import OPENS, Action, Status
 
 from .playing import FUNCTION, HERE, SHAKY, Scripted, agents, played
@@ -225,6 +227,27 @@ def test_an_agent_is_not_told_what_a_protocol_says(tmp_path):
     """Its program writes its own prompts."""
     with pytest.raises(RunError, match="an agent writes its own prompts"):
         played(agents(tmp_path, [{"id": "a"}]), protocol=replace(PROTOCOLS["agent"], system="Play well."))
+
+
+def test_the_expert_is_a_stronger_model_that_answers_the_same_program(tmp_path, monkeypatch):
+    """It is behind an API; its actions are texts, and an episode that crashes has FAILED."""
+    rows = [{"id": "a"}, {"id": "b", "bad": "crash"}]
+    with Endpoint(Scripted(lambda prompt: Action(f"well {len(prompt.turns)}"))) as endpoint:
+        monkeypatch.setenv("EXPERT_API_KEY", endpoint.key)
+        expert = {"model": "strong", "base_url": endpoint.url(), "api_key_env": "EXPERT_API_KEY"}
+
+        a, b = perturn.collect("expert", agents(tmp_path, rows, expert=expert))
+
+    assert [turn.action.text for turn in a.turns] == ["well 0", "well 1", "well 2"]
+    assert (a.policy, a.total_reward, a.error) == ("expert", 1.0, None)
+    assert {turn.action.token_ids for turn in a.turns} == {None}
+    assert b.status is Status.FAILED
+
+
+def test_an_agent_without_an_expert_has_none(tmp_path):
+    """As any environment without one."""
+    with pytest.raises(ConfigError, match="agent-shaky_agent has no expert"):
+        perturn.collect("expert", agents(tmp_path, [{"id": "a"}]))
 
 
 def shaky(count):

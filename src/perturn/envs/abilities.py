@@ -34,6 +34,9 @@ ABILITIES: Table[Ability] = Table(
 )
 """Signature of each optional method by its name. An installed package may add abilities of other environments."""
 
+EXPERTS = frozenset({"expert", "show"})
+"""Abilities of which an environment whose expert plays has one: it says actions, or shows whole episodes."""
+
 
 def signatures(environment: Any) -> dict[str, Ability]:
     """Return the signature of each ability that an environment, or its class, has: of the table, and of its own."""

@@ -18,7 +18,7 @@ _OWN = ("model", "temperature", "top_p", "max_new_tokens")
 
 
 class Expert:
-    """A model behind an API whose episodes are the expert's; worlds of one process may share it."""
+    """A model behind an API whose episodes are the expert's."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """Check the settings; nothing is sent yet.
@@ -53,17 +53,25 @@ class Expert:
         with self._lock:
             if self._engine is None:
                 self._engine = self._settings.open(Serving("expert", self._model, (), _no_weights))
+            engine = self._engine
         steps = begin()
         try:
             prompt = next(steps)
             while True:
-                (answer,) = self._engine.generate([prompt], self._sampling)
+                (answer,) = engine.generate([prompt], self._sampling)
                 prompt = steps.throw(answer) if isinstance(answer, EngineFailure) else steps.send(answer)
         except StopIteration as end:
             played: Trajectory = end.value
         finally:
             steps.close()
         return played
+
+    def close(self) -> None:
+        """Release its connections."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
 
 
 def _no_weights() -> NoReturn:

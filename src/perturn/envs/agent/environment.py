@@ -107,7 +107,9 @@ class Agent:
         raise EnvironmentFailure("an agent plays its episodes itself; call play.")
 
     def close(self) -> None:
-        """Nothing is held between episodes but the endpoint, which the process shares."""
+        """Close the expert's connections; the endpoint is shared by all agents of the process."""
+        if self._expert is not None:
+            self._expert.close()
 
     @property
     def show(self) -> Callable[..., Trajectory] | None:
