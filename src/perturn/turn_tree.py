@@ -37,7 +37,7 @@ class Placed(Protocol):
 
     @property
     def opening(self) -> Opening | None:
-        """What stands before it, where it opens another sequence."""
+        """Messages and tools before it, where it opens another sequence."""
         ...
 
 

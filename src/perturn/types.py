@@ -106,7 +106,7 @@ class Turn:
     """Index of the turn whose context this turn extends. None: the turn before it; `OPENS`: none, so that the turn
     opens another sequence, as after a compaction or in a sub-agent."""
     opening: Opening | None = field(default=None, metadata=SPARSE)
-    """What stands before the observation of a turn that opens another sequence; None: the trajectory's own prompt."""
+    """Messages and tools before the observation of a turn that opens another sequence; None: the trajectory's own."""
 
     @property
     def carries_loss(self) -> bool:

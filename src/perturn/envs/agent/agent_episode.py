@@ -22,7 +22,7 @@ _REWARD = 'print a JSON line such as {"reward": 1.0} last, return it, or POST it
 
 @dataclass(frozen=True)
 class Limits:
-    """What an episode may take."""
+    """Limits of an episode."""
 
     turns: int
     """Answers to the agent."""

@@ -177,7 +177,7 @@ def _end(process: AgentProcess | None, line: Line, **outcome: Any) -> Trajectory
 
 
 def _launch(command: Sequence[str] | None, function: str | None) -> Launch:
-    """What starts an agent; `python` is this one, so that what is installed here is there.
+    """Return the way to start an agent; `python` is this one, so that packages installed here are there.
 
     Raises:
         ConfigError: If there is no such program or function.
@@ -197,7 +197,7 @@ def _launch(command: Sequence[str] | None, function: str | None) -> Launch:
 
 
 def _label(command: Sequence[str] | None, function: str | None) -> str:
-    """What an agent is called: the name of its script or function."""
+    """Return the name of an agent: that of its script or function."""
     if function is not None:
         return Path(function.partition(":")[0]).stem
     scripts = [Path(each).stem for each in command or () if each.endswith((".py", ".sh", ".js"))]
