@@ -42,7 +42,9 @@ TOKENS = 24
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="one play of each side")
     parser.add_argument("--json", action="store_true", help="one line for machines")
     parser.add_argument("--turns", type=int, default=20, help="turns of a session")
@@ -56,7 +58,9 @@ def main() -> None:
         print(json.dumps(found))
         return
     for side in ("direct", "endpoint"):
-        print(f"{side:>9}: {found[side]:7.1f} turns/s, {found[f'{side}_cpu']:5.2f} CPU ms a turn in the server's process")
+        print(
+            f"{side:>9}: {found[side]:7.1f} turns/s, {found[f'{side}_cpu']:5.2f} CPU ms a turn in the server's process"
+        )
     print(f"    ratio: {found['ratio']:7.2f}; token ids equal in {found['equal']} of {found['turns']} turns")
 
 
@@ -118,7 +122,9 @@ def play_directly(engine: Engine, scripts: Sequence[Sequence[Message]]) -> tuple
     return found, took
 
 
-def play_through_endpoint(engine: Engine, scripts: Sequence[Sequence[Message]]) -> tuple[dict[str, Any], float]:
+def play_through_endpoint(
+    engine: Engine, scripts: Sequence[Sequence[Message]]
+) -> tuple[dict[str, Any], float]:
     """Play all sessions through an endpoint; return the token ids of each turn, and the seconds it took."""
     with Endpoint(engine) as endpoint, tempfile.TemporaryDirectory() as folder:
         names = [endpoint.new_session(Task(str(index)), seed=index) for index in range(len(scripts))]

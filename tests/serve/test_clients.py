@@ -123,7 +123,11 @@ def test_openai_responses_with_calls_and_a_previous_response(endpoint, engine, c
     named = responses.create(
         model="p", instructions="Be brief.", input=results, tools=[look], previous_response_id=first.id
     )
-    items = [{"role": "user", "content": "Look around."}, *[item.model_dump() for item in first.output], *results]
+    items = [
+        {"role": "user", "content": "Look around."},
+        *[item.model_dump() for item in first.output],
+        *results,
+    ]
     whole = responses.create(model="p", instructions="Be brief.", input=items, tools=[look])
 
     assert (first.output_text, len(calls)) == ("I look.", 2)
@@ -156,7 +160,13 @@ def test_anthropic_messages_with_tools(endpoint, engine, streams):
     with anthropic.Anthropic(base_url=base, api_key=endpoint.session_key(session), max_retries=0) as made:
 
         def ask(messages):
-            given = {"model": "p", "max_tokens": 30, "system": "Be brief.", "tools": [look], "messages": messages}
+            given = {
+                "model": "p",
+                "max_tokens": 30,
+                "system": "Be brief.",
+                "tools": [look],
+                "messages": messages,
+            }
             if not streams:
                 return made.messages.create(**given)
             with made.messages.stream(**given) as stream:

@@ -147,7 +147,11 @@ def test_two_agents_on_one_session_are_counted(endpoint, engine):
     first, again = ask(endpoint, path), ask(endpoint, path)  # a retry, or another agent
     assert agents() == 1
     for said in (first, again):  # both go on: two agents
-        ask(endpoint, path, [*ASKED, {"role": "assistant", "content": text(said)}, {"role": "user", "content": "x"}])
+        ask(
+            endpoint,
+            path,
+            [*ASKED, {"role": "assistant", "content": text(said)}, {"role": "user", "content": "x"}],
+        )
 
     assert agents() == 2
     assert endpoint.summary("shared")["sequences"] == 2
@@ -186,8 +190,10 @@ def test_a_client_that_leaves_frees_its_slot(endpoint, engine, client):
     assert endpoint.counts()["in_flight"] == 0
     assert endpoint.counts()["cancelled"] >= before + 1
     engine.answer = lambda prompt: "ok"
-    assert client("left").chat.completions.create(model="p", messages=ASKED).choices[0].message.content == "ok"
-    assert len(set(prompt.seed for prompt in engine.asked)) == 1  # nothing was recorded before
+    assert (
+        client("left").chat.completions.create(model="p", messages=ASKED).choices[0].message.content == "ok"
+    )
+    assert len({prompt.seed for prompt in engine.asked}) == 1  # nothing was recorded before
 
 
 def test_a_session_that_never_ends_is_cut_and_counted(tmp_path):
