@@ -178,8 +178,9 @@ class Desk:
         """Return the session of a request, and the request with the conversation that it names by a response.
 
         Raises:
-            Refusal: If a message is malformed, or there is no such response or session.
+            Refusal: If a message is malformed, the engine cannot do what is asked, or there is no such response.
         """
+        self._answering.check(ask)
         previous = ask.extra.get("previous")
         if previous is not None:
             session = self._of_response.get(previous)
@@ -217,7 +218,6 @@ class Desk:
         if len(session) + session.in_flight + ask.n > self.settings.max_turns:
             await self.finish(session, "cut: it reached max_turns", truncated=True)
             raise Refusal(409, f"session {session.id!r} reached max_turns and was cut.", "session_ended")
-        self._answering.check(ask)
         place = session.place()
         prompts = session.begin(place, ask)
         most = min(ask.max_tokens or self.settings.default_new_tokens, self.settings.max_new_tokens)
