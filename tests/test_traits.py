@@ -40,7 +40,7 @@ ALLOWED = {
     "engines/local/packed_linear.py:_gated": _MODEL,
     "envs/async_worlds.py:AwaitedWorld.close": _CLOSED,
     "envs/environment_check.py:check_environment": _CALLER,
-    "envs/world_child.py:_die_with_parent": _SYSTEM,
+    "envs/die_with_parent.py:die_with_parent": _SYSTEM,
     "envs/gymnasium.py:Gymnasium.close": _CLOSED,
     "envs/load_environment.py:_module_of_file": "a module, which need not have a file",
     "envs/adapter_values.py:schema_of": _CALLER,

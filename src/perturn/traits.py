@@ -53,6 +53,9 @@ class EnvironmentTraits:
     `data["answer"]`, and credits may ask how likely the policy finds it."""
     adapts: bool = False
     """Whether `played` holds an object of the user's with another interface, whose class may declare rules."""
+    plays_itself: bool = False
+    """Whether its episodes are programs that it plays by itself, with `play(job, protocol, policy)`, a generator like
+    `perturn.episodes.episode.episode`. Its episodes cannot be resumed, and its worlds live in the loop's process."""
     abilities: Mapping[str, Ability] = field(default_factory=dict)
     """Optional methods of its own, by name, beside those of the table `ABILITIES`."""
 

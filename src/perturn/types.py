@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +18,9 @@ from perturn.remaining import Remaining as Remaining
 from perturn.rules import EpisodeProtocol as EpisodeProtocol
 from perturn.rules import Message as Message
 from perturn.rules import Sampling as Sampling
+from perturn.turn_tree import OPENS as OPENS
+from perturn.turn_tree import Opening as Opening
+from perturn.turn_tree import misplaced
 
 SPARSE = {"sparse": True}
 """Metadata of a field that is written to a file only where it differs from its default."""
@@ -99,6 +102,11 @@ class Turn:
     """The way that is left before and after the action; None: not measured."""
     trained: bool = field(default=True, metadata=SPARSE)
     """Whether training may put loss on the action; see `carries_loss`."""
+    follows: int | None = field(default=None, metadata=SPARSE)
+    """Index of the turn whose context this turn extends. None: the turn before it; `OPENS`: none, so that the turn
+    opens another sequence, as after a compaction or in a sub-agent."""
+    opening: Opening | None = field(default=None, metadata=SPARSE)
+    """Messages and tools before the observation of a turn that opens another sequence; None: the trajectory's own."""
 
     @property
     def carries_loss(self) -> bool:
@@ -157,6 +165,8 @@ class Trajectory:
         ]:
             if not math.isfinite(value):
                 raise DataError(f"{name} of task {self.task.id!r} must be a finite number, got {value}.")
+        if problem := misplaced(self.turns, self.history):
+            raise DataError(f"task {self.task.id!r:.80}: {problem}.")
 
     @property
     def key(self) -> tuple[str, int]:
@@ -165,15 +175,45 @@ class Trajectory:
 
     @property
     def messages(self) -> list[Message]:
-        """The whole conversation in order."""
+        """The whole conversation in order; of an episode that is several, all turns in the order they were taken."""
         conversation = list(self.prompt)
         for turn in self.turns:
             conversation += [*turn.observation, turn.action.message()]
         return conversation
 
     @property
+    def is_linear(self) -> bool:
+        """Whether each turn extends the context of the turn before it."""
+        return all(self.parent(index) == index - 1 for index in range(len(self.turns)))
+
+    def parent(self, index: int) -> int:
+        """Return the index of the turn whose context a turn extends, or `OPENS`."""
+        follows = self.turns[index].follows
+        return index - 1 if follows is None else follows
+
+    def seen_from(self, index: int) -> Trajectory:
+        """Return the conversation in which a turn was taken: the turns whose contexts it extends, and the turn, last.
+
+        The rewards and the outcome stay those of the episode.
+        """
+        chain = [index]
+        while (before := self.parent(chain[-1])) != OPENS:
+            chain.append(before)
+        opening = self.turns[chain[-1]].opening or Opening(self.prompt, self.tools, self.template_kwargs)
+        turns = tuple(replace(self.turns[at], follows=None, opening=None) for at in reversed(chain))
+        return replace(
+            self,
+            turns=turns,
+            prompt=opening.prompt,
+            tools=opening.tools,
+            template_kwargs=opening.template_kwargs,
+        )
+
+    @property
     def is_one_sequence(self) -> bool:
         """Whether the policy saw, at each turn, all that came before as it was."""
+        if not self.is_linear:
+            return False
         if self.history is None:
             return True
         return len(self.turns) <= self.history + 1 and all(turn.recalled is None for turn in self.turns[:-1])
@@ -267,6 +307,12 @@ class Prompt:
     conversation: str
     """Identity of the conversation, by which an engine may keep its keys and values."""
     tools: tuple[Mapping[str, Any], ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables for the chat template."""
+    stop: tuple[str, ...] = ()
+    """Texts that end this answer, besides the end of turn. The answer holds the one that ended it."""
+    response_format: Mapping[str, Any] | None = None
+    """Form that the answer must have, as in the chat-completions protocol, for engines that can keep to one."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 
 from perturn.data.store import write_pairs
 from perturn.report import write_report
-from perturn.types import Action, PreferencePair, Turn
+from perturn.types import OPENS, Action, Opening, PreferencePair, Turn
 
 from .views import faults, texts
 
@@ -262,3 +262,23 @@ def test_a_file_that_was_cut_short_says_so(chromium, file, tmp_path):
 
     assert texts(tab, "#browser .error")[0].startswith("The episodes cannot be unpacked: ")
     context.close()
+
+
+def test_an_episode_of_several_sequences_is_drawn_as_their_tree(visit, make, tmp_path):
+    """A helper's conversation and a retry: each names its place, and the tree links to it; axe finds no fault."""
+    run = make.whole_run(tmp_path / "run")
+    one = make.trajectory("p0", 0.5, valid=(True,) * 5)
+    helper = Opening(({"role": "system", "content": "Sum up."},))
+    turns = list(one.turns)
+    turns[2] = replace(turns[2], follows=OPENS, opening=helper)
+    turns[4] = replace(turns[4], follows=0)
+    (run / "trajectories" / "explore.jsonl").unlink()
+    make.put(run / "trajectories" / "explore.jsonl", [replace(one, turns=tuple(turns))])
+    place = "#episode?run=run&set=trajectories%2Fexplore&task=p0&sample=0"
+    file = write_report(run)
+
+    with visit(file, place) as tab:
+        assert texts(tab, ".sequences a") == ["turns 1 to 2", "turn 5", "turns 3 to 4"]
+        assert texts(tab, ".who .chip") == ["opens another conversation", "follows turn 1"]
+        assert texts(tab, ".turn .prompt summary") == ["prompt (1 message)"]
+    assert faults(visit, file, {"tree": place}, 390, "light") == {"tree": []}

@@ -1,9 +1,11 @@
 """What the page holds of a turn: thought and action apart, numbers at the turn they belong to, tokens."""
 
+from dataclasses import replace
+
 import pytest
 
 from perturn.report.episode_view import LONGEST, body, by_turn, clip, split_action, tokens
-from perturn.types import Action, Task, Trajectory, Turn
+from perturn.types import OPENS, Action, Opening, Task, Trajectory, Turn
 
 
 @pytest.mark.parametrize(
@@ -80,3 +82,15 @@ def test_native_calls_parts_and_roles_are_kept():
 def test_long_texts_are_cut_and_counted():
     assert clip("x" * LONGEST) == "x" * LONGEST
     assert clip("x" * (LONGEST + 1500)).endswith("x … (1,500 more characters)")
+
+
+def test_the_page_holds_the_place_of_each_turn_in_the_tree_of_sequences():
+    """A retry of the second turn, and a helper's conversation with a prompt of its own; a linear episode has none."""
+    one = _trajectory(*map(Action, "abcd"))
+    helper = Opening(({"role": "system", "content": "help"},))
+    placed = (replace(one.turns[2], follows=0), replace(one.turns[3], follows=OPENS, opening=helper))
+
+    found = body(replace(one, turns=(*one.turns[:2], *placed)), 0, {}, {3: 7})
+
+    assert (found["follows"], found["openings"]) == ([-1, 0, 0, -1], {"3": 7})
+    assert "follows" not in body(one, 0, {})

@@ -21,7 +21,7 @@ from perturn.config.explorer_settings import ExploreSettings
 from perturn.config.parsing import build, parse
 from perturn.config.sections import ProtocolSettings, Section, Tasks, Worlds
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
-from perturn.envs.abilities import abilities_of
+from perturn.envs.abilities import EXPERTS, abilities_of
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.user_environment import at_border, playable
 from perturn.envs.world_process import ProcessWorlds, runs_here
@@ -106,7 +106,7 @@ def collect(
         raise ConfigError(f"iteration must be a number >= 1, got {iteration!r}.")
     make, concurrency = _maker(environment), _at_once(environment, concurrency)
     with closing_world(make()) as env:
-        if policy == "expert" and "expert" not in abilities_of(env):
+        if policy == "expert" and abilities_of(env).isdisjoint(EXPERTS):
             raise ConfigError(f"{env.name} has no expert; give a model as policy.")
         tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
         rules = _rules(protocol, env, tasks[0])

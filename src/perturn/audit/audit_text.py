@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from perturn.audit.agent_traffic import traffic_lines
 from perturn.errors import by_reason
 from perturn.formats.json_stream import Record
 from perturn.formats.read_rows import Tally, told
@@ -182,5 +183,7 @@ def _print_part(name: str, part: dict[str, Any], console: Console) -> None:
     say(f"  the same rows again: {same['rows']}{lines}; chosen sides used again: {same['chosen_used_again']}")
     if part["silent_turns"]:
         say(f"  turns without loss, since they are empty or marked so: {part['silent_turns']}")
+    for line in traffic_lines(part["traffic"]):
+        say(f"  {line}")
     for note in part["notes"]:
         say(f"  {note}", style="yellow")

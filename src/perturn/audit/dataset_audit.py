@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from perturn.audit.agent_traffic import Traffic
 from perturn.audit.audit_text import refused
 from perturn.audit.training_view import View, recipe_of, totals, view_of
 from perturn.chat.model_names import load_config
@@ -120,6 +121,7 @@ class _Part:
     """Rows that training leaves out, since an episode in them FAILED."""
     silent_turns: int = 0
     tally: Tally = field(default_factory=Tally)
+    traffic: Traffic = field(default_factory=Traffic)
 
     def add(self, record: Record, row: Row | DataError) -> None:
         """Take in one row, or note why training would refuse it."""
@@ -137,6 +139,8 @@ class _Part:
             self.examples.append(encode_example(row, *how, own_turns=view.own_turns))
             self.numbers.append(number)
             self.silent_turns += sum(len(silent_turns(side)) for side in _sides(played))
+            for side in _sides(played):
+                self.traffic.add(side)
         except (DataError, ModelError) as error:
             self.refused.append({"part": self.name, **refused(record, str(error))})
 
@@ -193,6 +197,7 @@ class _Part:
             },
             "duplicates": self._duplicates(),
             "silent_turns": self.silent_turns,
+            "traffic": self.traffic.to_dict(),
             "read_as": self.source.shape,
             "unit": self.source.unit,
             "shapes": dict(self.tally.shapes),

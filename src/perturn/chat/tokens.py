@@ -21,7 +21,7 @@ from perturn.chat.template_walk import Asked, Piece, Walk, check_turns
 from perturn.chat.templates import choose_template, fitting, with_template
 from perturn.episodes.calls import CALL_FORMATS
 from perturn.episodes.calls.find_calls import kept_tokens
-from perturn.episodes.prompts import as_seen
+from perturn.episodes.prompts import sequences_of
 from perturn.episodes.tool_calls import ToolCall, chat_call, understand
 from perturn.errors import DataError, ModelError
 from perturn.types import Action, Message, Prompt, Trajectory, Turn
@@ -37,7 +37,7 @@ _PROBE_TURNS = 5
 
 @dataclass(frozen=True)
 class Encoded:
-    """A trajectory as tokens: one sequence; or, where the policy saw a shortened history, one for each of its turns.
+    """A trajectory as tokens: one sequence, or several; a shortened history has one for each of its turns.
 
     Each is the text that the policy saw, and carries loss on what it wrote then. They are laid end to end, in the order
     of the turns. `ids`, `turn` and `role` are [tokens].
@@ -147,7 +147,8 @@ class Renderer:
     ) -> Encoded:
         """Tokens of a whole trajectory; turns that do not fit in `max_length` tokens are dropped from the end.
 
-        Of a trajectory that is several sequences, each must fit. Where a turn's does not, later turns are dropped too.
+        Of a trajectory that is several sequences, each must fit. Where a turn's does not, the turns that extend it are
+        dropped too; those of other sequences stay. Of a shortened history, all later turns are dropped.
 
         Args:
             trajectory: The trajectory.
@@ -178,7 +179,7 @@ class Renderer:
                 f"is {max_length}; raise max_length or shorten the prompt."
             )
         pieces = [piece for sequence in kept for piece in sequence]
-        played = sum(piece.turn != NO_TURN for piece in pieces)
+        played = [trajectory.turns[piece.turn] for piece in pieces if piece.turn != NO_TURN]
         lengths = [sum(len(piece.ids) for piece in sequence) for sequence in kept]
         return Encoded(
             ids=tuple(token for piece in pieces for token in piece.ids),
@@ -186,9 +187,9 @@ class Renderer:
                 NO_TURN if piece.turn in silent else piece.turn for piece in pieces for _ in piece.ids
             ),
             role=tuple(piece.role for piece in pieces for _ in piece.ids),
-            dropped_turns=len(trajectory.turns) - played,
+            dropped_turns=len(trajectory.turns) - len(played),
             starts=tuple(accumulate(lengths[:-1], initial=0)),
-            quoted_turns=sum(bool(self.control_in(turn.action)) for turn in trajectory.turns[:played]),
+            quoted_turns=sum(bool(self.control_in(turn.action)) for turn in played),
         )
 
     def check(self, trajectory: Trajectory) -> None:
@@ -199,9 +200,9 @@ class Renderer:
             ModelError: If the template cannot render it.
         """
         self._check_turns(trajectory)
-        if trajectory.is_one_sequence:
-            chat = self._chat.with_variables(trajectory.template_kwargs)
-            chat.render(trajectory.messages, trajectory.tools)
+        if trajectory.history is None or trajectory.is_one_sequence:
+            for seen, _ in sequences_of(trajectory):
+                self._chat.with_variables(seen.template_kwargs).render(seen.messages, seen.tools)
 
     def control_in(self, action: Action) -> list[str]:
         """Control tokens in the text of an action that has no token ids, so that the text is tokenized."""
@@ -262,31 +263,32 @@ class Renderer:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _ask(self, prompt: Prompt, whole: bool = False) -> Asked:
-        return Asked(Walk(self._chat, prompt.messages, prompt.tools, whole or self._whole), prompt)
+        chat = self._chat.with_variables(prompt.template_kwargs)
+        return Asked(Walk(chat, prompt.messages, prompt.tools, whole or self._whole), prompt)
 
     def _sequences(self, trajectory: Trajectory, most: int | None, whole: bool) -> list[list[Piece]]:
         """Pieces of each sequence, with the turns that fit; empty if none does."""
-        if trajectory.is_one_sequence:
-            kept = self._fit(trajectory, trajectory.turns, most, whole)
-            return [list(chain.from_iterable(kept))] if kept else []
         found = []
-        for index in range(len(trajectory.turns)):
-            seen = as_seen(trajectory, index)
-            kept = self._fit(trajectory, seen, most, whole)
-            if len(kept) < len(seen):
+        for seen, own in sequences_of(trajectory):
+            kept, read = self._fit(seen, most, whole), len(seen.turns) - len(own)
+            if len(kept) > read:
+                pieces = chain.from_iterable(kept)
+                found.append(
+                    [
+                        replace(one, turn=own[one.turn - read] if one.turn >= read else NO_TURN)
+                        for one in pieces
+                    ]
+                )
+            elif trajectory.is_linear:
                 break
-            *read, taken = chain.from_iterable(kept)
-            found.append([*(replace(piece, turn=NO_TURN) for piece in read), replace(taken, turn=index)])
         return found
 
-    def _fit(
-        self, trajectory: Trajectory, turns: Sequence[Turn], most: int | None, whole: bool
-    ) -> list[list[Piece]]:
+    def _fit(self, seen: Trajectory, most: int | None, whole: bool) -> list[list[Piece]]:
         """Pieces of each turn of a sequence, its action last, as far as they fit."""
-        walk = self.walk(trajectory, whole)
+        walk = self.walk(seen, whole)
         kept: list[list[Piece]] = []
         length = 0
-        for turn in turns:
+        for turn in seen.turns:
             heard = walk.hear(turn.observation)
             pieces = [*walk.by_role(heard), walk.say(turn.action)]
             _check_thought(turn.action, walk)

@@ -17,9 +17,12 @@ from perturn.checks import are_factors
 from perturn.errors import DataError, did_you_mean
 from perturn.io.plain_data import DEEPEST, fault, mismatch
 from perturn.io.read_input import explain, parse_json, path_of
+from perturn.turn_tree import misplaced
 from perturn.types import (
+    OPENS,
     Action,
     Message,
+    Opening,
     PreferencePair,
     Remaining,
     Status,
@@ -170,6 +173,12 @@ def _check_action(action: Action) -> Action:
     return action
 
 
+def _check_trajectory(trajectory: Trajectory) -> Trajectory:
+    if problem := misplaced(trajectory.turns, trajectory.history):
+        raise ValueError(f".{problem}")
+    return trajectory
+
+
 def _check_pair(pair: PreferencePair) -> PreferencePair:
     chosen, rejected = pair.chosen.task.id, pair.rejected.task.id
     if chosen != rejected:
@@ -204,9 +213,11 @@ _OF_TYPES: dict[Any, CoreSchema] = {
 _OF_FIELDS = {
     (Task, "data"): _checked(_check_data, _OBJECT),
     (Trajectory, "seed"): core_schema.int_schema(strict=True),
+    (Turn, "follows"): core_schema.nullable_schema(core_schema.int_schema(strict=True, ge=OPENS)),
 }
 """Fields that take other than their type does elsewhere."""
 _CHECKS: dict[Any, Callable[[Any], Any]] = {Action: _check_action, PreferencePair: _check_pair}
+_CHECKS[Trajectory] = _check_trajectory
 _CHECKS[WeightedTrajectory] = _check_weighted
 
 
@@ -244,9 +255,13 @@ def _record(kind: Any) -> CoreSchema:
 
 
 _VALIDATORS: dict[type, SchemaValidator] = {}
-_KINDS = {"task": Task, "turns": Turn, "action": Action, "remaining": Remaining} | dict.fromkeys(
-    ("chosen", "rejected", "trajectory"), Trajectory
-)
+_KINDS = {
+    "task": Task,
+    "turns": Turn,
+    "action": Action,
+    "remaining": Remaining,
+    "opening": Opening,
+} | dict.fromkeys(("chosen", "rejected", "trajectory"), Trajectory)
 """Key -> the kind of what is under it."""
 
 

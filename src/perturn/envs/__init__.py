@@ -12,6 +12,7 @@ from perturn.types import Environment
 ENVIRONMENTS: Table[type[Environment]] = Table(
     "perturn.environments",
     {
+        "agent": "perturn.envs.agent.environment:Agent",
         "alfworld": "perturn.envs.alfworld.environment:ALFWorld",
         "alfworld-like": "perturn.envs.alfworld.generated_games:ALFWorldLike",
         "alfworld-official": "perturn.envs.alfworld.official:ALFWorldOfficial",

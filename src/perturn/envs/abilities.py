@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from perturn.envs import ENVIRONMENTS
 from perturn.errors import ConfigError
 from perturn.table import Table
 from perturn.traits import Ability, traits_of
-from perturn.types import Environment, Task, Trajectory
+from perturn.types import Environment, EpisodeProtocol, Task, Trajectory
+
+if TYPE_CHECKING:
+    from perturn.episodes.episode import Job
 
 ABILITIES: Table[Ability] = Table(
     "perturn.abilities",
@@ -25,10 +28,14 @@ ABILITIES: Table[Ability] = Table(
         "aimless": Ability(("task", "plain", "plain"), "actions"),
         "remaining": Ability(("task", "actions", "plain"), "plain"),
         "correct": Ability(("task", "actions"), "turns", or_none=True),
+        "show": Ability(("plain", "plain"), "plain", crosses=False),
         "read_experts": Ability(("plain", "plain", "plain"), "plain", crosses=False),
     },
 )
 """Signature of each optional method by its name. An installed package may add abilities of other environments."""
+
+EXPERTS = frozenset({"expert", "show"})
+"""Abilities of which an environment whose expert plays has one: it says actions, or shows whole episodes."""
 
 
 def signatures(environment: Any) -> dict[str, Ability]:
@@ -121,6 +128,14 @@ class Corrector(Expert, Protocol):
         The expert knows what the episode has shown. The world replays the actions by itself, and leaves a running
         episode alone. None: there is no way any more, or the expert finds none.
         """
+        ...
+
+
+class Shower(Protocol):
+    """An environment that plays its episodes itself, those of an expert too; optional."""
+
+    def show(self, job: Job, protocol: EpisodeProtocol) -> Trajectory:
+        """Return the expert's episode of a task; one that goes wrong is marked FAILED."""
         ...
 
 

@@ -6,6 +6,7 @@ from perturn.types import EpisodeProtocol
 PROTOCOLS: Table[EpisodeProtocol] = Table(
     "perturn.protocols",
     {
+        "agent": "perturn.envs.agent.environment:AGENT",
         "alfworld-eto": "perturn.envs.alfworld.alfworld_protocols:ALFWORLD_ETO",
         "alfworld-gigpo": "perturn.envs.alfworld.alfworld_protocols:ALFWORLD_GIGPO",
         "alfworld-lab": "perturn.envs.alfworld.alfworld_protocols:ALFWORLD_LAB",

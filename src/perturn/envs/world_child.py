@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import select
-import signal
 import socket
-import threading
 
+from perturn.envs.die_with_parent import die_with_parent
 from perturn.envs.load_environment import make_environment
 from perturn.envs.remote_worlds import PlainWorld, told
 from perturn.envs.world_pipe import HEAD
@@ -17,28 +13,8 @@ from perturn.envs.world_pipe import HEAD
 
 def main(pipe: int, lifeline: int) -> None:
     """Answer the calls of a pipe until the parent hangs up; nothing is sent on the lifeline, which ends with it."""
-    _die_with_parent(lifeline)
+    die_with_parent(lifeline)
     _serve(socket.socket(fileno=pipe))
-
-
-def _die_with_parent(lifeline: int) -> None:
-    """Have this process and all it started killed once the parent's end of the lifeline closes.
-
-    On Linux the kernel does it, even while a hung call holds the interpreter; elsewhere a thread does.
-    """
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, int(signal.SIGKILL))
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-        if select.select([lifeline], [], [], 0)[0]:  # the parent died before we listened
-            os.killpg(0, signal.SIGKILL)
-    else:
-        threading.Thread(target=_wait_and_die, args=(lifeline,), daemon=True).start()
-
-
-def _wait_and_die(lifeline: int) -> None:
-    select.select([lifeline], [], [])
-    os.killpg(0, signal.SIGKILL)
 
 
 def _serve(pipe: socket.socket) -> None:

@@ -29,7 +29,7 @@ from perturn.config.sections import Section, Worlds
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.remote_worlds import RAISED, RemoteWorld, value_of
 from perturn.envs.world_pipe import Garbled, Pipe
-from perturn.errors import EnvironmentFailure, WorldLost
+from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
 from perturn.traits import traits_of
 
 _MEMORY = 512 * 2**20
@@ -46,8 +46,22 @@ _BOOT = (
 )
 
 
+def plays_itself(section: Section) -> bool:
+    """Return whether the episodes of an environment are programs that it plays itself."""
+    return traits_of(ENVIRONMENTS.get(str(section["name"]))).plays_itself
+
+
 def runs_here(section: Section, settings: Worlds) -> bool:
-    """Whether worlds are made in this process rather than in processes of their own."""
+    """Whether worlds are made in this process rather than in processes of their own.
+
+    Raises:
+        ConfigError: If processes are asked for, and the environment's episodes have some of their own.
+    """
+    if plays_itself(section) and settings.processes:
+        raise ConfigError(
+            f"worlds.processes is {settings.processes}, and each episode of environment {section['name']} is a process "
+            "already; leave it out, and set concurrency to the number of episodes at a time."
+        )
     if settings.processes is None:
         return traits_of(ENVIRONMENTS.get(str(section["name"]))).in_process
     return settings.processes == 0

@@ -7,6 +7,7 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 from perturn.episodes.calls.call import Tools
 from perturn.episodes.formats import FORMATS, Format
@@ -16,6 +17,7 @@ from perturn.episodes.turn_budget import Allowance
 from perturn.errors import ContextFull, EngineFailure, EnvironmentFailure, NotComeBack, RunError
 from perturn.faults import sound
 from perturn.io.plain_data import fault, mended, told
+from perturn.traits import traits_of
 from perturn.types import (
     Action,
     Environment,
@@ -55,6 +57,8 @@ class Job:
 def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: str = "") -> Episode:
     """Play one episode: yields prompts, is sent actions, returns the trajectory.
 
+    An environment that plays its episodes itself does so.
+
     An exception of the environment, or one thrown in by the driver, ends in a trajectory marked FAILED that keeps
     the turns played so far; and so does a world that does not come back to where a begun episode was. `ContextFull`
     ends the episode as the turn limit does, if a turn was played.
@@ -65,6 +69,10 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         protocol: Rules to play by.
         policy: Identity of the policy that will answer.
     """
+    if traits_of(env).plays_itself:
+        playing: Any = env
+        whole: Trajectory = yield from playing.play(job, protocol, policy)
+        return whole
     reader = FORMATS[protocol.format]
     recorded = job.begun.turns if job.begun else ()
     begun = recorded[: job.kept]

@@ -5,7 +5,7 @@ All of it follows from the protocol, so equal protocols show equal things, whate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from perturn.episodes.formats import FORMATS
@@ -99,6 +99,30 @@ def as_seen(trajectory: Trajectory, index: int) -> tuple[Turn, ...]:
     taken = trajectory.turns[index]
     earlier, newest = window(trajectory.turns[:index], taken.observation, trajectory.history)
     return (*earlier, replace(taken, observation=newest))
+
+
+def context_of(trajectory: Trajectory, index: int) -> Trajectory:
+    """Return the conversation in which a turn was taken, that turn last; its messages are those the policy saw."""
+    if trajectory.history is None:
+        return trajectory.seen_from(index)
+    return replace(trajectory, turns=as_seen(trajectory, index), history=None)
+
+
+def sequences_of(trajectory: Trajectory) -> Iterator[tuple[Trajectory, range]]:
+    """Yield the sequences of an episode: a conversation that the policy saw, and the turns that carry loss in it.
+
+    These are its last ones. Each turn carries loss once, in the conversation in which it was taken. The turns of a
+    sequence follow each other in the episode too, so that the sequences hold all turns in order. Where the history was
+    shortened, each turn is a sequence.
+    """
+    if trajectory.is_one_sequence:
+        yield replace(trajectory, history=None), range(len(trajectory.turns))
+        return
+    begun, shortened = 0, trajectory.history is not None
+    for end in range(1, len(trajectory.turns) + 1):
+        if shortened or end == len(trajectory.turns) or trajectory.parent(end) != end - 1:
+            yield context_of(trajectory, end - 1), range(begun, end)
+            begun = end
 
 
 def _remembered(turn: Turn) -> Turn:

@@ -77,6 +77,7 @@ from perturn.select.protocol import (
 from perturn.table import Table, locate
 from perturn.traits import Ability, EngineTraits, EnvironmentTraits
 from perturn.types import (
+    OPENS,
     Action,
     Engine,
     Environment,
@@ -108,6 +109,7 @@ __all__ = [
     "EFFORT",
     "IN_GROUP",
     "MODEL",
+    "OPENS",
     "OUTCOMES",
     "ROWS",
     "SECONDS",

@@ -6,7 +6,7 @@ from perturn.credit_check.processes import Episodes, Outcome, Process, Step
 from perturn.envs.abilities import abilities_of, ability, lacks
 from perturn.envs.hotpotqa.answer_scores import PUNCTUATION, normalize_answer
 from perturn.envs.load_environment import load_object
-from perturn.episodes.prompts import as_seen
+from perturn.episodes.prompts import context_of
 from perturn.episodes.tool_calls import NO_CALL, ToolCall, call_similarity, expert_action, understand
 from perturn.io.plain_data import told as error_text
 from perturn.policy.logprobs import exact_length, hidden_states, logprobs_and_entropy, pack_by_pack
@@ -72,10 +72,10 @@ __all__ = [
     "abilities_of",
     "ability",
     "action_features",
-    "as_seen",
     "call_similarity",
     "check_gold",
     "compute_logprobs",
+    "context_of",
     "cross_fit",
     "cross_fit_sums",
     "encoded",

@@ -137,8 +137,7 @@ def _completion(trajectory: Trajectory) -> tuple[list[Message], list[Message]]:
     if not trajectory.is_one_sequence:
         raise DataError(
             f"task {trajectory.task.id!r}: its {len(trajectory.turns)} turns are not one conversation, as a row of "
-            f"TRL's is: the policy saw only the last {trajectory.history} at each. Play the tasks again with "
-            "protocol.history=full to export them; perturn trains on them as they are."
+            f"TRL's is: {_why_several(trajectory)}; perturn trains on them as they are."
         )
     messages = list(trajectory.prompt)
     for turn in trajectory.turns:
@@ -146,6 +145,16 @@ def _completion(trajectory: Trajectory) -> tuple[list[Message], list[Message]]:
         messages += [*turn.observation, turn.action.message() | mark]
     first = len(trajectory.prompt) + (len(trajectory.turns[0].observation) if trajectory.turns else 0)
     return messages[:first], messages[first:]
+
+
+def _why_several(trajectory: Trajectory) -> str:
+    """Say why the turns of an episode are not one conversation."""
+    if trajectory.history is None:
+        return (
+            "the agent began further conversations or took turns again. Leave the episode out of the export"
+        )
+    shown = f"the policy saw only the last {trajectory.history} at each"
+    return f"{shown}. Play the tasks again with protocol.history=full to export them"
 
 
 def _beside(trajectory: Trajectory) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class CohRows(ToldRows):
         rows = told_successes(divided, self.success)
         for one in divided.failures:
             after, alone = good.get(one.task.id), told(one, self.failure)
-            both = None if after is None else _chain(alone, told(after, self.success))
+            both = _chain(alone, told(after, self.success)) if after and after.is_linear else None
             rows.append(weighted(both if both is not None and inputs.limit.whole(both) else alone))
         return Made(rows, divided.counts)
 

@@ -143,10 +143,9 @@ def _with_all(side: Encoded) -> Encoded:
 
 
 def _with_loss(trajectory: Trajectory, encoded: Encoded) -> Trajectory:
-    """The trajectory with those of its turns that carry loss."""
-    return replace(
-        trajectory, turns=tuple(trajectory.turns[turn] for turn in sorted(set(encoded.loss_turns)))
-    )
+    """The trajectory with those of its turns that carry loss, one after the other."""
+    kept = (trajectory.turns[turn] for turn in sorted(set(encoded.loss_turns)))
+    return replace(trajectory, turns=tuple(replace(turn, follows=None, opening=None) for turn in kept))
 
 
 def _shared_turns(chosen: Encoded, rejected: Encoded) -> int:

@@ -11,7 +11,7 @@ from itertools import accumulate
 from unicodedata import normalize
 
 from perturn.chat.tokens import NO_TURN, Encoded, Renderer
-from perturn.episodes.prompts import as_seen
+from perturn.episodes.prompts import context_of
 from perturn.errors import DataError, ModelError
 from perturn.types import Action, Task, Trajectory, Turn
 
@@ -121,12 +121,12 @@ def _said(
 ) -> list[_Said | None]:
     """Of each branch; an episode that is one sequence is walked along once."""
     if trajectory.is_one_sequence:
-        return _along(renderer, trajectory, trajectory.turns, said, whole)
+        return _along(renderer, trajectory, said, whole)
     found: list[_Said | None] = []
     for index, turn in enumerate((*trajectory.turns, Turn((), said[0]))):
-        seen = as_seen(replace(trajectory, turns=(*trajectory.turns[:index], turn)), index)
+        seen = context_of(replace(trajectory, turns=(*trajectory.turns[:index], turn)), index)
         try:
-            found.append(_along(renderer, trajectory, seen, said, whole)[-2])
+            found.append(_along(renderer, seen, said, whole)[-2])
         except ModelError:
             if index < len(trajectory.turns):
                 raise
@@ -135,12 +135,12 @@ def _said(
 
 
 def _along(
-    renderer: Renderer, trajectory: Trajectory, turns: Sequence[Turn], said: Sequence[Action], whole: bool
+    renderer: Renderer, trajectory: Trajectory, said: Sequence[Action], whole: bool
 ) -> list[_Said | None]:
-    """Of each branch of a sequence of turns."""
+    """Of each branch of an episode that is one sequence."""
     walk, ids = renderer.walk(trajectory, whole), list[int]()
     found: list[_Said | None] = []
-    for turn in turns:
+    for turn in trajectory.turns:
         ids += walk.hear(turn.observation).ids
         found.append((tuple(ids), [walk.fork().say(one).ids for one in said]))
         ids += walk.say(turn.action).ids

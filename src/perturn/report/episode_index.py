@@ -12,7 +12,7 @@ from typing import Any
 from perturn.analysis.run_contents import RecordedRun
 from perturn.episodes.triage import SIGNALS, meaning, signals_of
 from perturn.report.episode_view import body, clip, credited, message_text, tokens
-from perturn.types import Trajectory, failed, score, succeeded, unfinished
+from perturn.types import Message, Trajectory, failed, score, succeeded, unfinished
 
 PIECE = 48
 """Episodes of a piece."""
@@ -144,11 +144,20 @@ class Catalogue:
         }
         for key, value in row.items():
             self._columns[key].append(value)
-        prompt = [[message["role"], clip(message_text(message))] for message in trajectory.prompt]
-        number = _number(self._prompts, json.dumps(prompt))
-        self._bodies.append(body(trajectory, number, noted[0]))
+        number = self._prompt(trajectory.prompt)
+        openings = {
+            index: self._prompt(turn.opening.prompt)
+            for index, turn in enumerate(trajectory.turns)
+            if turn.opening is not None
+        }
+        self._bodies.append(body(trajectory, number, noted[0], openings))
         self._tokens.append(tokens(trajectory, noted[1]))
         return len(self._bodies) - 1
+
+    def _prompt(self, messages: Sequence[Message]) -> int:
+        """Number of a prompt among those the page has."""
+        shown = [[message["role"], clip(message_text(message))] for message in messages]
+        return _number(self._prompts, json.dumps(shown))
 
 
 def _noted(run: RecordedRun, index: int, side: str) -> tuple[Any, Any]:

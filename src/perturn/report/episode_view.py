@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from statistics import pstdev
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlencode
 
@@ -35,7 +36,12 @@ def own_confidence(turn: Turn) -> float | None:
     return math.exp(sum(logprobs) / len(logprobs)) if logprobs else None
 
 
-def body(trajectory: Trajectory, prompt: int, noted: Mapping[str, Any]) -> dict[str, Any]:
+def body(
+    trajectory: Trajectory,
+    prompt: int,
+    noted: Mapping[str, Any],
+    openings: Mapping[int, int] = MappingProxyType({}),
+) -> dict[str, Any]:
     """An episode as the page has it; what is empty or the usual is left out.
 
     Args:
@@ -43,6 +49,7 @@ def body(trajectory: Trajectory, prompt: int, noted: Mapping[str, Any]) -> dict[
         prompt: Number of its prompt among those the page has.
         noted: `confidence` and `weight` of its turns, as the alignment wrote them, or `weight`, `bin` and name of a
             `credit`; may be empty.
+        openings: Number of the prompt of each turn that opens another sequence with one of its own.
     """
     turns = len(trajectory.turns)
     confidence: Sequence[float | None] = by_turn(noted, "confidence", turns)
@@ -60,6 +67,9 @@ def body(trajectory: Trajectory, prompt: int, noted: Mapping[str, Any]) -> dict[
         "error": clip(trajectory.error or ""),
     }
     kept = {key: value for key, value in found.items() if value not in ([], "") and not _all_none(value)}
+    if not trajectory.is_linear:
+        kept["follows"] = [trajectory.parent(index) for index in range(turns)]
+        kept["openings"] = {str(turn): number for turn, number in openings.items()}
     return kept | {"turns": [_turn(turn) for turn in trajectory.turns]}
 
 

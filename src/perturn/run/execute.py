@@ -22,6 +22,7 @@ from perturn.data.run_folder import Run, refuse_other, resolve_recipe, run_folde
 from perturn.data.run_paths import RunPaths, checkpoint_of
 from perturn.display.live_iterations import Iterations, doing, shows_iterations
 from perturn.display.progress_bars import at_work, console
+from perturn.envs.world_process import plays_itself
 from perturn.episodes.episode import misfit
 from perturn.errors import ConfigError, DataError, RunError, check_known, within
 from perturn.faults import closing_world
@@ -185,6 +186,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     check_teacher(recipe)
     check_made(recipe)
     check_selection(recipe)
+    if recipe.environment is not None and plays_itself(recipe.environment):
+        locate("perturn.run.stages.agent_checks:check_agent")(recipe)
     engine.check(lambda: locate("perturn.run.model_check:empty_base")(recipe), to_yaml(recipe))
     renderer = None
     if engine.traits.serves_checkpoints:

@@ -25,7 +25,7 @@ from perturn.display.progress_bars import console
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving, Updatable
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS
-from perturn.envs.world_process import ProcessWorlds, runs_here, world_count
+from perturn.envs.world_process import ProcessWorlds, plays_itself, runs_here, world_count
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.lockstep_blocks import blocks_of, play_blocks
 from perturn.episodes.play_many import Job, play
@@ -39,14 +39,7 @@ from perturn.run.stages.evaluation_strategy import PLAIN, Strategy, controlled
 from perturn.run.task_lists import Panels, look_up, read_panels
 from perturn.table import check_names, locate
 from perturn.traits import EngineTraits
-from perturn.types import (
-    Engine,
-    Environment,
-    EpisodeProtocol,
-    Sampling,
-    Trajectory,
-    failed,
-)
+from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Trajectory, failed
 
 WorldMaker = Callable[[], Environment]
 Player = Callable[[Sequence[Job], WorldMaker, int, Hear], Iterator[Trajectory]]
@@ -65,7 +58,7 @@ def world_maker(recipe: Recipe) -> WorldMaker:
     section = recipe.environment
     if section is None:
         raise ConfigError("environment is missing, and this stage plays in it; set it in the recipe.")
-    if recipe.cluster is not None:
+    if recipe.cluster is not None and not plays_itself(section):
         sections = (recipe.explore, recipe.evaluate)
         most = max((part.concurrency for part in sections if part), default=1)
         return cluster_worlds(section, recipe.worlds, recipe.cluster, most)

@@ -8,7 +8,7 @@ a conversation has use for them, and no longer.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -146,6 +146,8 @@ class Row:
     """Tokens of prompt and answer, at most."""
     draw: random.Random
     history: History
+    said: Callable[[Sequence[int]], str] = lambda ids: ""
+    """Text of sampled tokens, in which the prompt's stop texts are looked for."""
     capacity: int = 0
     """Tokens that its slot will hold, once it joined the batch."""
     answer: list[int] = field(default_factory=list)
@@ -173,4 +175,11 @@ class Row:
 
     def ended(self, end_ids: Collection[int]) -> bool:
         """Whether the answer is whole."""
-        return self.answer[-1] in end_ids or self.length >= self.longest
+        return self.answer[-1] in end_ids or self.length >= self.longest or self._stopped()
+
+    def _stopped(self) -> bool:
+        """Whether the answer ends with a text that is to end it."""
+        if not (stop := self.prompt.stop):
+            return False
+        newest = self.said(self.answer[-max(len(text.encode()) for text in stop) - 4 :])
+        return any(text in newest for text in stop)

@@ -10,7 +10,7 @@ from itertools import accumulate, chain
 from math import log, nan
 from typing import Any, ClassVar
 
-from perturn.extend import ConfigError, DataError, ModelError, Need, Trajectory, Turn, failed
+from perturn.extend import OPENS, ConfigError, DataError, ModelError, Need, Trajectory, Turn, failed
 from perturn.extend.quantity_tools import (
     ACTED,
     NO_TURN,
@@ -24,8 +24,8 @@ from perturn.extend.quantity_tools import (
     Renderer,
     Source,
     Step,
-    as_seen,
     compute_logprobs,
+    context_of,
     exact_length,
     frozen,
 )
@@ -55,8 +55,9 @@ def feedback_gains(
         token_budget: Tokens of one pass.
 
     Returns:
-        In nats `[trajectories][turns]`. NaN after the last turn, where nothing was said between two turns, where a turn
-        would end beyond the model's context, and for an episode that FAILED.
+        In nats `[trajectories][turns]`; where several turns follow one, as in a retry, their mean. NaN after the last
+        turn, where nothing was said between two turns, where a turn would end beyond the model's context, and for an
+        episode that FAILED.
 
     Raises:
         ConfigError: If the placeholder holds what the chat template writes between turns.
@@ -71,7 +72,7 @@ def feedback_gains(
             seen = _within(renderer, trajectories[i], limit)
             masked = masked_turns(renderer, trajectories[i], placeholder)
             fits = {t: one for t, one in masked.items() if limit is None or one.longest <= limit}
-            fits = {t: one for t, one in fits.items() if seen is not None and t < seen.turns}
+            fits = {t: one for t, one in fits.items() if seen is not None and t in seen.loss_turns}
             left_out += len(masked) - len(fits)
             if seen is not None and fits:
                 asked[i] = _beside(seen, fits, len(found[i]))
@@ -79,8 +80,11 @@ def feedback_gains(
             logprobs = compute_logprobs(model, list(asked.values()), token_budget)
         for (i, encoded), own in zip(asked.items(), logprobs, strict=True):
             count, means = len(found[i]), _means(encoded.loss_turns, own.double().tolist())
+            gains = defaultdict(list)
             for t in (turn - count for turn in means if turn >= count):
-                found[i][t - 1] = means[t] - means[count + t]
+                gains[trajectories[i].parent(t)].append(means[t] - means[count + t])
+            for t, each in gains.items():
+                found[i][t] = sum(each) / len(each)
     if left_out:
         _logger.warning(
             "%d turns would end beyond the model's context of %s tokens; the gain of the replies before them is not "
@@ -114,7 +118,9 @@ def masked_turns(renderer: Renderer, trajectory: Trajectory, placeholder: str) -
     Returns:
         By index of the turn, one sequence that ends with it and carries loss on it alone.
     """
-    answered = [t for t, turn in enumerate(trajectory.turns) if t and turn.observation]
+    answered = [
+        t for t, turn in enumerate(trajectory.turns) if trajectory.parent(t) != OPENS and turn.observation
+    ]
     if not trajectory.is_one_sequence:
         return {t: _alone(renderer, trajectory, t, placeholder) for t in answered}
     try:
@@ -144,11 +150,11 @@ def _along(
 
 
 def _alone(renderer: Renderer, trajectory: Trajectory, t: int, placeholder: str) -> Encoded:
-    """Of an episode whose history was shortened, what the policy would have seen at a turn."""
+    """Of an episode that is several sequences, what the policy would have seen at a turn."""
     masked = (*trajectory.turns[:t], _masked(trajectory.turns[t], placeholder))
-    seen = as_seen(replace(trajectory, turns=masked), t)
-    found = renderer.encode(replace(trajectory, turns=seen, history=None), every_turn=True)
-    return replace(found, turn=tuple(t if turn == len(seen) - 1 else NO_TURN for turn in found.turn))
+    seen = context_of(replace(trajectory, turns=masked), t)
+    found = renderer.encode(seen, every_turn=True)
+    return replace(found, turn=tuple(t if turn == len(seen.turns) - 1 else NO_TURN for turn in found.turn))
 
 
 def _masked(turn: Turn, placeholder: str) -> Turn:

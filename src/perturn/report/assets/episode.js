@@ -1,5 +1,6 @@
 // One episode as a conversation: what was said on the left, what each turn carries in one margin on the right.
 
+const DEEPEST = 6; // of the sequences of an episode that are drawn further to the right
 const LINES = 16; // of an observation that are shown before a reader asks for more
 
 /** The numbers a turn carries, in the order of the margin: [name, value, lowest, highest]. */
@@ -61,9 +62,9 @@ function speech(kind, text) {
 
 /**
  * One turn.
- * options: number, turn, body, scale, link (hash of the turn), id, differs (text to mark, see `align.js`)
+ * options: number, turn, body, scale, link (hash of the turn), id, differs (text to mark, see `align.js`), run (of `sequencesOf`)
  */
-function turnCard({ number, turn, body, scale, link, id, differs = null }) {
+function turnCard({ number, turn, body, scale, link, id, differs = null, run = null }) {
   const said = body.turns[turn];
   const action = speech("action", said.a ?? "");
   if (differs !== null) markDifference(action.querySelector(".text"), differs);
@@ -77,7 +78,9 @@ function turnCard({ number, turn, body, scale, link, id, differs = null }) {
       element("a", { class: "anchor", href: link, "aria-label": `Link to turn ${turn + 1}` }, `turn ${turn + 1}`),
       said.bad ? element("span", { class: "chip bad" }, "invalid") : null,
       said.cut ? element("span", { class: "chip bad" }, "cut at the token limit") : null,
+      run && run.first === turn && turn ? element("span", { class: "chip" }, placeOf(run)) : null,
     ),
+    run && run.first === turn && body.openings[turn] !== undefined ? promptBox({ prompt: body.openings[turn] }) : null,
     said.o ? speech("observation", said.o) : null,
     said.h ? speech("thought", said.h) : null,
     said.a || said.call ? action : element("div", { class: "say action" }, element("span", { class: "label" }, "action"), element("em", { class: "soft" }, "empty")),
@@ -85,12 +88,48 @@ function turnCard({ number, turn, body, scale, link, id, differs = null }) {
   if (catalogue.has_tokens[number]) talk.append(tokenButton(number, turn));
   const weights = (body.weight ?? []).filter((found) => found !== null);
   const isHigh = new Set(weights).size > 1 && body.weight[turn] === Math.max(...weights);
-  return element(
+  const card = element(
     "article",
     { class: `turn${isHigh ? " high" : ""}${said.bad ? " invalid" : ""}`, id, tabindex: "-1", "aria-label": `Turn ${turn + 1}` },
     talk,
     element("dl", { class: "margin" }, ...barsOf(body, turn, scale).map(bar)),
   );
+  if (run) card.style.marginLeft = `${Math.min(run.depth, DEEPEST) * 1.2}rem`;
+  return card;
+}
+
+/** Runs of turns that extend each other, in the order of the episode: {first, last, follows, parent, depth}; of an episode that is one, none. */
+function sequencesOf(body) {
+  const runs = [];
+  const home = [];
+  (body.follows ?? []).forEach((before, turn) => {
+    if (turn && before === turn - 1) runs.at(-1).last = turn;
+    else {
+      const parent = before < 0 ? null : home[before];
+      runs.push({ first: turn, last: turn, follows: before, parent, depth: parent ? parent.depth + 1 : 0 });
+    }
+    home[turn] = runs.at(-1);
+  });
+  return runs;
+}
+
+function placeOf(run) {
+  return run.follows < 0 ? "opens another conversation" : `follows turn ${run.follows + 1}`;
+}
+
+/** The tree of an episode's sequences, each with a link to its first turn. */
+function sequenceTree(number, runs) {
+  if (runs.length < 2) return null;
+  const branch = (parent) => {
+    const below = runs.filter((run) => run.parent === parent);
+    if (!below.length) return null;
+    return element("ul", {}, ...below.map((run) => {
+      const span = run.first === run.last ? `turn ${run.first + 1}` : `turns ${run.first + 1} to ${run.last + 1}`;
+      const link = element("a", { href: hashOfEpisode(number, { turn: run.first + 1 }) }, span);
+      return element("li", {}, link, element("span", { class: "soft" }, run.first ? ` ${placeOf(run)}` : ""), branch(run));
+    }));
+  };
+  return element("nav", { class: "sequences", "aria-label": "Sequences of the episode" }, branch(null));
 }
 
 function tokenButton(number, turn) {
@@ -159,8 +198,11 @@ function promptBox(body) {
 async function conversation(number) {
   const body = await bodyOf(number);
   const scale = scaleOf(body);
-  const cards = body.turns.map((_, turn) =>
-    turnCard({ number, turn, body, scale, id: `turn-${turn + 1}`, link: hashOfEpisode(number, { turn: turn + 1 }) }));
+  const runs = sequencesOf(body);
+  const cards = body.turns.map((_, turn) => {
+    const run = runs.find((one) => one.first <= turn && turn <= one.last) ?? null;
+    return turnCard({ number, turn, body, scale, run, id: `turn-${turn + 1}`, link: hashOfEpisode(number, { turn: turn + 1 }) });
+  });
   return element(
     "div",
     { class: "conversation" },
@@ -168,6 +210,7 @@ async function conversation(number) {
     body.error ? element("p", { class: "error" }, `FAILED: ${body.error}`) : null,
     promptBox(body),
     legend(body, scale),
+    sequenceTree(number, runs),
     ...cards,
     body.turns.length ? null : element("p", { class: "soft" }, "This episode has no turn."),
   );

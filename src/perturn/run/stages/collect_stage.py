@@ -13,7 +13,7 @@ from perturn.config.stages import Stage, mark, starts_over
 from perturn.data.episode_outcomes import outcomes
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
-from perturn.envs.abilities import abilities_of
+from perturn.envs.abilities import EXPERTS, abilities_of, ability
 from perturn.envs.load_environment import make_environment
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import Episode, Job, episode, play_alone
@@ -49,7 +49,7 @@ def show_expert(session: Session, stage: Stage) -> None:
     run, recipe = session.run, session.recipe
     file = run.paths.trajectories(stage.name)
     with closing_world(world_maker(recipe)()) as env:
-        has_expert = "expert" in abilities_of(env)
+        has_expert = not abilities_of(env).isdisjoint(EXPERTS)
     if not has_expert and not file.is_file():
         assert recipe.environment is not None
         raise RunError(
@@ -102,6 +102,9 @@ def own_episodes(source: Path) -> Iterator[Trajectory]:
 def shown(env: Any, job: Job, protocol: EpisodeProtocol) -> Episode:
     """The expert's episode, which asks no engine."""
     yield from ()
+    if "show" in abilities_of(env):
+        played: Trajectory = ability(env, "show")(job, protocol)
+        return played
     return demonstrate(env, job, protocol)
 
 

@@ -1,0 +1,86 @@
+"""How much of the traffic of agents was append-only: requests that extend an earlier one, and what broke the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from perturn.episodes.prompts import context_of
+from perturn.episodes.sequences import Cause, Sequences
+from perturn.types import OPENS, Trajectory
+
+
+@dataclass
+class Traffic:
+    """Counts of the requests of agents, which are the turns of their episodes."""
+
+    episodes: int = 0
+    """Episodes that are several sequences."""
+    turns: int = 0
+    append_only: int = 0
+    """Turns that extend the newest turn of their sequence, and first turns of episodes."""
+    again: int = 0
+    """Turns that extend a turn which others had extended already, as a retry does."""
+    opened: int = 0
+    """Turns that open another conversation although nothing of an earlier one was changed, as a sub-agent does."""
+    broken: Counter[str] = field(default_factory=Counter)
+    """Turns that open another conversation since something of an earlier one was changed, by what was changed."""
+
+    def add(self, episode: Trajectory) -> None:
+        """Count the turns of an episode."""
+        self.turns += len(episode.turns)
+        if episode.is_linear:
+            self.append_only += len(episode.turns)
+            return
+        self.episodes += 1
+        causes, extended = _causes(episode), set[int]()
+        for index in range(len(episode.turns)):
+            before = episode.parent(index)
+            if index == 0 or (before != OPENS and before not in extended):
+                self.append_only += 1
+            elif before != OPENS:
+                self.again += 1
+            elif causes[index] in (None, Cause.OTHER):
+                self.opened += 1
+            else:
+                self.broken[str(causes[index])] += 1
+            extended.add(before)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts."""
+        return {
+            "episodes": self.episodes,
+            "turns": self.turns,
+            "append_only": self.append_only,
+            "again": self.again,
+            "opened": self.opened,
+            "broken": dict(self.broken.most_common()),
+        }
+
+
+def _causes(episode: Trajectory) -> list[Cause | None]:
+    """What broke the sequence before each turn, as the prefix rule says it; None where nothing did."""
+    known, found = Sequences(), list[Cause | None]()
+    for index, turn in enumerate(episode.turns):
+        seen = context_of(episode, index)
+        asked = seen.messages[:-1]  # all but the answer
+        place = known.place(asked, seen.tools, seen.template_kwargs)
+        known.add(place, turn.action.message())
+        found.append(None if place.broke is None else place.broke.cause)
+    return found
+
+
+def traffic_lines(found: dict[str, Any]) -> list[str]:
+    """Say in sentences what `Traffic.to_dict` counted; none where every episode is one sequence."""
+    if not found["episodes"]:
+        return []
+    share = found["append_only"] / found["turns"]
+    lines = [
+        f"{found['append_only']} of {found['turns']} requests ({share:.0%}) only append to an earlier one; "
+        f"{found['again']} answer a turn again, {found['opened']} open another conversation"
+    ]
+    if broken := found["broken"]:
+        causes = ", ".join(f"{cause} ({count})" for cause, count in broken.items())
+        lines.append(f"{sum(broken.values())} changed what had been said: {causes}")
+    return lines

@@ -1,0 +1,155 @@
+"""One episode of an agent: its process asks, and the episode yields each question as a prompt."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from perturn.envs.agent.agent_bridge import Line, Question
+from perturn.envs.agent.agent_process import AgentProcess
+from perturn.episodes.episode import Job
+from perturn.errors import BudgetError, ContextFull, EngineFailure, EnvironmentFailure
+from perturn.types import Action, Prompt
+
+_GRACE_S = 10.0
+"""Seconds that an agent has to end once it is answered no more."""
+_REWARD = 'print a JSON line such as {"reward": 1.0} last, return it, or POST it to $PERTURN_SESSION/reward'
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of an episode."""
+
+    turns: int
+    """Answers to the agent."""
+    tokens: int | None
+    """Tokens of all answers; None: any number."""
+    seconds: float
+    """Seconds in which the agent works, without those in which it waits for the policy."""
+
+
+class Conversation:
+    """The questions of an agent, answered one after the other until it ends or a limit is reached."""
+
+    def __init__(self, limits: Limits) -> None:
+        """Nothing has been asked.
+
+        Args:
+            limits: Of the episode.
+        """
+        self.asked: SimpleQueue[Question | None] = SimpleQueue()
+        """Questions; None: the agent has ended."""
+        self.turns = 0
+        self.reached = ""
+        """The limit that was reached, in words."""
+        self.is_full = False
+        """Whether the newest question filled the model's context."""
+        self._limits = limits
+        self._tokens = 0
+        self._left = limits.seconds
+
+    def hold(self, job: Job) -> Generator[Prompt, Action, None]:
+        """Yield each question as a prompt, until the agent ends or must be ended.
+
+        Args:
+            job: The episode, whose conversation the engine knows all prompts under.
+
+        Raises:
+            EnvironmentFailure: If the agent takes too long.
+            EngineFailure: If the policy cannot answer.
+        """
+        while (question := self._next()) is not None:
+            self.reached = self.reached or self._reached()
+            if self.reached:
+                self._left = min(self._left, _GRACE_S)
+                question.answer(BudgetError(f"{self.reached}; the agent is answered no more. End it."))
+                continue
+            try:
+                prompt = question.prompt
+                action = yield Prompt(
+                    prompt.messages,
+                    prompt.turns,
+                    prompt.observation,
+                    prompt.seed,
+                    job.conversation,
+                    prompt.tools,
+                    prompt.template_kwargs,
+                    prompt.stop,
+                    prompt.response_format,
+                )
+            except ContextFull as error:
+                self.is_full = True
+                question.answer(error)
+                continue
+            except EngineFailure as error:
+                question.answer(error)
+                raise
+            self.is_full = False
+            self.turns += 1
+            self._tokens += len(action.token_ids or ())
+            question.answer(action)
+
+    def _next(self) -> Question | None:
+        """The next question; None: the agent has ended, or it is ended since it does not after a limit."""
+        began = time.monotonic()
+        try:
+            return self.asked.get(timeout=max(0.0, self._left))
+        except Empty:
+            if self.reached:
+                return None
+            raise EnvironmentFailure(
+                f"the agent was killed: it worked for environment.seconds={self._limits.seconds:g} and had not ended; "
+                "raise it if the agent is only slow."
+            ) from None
+        finally:
+            self._left -= time.monotonic() - began
+
+    def _reached(self) -> str:
+        """The limit that the episode has reached, in words; empty if none."""
+        if self.turns >= self._limits.turns:
+            return f"the episode has reached protocol.max_turns={self._limits.turns}"
+        if self._limits.tokens is not None and self._tokens >= self._limits.tokens:
+            return f"the episode has reached environment.tokens={self._limits.tokens}"
+        return ""
+
+
+def settle(process: AgentProcess, held: Conversation, line: Line) -> dict[str, Any]:
+    """Return how an episode ended, once its agent has, as `Line.finish` takes it.
+
+    Raises:
+        EnvironmentFailure: If the agent crashed, asked nothing, or gave no reward that is one.
+    """
+    is_cut = bool(held.reached) or held.is_full
+    if process.code != 0 and not (is_cut and held.turns):
+        raise EnvironmentFailure(f"the agent {process.ending()}.")
+    if not held.turns:
+        raise EnvironmentFailure(
+            "the agent ended without a request to the policy; let it send its requests to $OPENAI_BASE_URL with the "
+            "key $OPENAI_API_KEY, as OpenAI's clients do by themselves."
+        )
+    given = process.result() if process.code == 0 else None
+    found = _reward(given)
+    if not found and not is_cut and not line.is_rewarded():
+        raise EnvironmentFailure(f"the agent gave no reward; {_REWARD}. It {process.ending()}.")
+    return found | {"truncated": is_cut}
+
+
+def _reward(given: Any) -> dict[str, Any]:
+    """Reward and success that an agent's last line says; empty if it is another line.
+
+    Raises:
+        EnvironmentFailure: If the reward is none.
+    """
+    success = None
+    if isinstance(given, Mapping):
+        success = None if given.get("success") is None else bool(given["success"])
+        given = given.get("reward")
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        return {}
+    if not math.isfinite(given) or abs(given) > 1e100:
+        raise EnvironmentFailure(f"the agent gave the reward {given}, which is not finite; {_REWARD}.")
+    return {"reward": float(given), "success": success}

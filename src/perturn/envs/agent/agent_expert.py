@@ -1,0 +1,78 @@
+"""The expert of an agent: a stronger model that answers the same program."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from perturn.config.parsing import build
+from perturn.engines import ENGINES, Serving
+from perturn.episodes.episode import Episode
+from perturn.errors import ConfigError, EngineFailure
+from perturn.rules import Sampling
+from perturn.types import Engine, Trajectory
+
+_OWN = ("model", "temperature", "top_p", "max_new_tokens")
+"""Settings of the expert beside those of its engine."""
+
+
+class Expert:
+    """A model behind an API whose episodes are the expert's."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """Check the settings; nothing is sent yet.
+
+        Args:
+            settings: `model`, how it decodes, and the settings of engine `api`.
+
+        Raises:
+            ConfigError: If one is wrong.
+        """
+        if not isinstance(settings.get("model"), str):
+            raise ConfigError("environment.expert.model is missing; name the model at its server.")
+        section = {"name": "api", **{key: each for key, each in settings.items() if key not in _OWN}}
+        self._settings = build(ENGINES, section, "environment.expert")
+        if self._settings.traits.serves_checkpoints:
+            raise ConfigError("environment.expert must be a model behind an API (name: api).")
+        self._model = str(settings["model"])
+        decoding = {key: settings[key] for key in _OWN[1:] if key in settings}
+        try:
+            self._sampling = Sampling(**{"max_new_tokens": 1024, **decoding})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"environment.expert: {error}") from None
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()
+
+    def play(self, begin: Callable[[], Episode]) -> Trajectory:
+        """Play an episode whose prompts the expert answers.
+
+        Args:
+            begin: Begins the episode.
+        """
+        with self._lock:
+            if self._engine is None:
+                self._engine = self._settings.open(Serving("expert", self._model, (), _no_weights))
+            engine = self._engine
+        steps = begin()
+        try:
+            prompt = next(steps)
+            while True:
+                (answer,) = engine.generate([prompt], self._sampling)
+                prompt = steps.throw(answer) if isinstance(answer, EngineFailure) else steps.send(answer)
+        except StopIteration as end:
+            played: Trajectory = end.value
+        finally:
+            steps.close()
+        return played
+
+    def close(self) -> None:
+        """Release its connections."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+
+def _no_weights() -> NoReturn:
+    raise ConfigError("environment.expert must be a model behind an API (name: api).")

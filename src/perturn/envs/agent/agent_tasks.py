@@ -1,0 +1,83 @@
+"""Tasks of an agent: rows of a file, of a data set or of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from perturn.envs.json_rows import read_rows
+from perturn.envs.load_environment import load_object
+from perturn.errors import ConfigError, DataError, did_you_mean
+from perturn.faults import task_fault
+from perturn.types import Task
+
+_OWN = ("id", "kind", "split")
+"""Keys of a row that are the task's own; the whole row is its data."""
+
+
+def read_tasks(source: str | Mapping[str, str], split: str) -> list[Task]:
+    """Return the tasks of a split.
+
+    Args:
+        source: A file of rows, a folder, `owner/name:split` of the Hub, or `module:function`, which is given the split
+            and returns rows; or each of these by the split that it is of. The rows of one source for all splits are of
+            the split that their key `split` says, else of `train`.
+        split: Such as `train`.
+
+    Raises:
+        ConfigError: If there is no such split.
+        DataError: If a row is none, or cannot be a task.
+    """
+    if isinstance(source, Mapping):
+        if split not in source:
+            raise ConfigError(f"environment.tasks has no split {split!r}.{did_you_mean(split, source)}")
+        return _tasks(source[split], split, divided=False)
+    found = _tasks(source, split, divided=True)
+    if not found:
+        raise ConfigError(
+            f"{source} has no task of split {split!r}; give its rows a key `split`, or set environment.tasks to a "
+            "source for each split, such as {train: train.jsonl, test: test.jsonl}."
+        )
+    return found
+
+
+def _tasks(source: str, split: str, *, divided: bool) -> list[Task]:
+    """The tasks of a source that are of a split; all of them where it is not divided by its rows."""
+    if is_function(source):
+        rows, divided = list(load_object(source)(split)), False
+    else:
+        rows = [row for _, row in read_rows(Path(source))]
+    return [
+        _task(row, f"{source}, row {number + 1}", number, split)
+        for number, row in enumerate(rows)
+        if not divided or row.get("split", "train") == split
+    ]
+
+
+def is_function(source: str) -> bool:
+    """Return whether a source is `module:function` or `file.py:function`, rather than rows."""
+    module, _, name = source.partition(":")
+    is_module = all(part.isidentifier() for part in module.split("."))
+    return name.isidentifier() and (module.endswith(".py") or is_module)
+
+
+def _task(row: Any, where: str, number: int, split: str) -> Task:
+    if not isinstance(row, Mapping):
+        raise DataError(f"{where}: expected an object, got {row!r:.60}. Write one object a task.")
+    data = {str(key): value for key, value in row.items()}
+    identity = str(data.get("id", f"{split}/{number:05d}"))
+    task = Task(identity, str(data.get("kind", "")), split, data)
+    if problem := task_fault(task):
+        raise DataError(f"{where}: {problem}")
+    return task
+
+
+def plain(task: Task) -> dict[str, Any]:
+    """Return a task as an agent reads it: its row, with its id, kind and split."""
+    return {**task.data, **{key: getattr(task, key) for key in _OWN}}
+
+
+def sources_of(tasks: str | Mapping[str, str]) -> list[str]:
+    """Return each source of tasks."""
+    return [tasks] if isinstance(tasks, str) else list(tasks.values())

@@ -1,0 +1,219 @@
+"""Agents as an environment: each episode is a run of the user's own program against the policy.
+
+Needs `pip install "perturn[serve]"`. The program speaks to an OpenAI-compatible endpoint in this process, which turns
+its requests into the turns of an episode (see `docs/how-to/agents.md`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+from perturn.envs.agent.agent_bridge import Line, open_bridge
+from perturn.envs.agent.agent_episode import Conversation, Limits, settle
+from perturn.envs.agent.agent_expert import Expert
+from perturn.envs.agent.agent_launch import Command, Launch, function_of
+from perturn.envs.agent.agent_process import AgentProcess
+from perturn.envs.agent.agent_tasks import is_function, plain, read_tasks, sources_of
+from perturn.envs.child_variables import without_secrets
+from perturn.envs.load_environment import load_object, module_files
+from perturn.episodes.episode import Episode, Job
+from perturn.episodes.prompts import system_prompt
+from perturn.errors import ConfigError, EnvironmentFailure, RunError
+from perturn.io.plain_data import told
+from perturn.traits import EnvironmentTraits
+from perturn.types import EpisodeProtocol, Observation, Task, Trajectory
+
+AGENT = EpisodeProtocol("agent", format="plain", max_turns=100)
+"""An agent writes its own prompts, so its protocol has none. It limits the number of answers of an episode."""
+
+
+def _reads(settings: Mapping[str, Any]) -> list[str]:
+    """Files that an agent's section names: its program, its function's modules and its tasks."""
+    command, sources = settings.get("command") or (), sources_of(settings.get("tasks", ""))
+    code = [each for each in (settings.get("function"), *filter(is_function, sources)) if each]
+    files = [str(file) for name in code for file in module_files(name)[1]]
+    named = [each for each in (*command, *sources) if os.path.exists(str(each))]
+    return [*named, *files]
+
+
+class Agent:
+    """A program of yours that plays tasks by itself; its requests to the policy are the turns.
+
+    The program is a command, or a function that runs in a process of its own. It must give each episode a reward. One
+    that crashes, hangs or gives none makes its episode FAILED, and stops no other.
+    """
+
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
+        in_process=True, protocol="agent", distributions=("openai",), reads=_reads, plays_itself=True
+    )
+
+    def __init__(
+        self,
+        tasks: str | dict[str, str],
+        command: list[str] | None = None,
+        function: str | None = None,
+        seconds: float = 600.0,
+        memory_gigabytes: float | None = None,
+        tokens: int | None = None,
+        pass_env: list[str] | None = None,
+        expert: dict[str, Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Check the settings; nothing is started yet.
+
+        Args:
+            tasks: File of rows, `owner/name:split` of the Hub or `module:function`; or one for each split. The rows of
+                one source are of the split under their key `split`, else of `train`.
+            command: Program and arguments, such as `[python, my_agent.py]`.
+            function: `module:rollout` or `file.py:rollout` instead of a command, written as
+                `async def rollout(task, client)`; it returns the reward, or a dict with `reward` and `success`.
+            seconds: Time that an episode may take, without what it waits for the policy. An agent that takes longer is
+                killed, and its episode has FAILED.
+            memory_gigabytes: Memory that each process of an agent may take. None: as much as there is.
+            tokens: Tokens of all answers of an episode, after which the agent is answered no more. None: as many as
+                `protocol.max_turns` answers have.
+            pass_env: Variables of this process with secrets that agents need, such as `[SEARCH_API_KEY]`.
+            expert: A stronger model whose episodes of the same program are the expert's: `model`, and settings of
+                engine `api` such as `base_url` and `api_key_env`.
+            name: Name and version, stamped on every trajectory. None: `agent-` and the name of the program.
+        """
+        if (command is None) == (function is None):
+            raise ConfigError("environment: set command or function, and not both.")
+        if seconds <= 0 or (tokens is not None and tokens < 1) or (memory_gigabytes or 1) <= 0:
+            raise ConfigError("environment: seconds, tokens and memory_gigabytes must be > 0.")
+        self._launch = _launch(command, function)
+        self._sources, self._seconds, self._tokens = tasks, seconds, tokens
+        self._memory = int((memory_gigabytes or 0) * 2**30)
+        self._passed = tuple(pass_env or ())
+        self.name = name or f"agent-{_label(command, function)}"
+        self._expert = None if expert is None else Expert(expert)
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of a split, in the order of their rows."""
+        return read_tasks(self._sources, split)
+
+    def reset(self, task: Task, seed: int = 0) -> NoReturn:
+        """An agent is not played turn by turn."""
+        raise EnvironmentFailure("an agent plays its episodes itself; call play.")
+
+    def step(self, action: str) -> Observation:
+        """An agent is not played turn by turn."""
+        raise EnvironmentFailure("an agent plays its episodes itself; call play.")
+
+    def close(self) -> None:
+        """Close the expert's connections; the endpoint is shared by all agents of the process."""
+        if self._expert is not None:
+            self._expert.close()
+
+    @property
+    def show(self) -> Callable[..., Trajectory] | None:
+        """The ability to play an episode of the expert, where there is one."""
+        return None if self._expert is None else self._shown
+
+    def _shown(self, job: Job, protocol: EpisodeProtocol) -> Trajectory:
+        assert self._expert is not None
+        return self._expert.play(lambda: self.play(job, protocol, "expert"))
+
+    def play(self, job: Job, protocol: EpisodeProtocol, policy: str) -> Episode:
+        """Play an episode: yields prompts, is sent actions, returns the trajectory.
+
+        A crash, a limit of time, a missing reward or a failure of the engine ends in a trajectory marked FAILED.
+
+        Raises:
+            RunError: If the episode was to be resumed, or the protocol says what an agent is not told.
+        """
+        _check_rules(job, protocol)
+        rules = f"{protocol.name}-{protocol.format}"
+        held = Conversation(Limits(protocol.limit(job.task), self._tokens, self._seconds))
+        line = open_bridge().open(job.task, job.sample, job.seed, held.asked.put)
+        process: AgentProcess | None = None
+        try:
+            given = {**plain(job.task), "seed": job.seed}
+            process = AgentProcess(
+                self._launch,
+                given,
+                self._variables(line),
+                lambda: held.asked.put(None),
+                memory=self._memory,
+            )
+            yield from held.hold(job)
+            outcome = settle(process, held, line)
+        except (RunError, KeyboardInterrupt, GeneratorExit):
+            _end(process, line)
+            raise
+        except BaseException as error:  # noqa: BLE001  agents are code of others; a bad episode is data
+            outcome = {"error": f"{type(error).__name__}: {told(error)}"}
+        recorded = _end(process, line, **outcome)
+        return replace(recorded, policy=policy, environment=self.name, protocol=rules)
+
+    def _variables(self, line: Line) -> dict[str, str]:
+        """The environment of an agent: this process's, without secrets, and where the policy is."""
+        own = without_secrets(os.environ, self._passed)
+        hosts = ",".join(filter(None, (own.get("NO_PROXY"), "127.0.0.1")))
+        return {
+            **own,
+            "NO_PROXY": hosts,
+            "no_proxy": hosts,
+            "OPENAI_BASE_URL": f"{line.url}/v1",
+            "OPENAI_API_KEY": line.key,
+            "ANTHROPIC_BASE_URL": line.url,
+            "ANTHROPIC_API_KEY": line.key,
+            "PERTURN_SESSION": line.url,
+            "PYTHONUNBUFFERED": "1",
+        }
+
+
+def _end(process: AgentProcess | None, line: Line, **outcome: Any) -> Trajectory:
+    """Kill an agent and end its session."""
+    if process is not None:
+        process.kill()
+    return line.finish(**outcome)
+
+
+def _launch(command: Sequence[str] | None, function: str | None) -> Launch:
+    """Return the way to start an agent; `python` is this one, so that packages installed here are there.
+
+    Raises:
+        ConfigError: If there is no such program or function.
+    """
+    if function is not None:
+        load_object(function)
+        return function_of(function)
+    assert command is not None
+    if not command:
+        raise ConfigError("environment.command is empty; write such as [python, my_agent.py].")
+    program, *arguments = command
+    if program in ("python", "python3"):
+        return Command([sys.executable, *arguments])
+    if (found := shutil.which(program)) is None:
+        raise ConfigError(f"environment.command: there is no program {program!r} on the PATH.")
+    return Command([found, *arguments])
+
+
+def _label(command: Sequence[str] | None, function: str | None) -> str:
+    """Return the name of an agent: that of its script or function."""
+    if function is not None:
+        return Path(function.partition(":")[0]).stem
+    scripts = [Path(each).stem for each in command or () if each.endswith((".py", ".sh", ".js"))]
+    return scripts[0] if scripts else Path((command or [""])[0]).name
+
+
+def _check_rules(job: Job, protocol: EpisodeProtocol) -> None:
+    """Refuse what an agent cannot be told, or cannot do.
+
+    Raises:
+        RunError: Saying what to leave out.
+    """
+    if job.begun is not None or job.window is not None:
+        raise RunError("an agent's episode cannot be resumed; take explore.name=rollouts.")
+    if system_prompt(protocol) or protocol.history is not None or protocol.suffix or protocol.turns:
+        raise RunError(
+            f"protocol {protocol.name!r} says what a policy is told, and an agent writes its own prompts; take "
+            "protocol.name=agent, and let the program say it."
+        )

@@ -1,0 +1,67 @@
+"""Before work: whether a recipe asks of agents what only a world that is played turn by turn can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from perturn.config.compatibility import explorer_name
+from perturn.config.recipe import Recipe
+from perturn.config.stages import rows_name
+from perturn.envs.world_process import plays_itself
+from perturn.errors import ConfigError
+from perturn.quantities import wanted
+from perturn.run.session import make_protocol
+from perturn.training.credit_choice import named_credit
+from perturn.types import EpisodeProtocol
+
+_NOT_TOLD = ("system", "suffix", "example", "history", "list_admissible")
+"""Settings of a protocol that say what a policy is told."""
+_PLAIN: dict[str, Any] = {each.name: each.default for each in fields(EpisodeProtocol)}
+
+
+def check_agent(recipe: Recipe) -> None:
+    """Refuse to resume episodes of an agent, to replay them, or to tell an agent what its program says itself.
+
+    Raises:
+        ConfigError: Saying what to take.
+    """
+    if recipe.environment is None or not plays_itself(recipe.environment):
+        return
+    explorer = recipe.explore
+    if explorer is not None and (explorer.rounds or explorer.traits.resumes_earlier):
+        raise ConfigError(
+            f"explore.name={explorer_name(recipe)} resumes episodes, and those of an agent's program cannot be; take "
+            "explore.name=rollouts."
+        )
+    for reader, name in _replaying(recipe):
+        raise ConfigError(
+            f"{reader} needs {name}, which asks the environment about an episode, and an agent's program cannot be "
+            "asked; take one without, such as credit.name=rloo."
+        )
+    protocol = make_protocol(recipe.protocol)
+    for told in (key for key in _NOT_TOLD if getattr(protocol, key) != _PLAIN[key]):
+        raise ConfigError(
+            f"protocol.{told} is set, and an agent's program writes its own prompts; leave it out, and let the program "
+            "say it."
+        )
+    if recipe.evaluate is not None and recipe.evaluate.turns is not None:
+        raise ConfigError(
+            "evaluate.turns tells a policy how many turns are left, and an agent's program writes its own prompts; "
+            "leave it out, and set protocol.max_turns."
+        )
+
+
+def _replaying(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Readers of quantities that ask the environment, with the quantity."""
+    readers: list[tuple[str, Any]] = []
+    if recipe.align is not None:
+        name, credit = named_credit(recipe.align.loss, recipe.credit)
+        readers.append((f"credit {name}", credit.needs))
+    if recipe.rows is not None:
+        readers.append((f"rows.name={rows_name(recipe)}", recipe.rows.needs))
+    for reader, needs in readers:
+        for name, (quantity, _) in wanted(needs, reader).items():
+            if quantity.traits.reads_world:
+                yield reader, str(name)

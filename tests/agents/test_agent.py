@@ -1,0 +1,278 @@
+"""Environment `agent`: programs of others play episodes; each ends in one bin, whatever its program does."""
+
+import random
+import re
+import time
+from collections import Counter
+from dataclasses import replace
+
+import psutil
+import pytest
+
+import perturn
+from perturn.envs.load_environment import make_environment
+from perturn.envs.named_protocols import PROTOCOLS
+from perturn.errors import ConfigError, ContextFull, DataError, EngineFailure, RunError
+from perturn.serve import Endpoint
+from perturn.types import OPENS, Action, Status
+
+from .playing import FUNCTION, HERE, SHAKY, Scripted, agents, played
+
+ERRORS = {
+    "crash": "the agent ended with exit code 1; it wrote: .*RuntimeError: a bug in the agent",
+    "killed": "the agent was killed by SIGKILL",
+    "memory": "MemoryError",
+    "silent": "ended without a request to the policy; let it send its requests to \\$OPENAI_BASE_URL",
+    "no reward": "the agent gave no reward; print a JSON line",
+    "nan": "gave the reward nan, which is not finite",
+}
+
+
+def test_each_program_ends_as_it_behaves(tmp_path):
+    """Bad ones are FAILED and say why; the others play on, and their rewards are on the last turn."""
+    rows = [{"id": bad or "well", "bad": bad} for bad in ("", "edit", "garbage", "posts", *ERRORS)]
+
+    found = {key[0]: one for key, one in played(agents(tmp_path, rows, memory_gigabytes=1.0)).items()}
+
+    assert len(found) == len(rows)
+    for bad, said in ERRORS.items():
+        assert found[bad].status is Status.FAILED
+        assert re.search(said, found[bad].error), found[bad].error
+    assert {name: one.total_reward for name, one in found.items() if name not in ERRORS} == {
+        "well": 1.0, "edit": 1.0, "garbage": 1.0, "posts": 0.5,
+    }  # fmt: skip
+    well = found["well"]
+    assert [turn.reward for turn in well.turns] == [0.0, 0.0, 1.0]
+    assert (well.success, well.terminated, well.truncated) == (True, True, False)
+    assert (well.policy, well.environment, well.protocol) == ("scripted", "agent-shaky_agent", "agent-plain")
+    assert well.prompt == ({"role": "system", "content": "Play."},)
+    assert [turn.follows for turn in found["edit"].turns] == [None, OPENS, None]
+
+
+def test_a_program_that_hangs_is_killed_with_all_that_it_started(tmp_path):
+    """Also a child in a session of its own."""
+    pids = tmp_path / "pids"
+
+    (one,) = played(agents(tmp_path, [{"id": "h", "bad": "hang", "pids": str(pids)}], seconds=1.0)).values()
+
+    assert "it worked for environment.seconds=1 and had not ended" in one.error
+    assert len(one.turns) == 1
+    time.sleep(0.2)
+    left = [psutil.Process(int(pid)) for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
+    assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_the_policy_s_time_is_not_the_agent_s(tmp_path):
+    """Each answer takes longer than the episode may."""
+
+    def slowly(prompt):
+        time.sleep(0.6)
+        return Action("go")
+
+    (one,) = played(agents(tmp_path, [{"id": "a"}], seconds=1.0), Scripted(slowly)).values()
+
+    assert (one.error, len(one.turns)) == (None, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "turns"), [({}, 2), ({"tokens": 3}, 2), ({"tokens": 2}, 1)], ids=["turns", "tokens", "one"]
+)
+def test_a_limit_truncates_an_episode(tmp_path, settings, turns):
+    """Two answers are allowed, or three tokens, of which each answer has two; the agent stops when it is refused."""
+    section = agents(tmp_path, [{"id": "a"}], **settings)
+
+    (one,) = played(section, protocol=replace(PROTOCOLS["agent"], max_turns=2)).values()
+
+    assert (one.status, one.truncated, one.terminated) == (Status.COMPLETED, True, False)
+    assert (len(one.turns), one.total_reward, one.filled_context) == (turns, 1.0, None)
+
+
+def test_an_agent_hears_that_the_context_is_full(tmp_path):
+    """It stops at its second request, and its episode is truncated."""
+
+    def full(prompt):
+        return ContextFull("no room") if prompt.turns else Action("go")
+
+    (one,) = played(agents(tmp_path, [{"id": "a"}]), Scripted(full)).values()
+
+    assert (one.status, one.truncated, one.filled_context, len(one.turns)) == (
+        Status.COMPLETED,
+        True,
+        True,
+        1,
+    )
+
+
+def test_an_engine_that_fails_fails_the_episode(tmp_path):
+    """As in episodes of any environment."""
+
+    def fail(prompt):
+        return EngineFailure("no answer") if prompt.turns else Action("go")
+
+    (one,) = played(agents(tmp_path, [{"id": "a"}]), Scripted(fail)).values()
+
+    assert (one.status, one.error, len(one.turns)) == (Status.FAILED, "EngineFailure: no answer", 1)
+
+
+def test_prompts_are_those_of_a_built_in_episode(tmp_path):
+    """Seeds by turn, one conversation of the engine, and the turns with the ids that were sampled."""
+    policy = Scripted()
+
+    (one,) = played(agents(tmp_path, [{"id": "a"}]), policy).values()
+
+    assert [prompt.seed for prompt in policy.prompts] == [one.seed * 1_000_003 + turn for turn in range(3)]
+    assert {prompt.conversation for prompt in policy.prompts} == {"a#0"}
+    assert [turn.action.token_ids for turn in policy.prompts[2].turns] == [(1, 2), (1, 2)]
+    assert [message["content"] for message in policy.prompts[2].observation] == ["turn 1"]
+
+
+def test_functions_are_agents_too(tmp_path):
+    """Each in a process of its own, with random numbers of its episode; requests at the same time are two turns."""
+    rows = [{"id": bad or "well", "bad": bad} for bad in ("", "crash", "exit", "hang")]
+    rows += [{"id": "both", "at_once": 2}]
+
+    found = {
+        key[0]: one for key, one in played(agents(tmp_path, rows, function=FUNCTION, seconds=6.0)).items()
+    }
+
+    assert {name for name, one in found.items() if one.error} == {"crash", "exit", "hang"}
+    assert re.search("exit code 1; it wrote: .*RuntimeError: a bug in the agent", found["crash"].error)
+    assert re.search("exit code 1; it wrote: gave up", found["exit"].error)
+    assert (found["well"].total_reward, found["well"].success) == (0.25, True)
+    assert [turn.follows for turn in found["both"].turns] == [None, OPENS]
+
+
+def test_a_function_must_be_async(tmp_path):
+    """The episode says so."""
+    section = agents(tmp_path, [{"id": "a"}], function=FUNCTION.replace("rollout", "not_async"))
+
+    (one,) = played(section).values()
+
+    assert "must be `async def rollout(task, client)`" in one.error
+
+
+def test_what_an_agent_gets(tmp_path):
+    """Address and key of its session, the task in a file too, and no secret of ours but those that are passed."""
+    code = (
+        "import json, os, urllib.request as u\n"
+        "task = json.load(open(os.environ['PERTURN_TASK']))\n"
+        "assert os.environ['PERTURN_SESSION'] + '/v1' == os.environ['OPENAI_BASE_URL']\n"
+        "assert os.environ['ANTHROPIC_BASE_URL'] == os.environ['PERTURN_SESSION']\n"
+        "said = os.environ.get('MY_API_KEY'), os.environ.get('OTHER_API_KEY'), sorted(task)\n"
+        "body = {'model': 'policy', 'messages': [{'role': 'user', 'content': repr(said)}]}\n"
+        "auth = {'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY'], 'Content-Type': 'application/json'}\n"
+        "url = os.environ['OPENAI_BASE_URL'] + '/chat/completions'\n"
+        "u.urlopen(u.Request(url, json.dumps(body).encode(), auth)).read()\n"
+        "print('thanks'); print(0.5); print('bye')\n"
+    )
+    (tmp_path / "curious.py").write_text(code)
+    section = agents(
+        tmp_path,
+        [{"id": "a", "kind": "k"}],
+        command=["python", str(tmp_path / "curious.py")],
+        pass_env=["MY_API_KEY"],
+    )
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MY_API_KEY", "mine")
+        patched.setenv("OTHER_API_KEY", "not yours")
+        (one,) = played(section).values()
+
+    assert one.error is None
+    assert one.turns[0].observation_text == "('mine', None, ['id', 'kind', 'seed', 'split'])"
+    assert (one.total_reward, one.task.kind) == (0.5, "k")
+
+
+def test_tasks_come_from_files_splits_and_functions(tmp_path):
+    """Rows of one file are of the split that they say."""
+    rows = [{"q": 1}, {"id": "t", "split": "test", "answer": "x"}, {"q": 2}]
+    one = make_environment(agents(tmp_path, rows))
+    (tmp_path / "made_rows.py").write_text("def rows(split):\n    return [{'id': split}]\n")
+    several = make_environment(
+        {"name": "agent", "command": SHAKY, "tasks": {"train": f"{tmp_path}/made_rows.py:rows"}}
+    )
+
+    assert [task.id for task in one.tasks("train")] == ["train/00000", "train/00002"]
+    assert [(task.id, task.split, task.data["answer"]) for task in one.tasks("test")] == [("t", "test", "x")]
+    assert [task.id for task in several.tasks("train")] == ["train"]
+    with pytest.raises(ConfigError, match="has no task of split 'dev'"):
+        one.tasks("dev")
+    with pytest.raises(ConfigError, match="no split 'test'"):
+        several.tasks("test")
+    with pytest.raises(DataError, match="cannot be read"):
+        make_environment({"name": "agent", "command": SHAKY, "tasks": str(tmp_path / "none.jsonl")}).tasks(
+            "train"
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"command": SHAKY, "function": FUNCTION}, "set command or function, and not both"),
+        ({}, "set command or function"),
+        ({"command": ["no-such-program"]}, "no program 'no-such-program' on the PATH"),
+        ({"command": "python agent.py"}, "environment.command must be a"),
+        ({"function": f"{HERE / 'shaky_functions.py'}:gone"}, "cannot be loaded"),
+        ({"command": SHAKY, "seconds": 0}, "must be > 0"),
+        ({"command": SHAKY, "expert": {"base_url": "http://x"}}, "environment.expert.model is missing"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, said):
+    """Before any work."""
+    with pytest.raises(ConfigError, match=said):
+        make_environment({"name": "agent", "tasks": "t.jsonl", **settings})
+
+
+def test_an_agent_is_not_told_what_a_protocol_says(tmp_path):
+    """Its program writes its own prompts."""
+    with pytest.raises(RunError, match="an agent writes its own prompts"):
+        played(agents(tmp_path, [{"id": "a"}]), protocol=replace(PROTOCOLS["agent"], system="Play well."))
+
+
+def test_the_expert_is_a_stronger_model_that_answers_the_same_program(tmp_path, monkeypatch):
+    """It is behind an API; its actions are texts, and an episode that crashes has FAILED."""
+    rows = [{"id": "a"}, {"id": "b", "bad": "crash"}]
+    with Endpoint(Scripted(lambda prompt: Action(f"well {len(prompt.turns)}"))) as endpoint:
+        monkeypatch.setenv("EXPERT_API_KEY", endpoint.key)
+        expert = {"model": "strong", "base_url": endpoint.url(), "api_key_env": "EXPERT_API_KEY"}
+
+        a, b = perturn.collect("expert", agents(tmp_path, rows, expert=expert))
+
+    assert [turn.action.text for turn in a.turns] == ["well 0", "well 1", "well 2"]
+    assert (a.policy, a.total_reward, a.error) == ("expert", 1.0, None)
+    assert {turn.action.token_ids for turn in a.turns} == {None}
+    assert b.status is Status.FAILED
+
+
+def test_an_agent_without_an_expert_has_none(tmp_path):
+    """As any environment without one."""
+    with pytest.raises(ConfigError, match="agent-shaky_agent has no expert"):
+        perturn.collect("expert", agents(tmp_path, [{"id": "a"}]))
+
+
+def shaky(count):
+    """Rows of which 10 % crash, 5 % hang, 5 % edit their history and 2 % send garbage."""
+    kinds = ["crash"] * 10 + ["hang"] * 5 + ["edit"] * 5 + ["garbage"] * 2 + [""] * 78
+    random.Random(0).shuffle(kinds)
+    return [{"id": f"t{n}", "bad": kinds[n % 100]} for n in range(count)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_thousand_sessions_are_each_in_one_bin_and_memory_is_flat(tmp_path):
+    """Each is played once. The last nine hundred take no more memory than the first, and nothing is left behind."""
+    rows, here = shaky(1000), psutil.Process()
+    played(agents(tmp_path, rows[:100], seconds=5.0), concurrency=16)
+    memory, descriptors = here.memory_info().rss, here.num_fds()
+
+    found = played(agents(tmp_path, rows, seconds=5.0), concurrency=16)
+
+    assert len(found) == len(rows)
+    outcome = Counter((one.task.data["bad"], one.status.value) for one in found.values())
+    bad = Counter(row["bad"] for row in rows)
+    assert outcome == {
+        (kind, "failed" if kind in ("crash", "hang") else "completed"): count for kind, count in bad.items()
+    }
+    assert here.children(recursive=True) == []
+    assert here.num_fds() - descriptors < 50
+    assert here.memory_info().rss - memory < 64 * 2**20

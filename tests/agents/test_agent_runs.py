@@ -1,0 +1,126 @@
+"""The whole loop on agents: explored, credited, trained and scored; killed, and resumed."""
+
+import json
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
+from perturn.data.store import read_trajectories
+from perturn.errors import ConfigError
+from perturn.run.execute import check
+from perturn.types import OPENS, failed
+from support.loop import finish, make_place
+from support.processes import Started
+
+from .playing import HERE
+
+RECIPE = f"""
+name: agents
+output: runs
+model: {{name: tiny, dtype: float32}}
+environment:
+  name: agent
+  tasks: {{train: train.jsonl, test: test.jsonl}}
+  command: [python, {HERE / "letter_agent.py"}]
+iterations: 2
+explore:
+  samples: 4
+  sampling: {{temperature: 1.0, max_new_tokens: 4}}
+  concurrency: 4
+rows: {{name: groups}}
+credit: {{name: rloo}}
+align:
+  loss: {{name: ppo-clip}}
+  learning_rate: 3.0e-3
+  scheduler: constant
+  warmup_ratio: 0
+evaluate:
+  tasks: {{split: test}}
+  sampling: {{max_new_tokens: 4}}
+  every: 2
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, whole_vocabulary):
+    """A folder with a policy, a recipe, three tasks to explore, one of which crashes, and one to be scored on."""
+    place = make_place(tmp_path_factory.mktemp("agents"), whole_vocabulary)
+    (place / "agents.yaml").write_text(RECIPE)
+    for name, ids in (("train", ["a", "b", "bad"]), ("test", ["c"])):
+        (place / f"{name}.jsonl").write_text("".join(json.dumps({"id": each}) + "\n" for each in ids))
+    return place
+
+
+def begin(place, name, pause=0.0):
+    """Begin the run as a process of its own."""
+    environment = os.environ | {"PERTURN_CACHE": str(place / "cache"), "AGENT_PAUSE": str(pause)}
+    return Started(["run", "agents.yaml", f"name={name}"], place, environment)
+
+
+def bins(run):
+    """The account of each iteration: how many episodes were asked for, and those in each bin."""
+    stages = json.loads((run / "manifest.json").read_text())["stages"]
+    counts = [stages[f"credit-00{iteration}"]["counts"] for iteration in (1, 2)]
+    names = ("trained", "no_spread", "failed", "filtered")
+    return [(each["asked"], [each.get(name, 0) for name in names]) for each in counts]
+
+
+@pytest.mark.slow
+def test_a_run_of_agents_is_killed_and_resumed(place):
+    """It is killed while agents play: they end with it, and no episode is lost or played twice after that."""
+    process, run = begin(place, "killed", pause=0.5), place / "runs" / "killed"
+    file = run / "trajectories" / "explore-001.jsonl"
+    while not (file.exists() and file.read_text().count("\n") >= 2):
+        assert process.poll() is None
+        time.sleep(0.02)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    _, left = psutil.wait_procs(family, timeout=10)
+    kept = file.read_text().splitlines()[:2]
+
+    finish(begin(place, "killed"))
+
+    assert family
+    assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
+    explored = list(read_trajectories(file))
+    assert file.read_text().splitlines()[:2] == kept
+    assert sorted(one.key for one in explored) == [(task, n) for task in ("a", "b", "bad") for n in range(4)]
+    assert {one.key[0] for one in explored if failed(one)} == {"bad"}
+    assert all([turn.follows for turn in one.turns] == [None, OPENS, 0] for one in explored)
+    assert [(asked, sum(each), each[2]) for asked, each in bins(run)] == [(12, 12, 4)] * 2
+    summary = json.loads((run / "summary.json").read_text())
+    assert [row["n"] for row in summary["policies"]] == [1, 1]
+    assert "sequences" in (run / "report.html").read_text()
+
+
+REFUSED = [
+    ({"explore": {"name": "branches"}}, "explore.name=branches resumes episodes"),
+    ({"protocol": {"name": "agent", "suffix": "Hurry."}}, "protocol.suffix is set"),
+    ({"worlds": {"processes": 2}}, "worlds.processes is 2"),
+    ({"evaluate": {"tasks": {"split": "test"}, "turns": {"limit": 3}}}, "evaluate.turns tells a policy"),
+    ({"credit": {"name": "matchtir"}}, "matchtir needs tool-matches, which asks the environment"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), REFUSED, ids=[each[1][:20] for each in REFUSED])
+def test_what_agents_cannot_do_is_refused_before_work(place, monkeypatch, changes, said):
+    """In one line."""
+    monkeypatch.chdir(place)
+    recipe = {
+        "name": "refused",
+        "model": {"name": "tiny"},
+        "environment": {"name": "agent", "tasks": "train.jsonl", "command": ["python", "x.py"]},
+        "protocol": {"name": "agent"},
+        "explore": {"samples": 2, "sampling": {"temperature": 1.0}},
+        "rows": {"name": "groups"},
+        "credit": {"name": "rloo"},
+        "align": {"loss": {"name": "ppo-clip"}},
+    }
+    with pytest.raises(ConfigError, match=said):
+        check(parse(Recipe, {**recipe, **changes}))
