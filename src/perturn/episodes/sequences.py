@@ -1,0 +1,312 @@
+"""The prefix rule: where the next request of an agent continues what was recorded of its episode, and why it does not.
+
+An agent program sends its whole conversation with each request. A request that extends an earlier request and its
+answer, with the same tools and template variables, is the next turn of that sequence. Any other request opens another
+sequence of the same episode: after a compaction, in a sub-agent, or where the history was edited.
+
+A turn is trained in the context in which it was sampled. So two requests are equal here exactly where a policy reads
+the same: forms of one text are equal, and so are answers that differ in white space around them, since the policy reads
+the tokens that it sampled and not their copy. An answer that comes back without its thought is another context.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import accumulate
+from typing import Any
+
+from perturn.data.message_content import Said, flatten, flatten_said, tool_text
+from perturn.errors import DataError
+from perturn.io.call_arguments import ARGUMENTS, read_arguments
+from perturn.types import Message
+
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Keys under which clients send a thought back."""
+_INLINE = ("<think>", "</think>")
+
+
+class Cause(StrEnum):
+    """Why a request continues no recorded turn."""
+
+    SYSTEM = "system prompt changed"
+    EDITED = "message edited"
+    REMOVED = "message removed"
+    REASONING = "reasoning stripped"
+    ANSWER = "answer edited"
+    TOOLS = "tools changed"
+    VARIABLES = "template variables changed"
+    OTHER = "another conversation"
+
+
+@dataclass(frozen=True)
+class Break:
+    """The first difference between a request and the recorded conversation that is most like it."""
+
+    cause: Cause
+    turn: int
+    """Index of the turn that ends the recorded conversation."""
+    message: int
+    """Index of the first message of the request that differs; their number where all of them are alike."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a request belongs in an episode."""
+
+    follows: int
+    """Index of the turn that it continues; -1: it opens a sequence."""
+    prompt: tuple[Message, ...]
+    """Messages before the observation, where it opens a sequence; else none."""
+    heard: tuple[Message, ...]
+    """Its observation: what is new, user and tool messages."""
+    broke: Break | None
+    """Why it opens a sequence although the episode has turns; None where it continues one, is the first, or repeats
+    the request of an earlier turn."""
+    keys: tuple[bytes, ...] = field(repr=False, default=())
+    """Digest of the conversation up to each message."""
+    setting: tuple[str, str] = field(repr=False, default=("", ""))
+    """Tools and template variables as text."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A recorded turn."""
+
+    before: int
+    texts: tuple[str, ...]
+    """What it adds to the conversation of the turn before it, as compared; the answer last."""
+
+
+class Sequences:
+    """The conversations of one episode so far, each turn with the turn that it continues."""
+
+    def __init__(self, *, reads_thoughts: bool = True) -> None:
+        """Begin without turns.
+
+        Args:
+            reads_thoughts: Whether the policy reads the thoughts of earlier turns. An engine that leaves them out
+                answers alike whether a client sends them back or not.
+        """
+        self._reads_thoughts = reads_thoughts
+        self._turns: list[_Known] = []
+        self._ends: dict[bytes, dict[tuple[str, str], list[int]]] = {}
+        self._seen: dict[bytes, int] = {}  # every beginning of a conversation -> the newest turn that has it
+        self._asked: dict[tuple[bytes, tuple[str, str]], list[int]] = {}  # requests that opened a sequence
+        self._continued: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @property
+    def agents(self) -> int:
+        """Number of agents that seem to play the episode: copies of its first request that were all continued."""
+        return (
+            max((len(self._continued.intersection(turns)) for turns in self._asked.values()), default=0) or 1
+        )
+
+    def place(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Place:
+        """Find out where a request continues the episode; nothing is recorded.
+
+        Args:
+            messages: The whole conversation that an agent sent.
+            tools: Schemas of the tools that it offers.
+            template_kwargs: Variables for the chat template.
+
+        Raises:
+            DataError: If a message holds something else than text and calls, or there is none.
+        """
+        if not messages:
+            raise DataError("messages: expected at least one message, got none. Send the conversation.")
+        setting = (_text_of(list(tools)), _text_of(dict(template_kwargs or {})))
+        texts = [self._compared(message) for message in messages]
+        keys = tuple(accumulate(texts, _chained, initial=b""))[1:]
+        said = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        begun = said[-1] + 1 if said else _head(messages)
+        follows = self._turn_after(keys[said[-1]], setting) if said else None
+        if follows is not None:
+            return Place(follows, (), tuple(messages[begun:]), None, keys, setting)
+        repeated = (keys[-1], setting) in self._asked
+        broke = None if repeated or not self._turns else self._break(texts, keys, setting)
+        return Place(-1, tuple(messages[:begun]), tuple(messages[begun:]), broke, keys, setting)
+
+    def add(self, place: Place, *answers: Message) -> int:
+        """Record the turn of a request; return its index.
+
+        Args:
+            place: Where it belongs.
+            answers: Its answer as an assistant message, in each form in which a client may send the answer back.
+        """
+        index = len(self._turns)
+        texts = tuple(self._compared(message) for message in place.heard)
+        if place.follows < 0:
+            texts = (*(self._compared(message) for message in place.prompt), *texts)
+            self._asked.setdefault((place.keys[-1], place.setting), []).append(index)
+        else:
+            self._continued.add(place.follows)
+        compared = [self._compared(answer) for answer in answers]
+        self._turns.append(_Known(place.follows, (*texts, compared[0])))
+        for key in place.keys:
+            self._seen[key] = index
+        for text in dict.fromkeys(compared):
+            end = _chained(place.keys[-1], text)
+            self._seen[end] = index
+            self._ends.setdefault(end, {}).setdefault(place.setting, []).append(index)
+        return index
+
+    def _turn_after(self, key: bytes, setting: tuple[str, str]) -> int | None:
+        """The turn that ends a conversation; of several, the newest that nobody has continued yet."""
+        found = self._ends.get(key, {}).get(setting, [])
+        free = [turn for turn in found if turn not in self._continued]
+        return max(free or found, default=None)
+
+    def _break(self, texts: Sequence[str], keys: Sequence[bytes], setting: tuple[str, str]) -> Break:
+        """Why a request continues no turn."""
+        alike = next((index for index, key in enumerate(keys) if key not in self._seen), len(keys))
+        turn = self._seen[keys[alike - 1]] if alike else len(self._turns) - 1
+        settings = [known for key in keys if key in self._ends for known in self._ends[key]]
+        if settings and setting not in settings:
+            other_tools = all(known[0] != setting[0] for known in settings)
+            return Break(Cause.TOOLS if other_tools else Cause.VARIABLES, turn, alike)
+        return Break(why_broke(self._conversation(turn), texts, alike), turn, alike)
+
+    def _conversation(self, turn: int) -> list[str]:
+        """Texts of all messages up to a turn's answer."""
+        parts = []
+        while turn >= 0:
+            parts.append(self._turns[turn].texts)
+            turn = self._turns[turn].before
+        return [text for part in reversed(parts) for text in part]
+
+    def _compared(self, message: Message) -> str:
+        return comparable(message, reads_thoughts=self._reads_thoughts)
+
+
+def why_broke(known: Sequence[str], sent: Sequence[str], alike: int) -> Cause:
+    """Return why a conversation is not the continuation of another one.
+
+    Args:
+        known: The recorded conversation, its messages as `comparable` has them.
+        sent: The conversation that was sent.
+        alike: How many messages both begin with.
+    """
+    if alike == len(sent):
+        return Cause.REMOVED  # it stops at an earlier message
+    if alike == len(known):
+        return Cause.EDITED  # the agent put an answer of its own behind the recorded one
+    was, came = json.loads(known[alike]), json.loads(sent[alike])
+    rest, later = known[alike + 1 :], sent[alike + 1 :]
+    if was[0] == came[0] == "system":
+        return Cause.SYSTEM if rest and rest[:1] == later[:1] else Cause.OTHER
+    began_alike = any(json.loads(text)[0] != "system" for text in sent[:alike])
+    if not began_alike and set(rest).isdisjoint(sent[alike:]):
+        return Cause.OTHER
+    if sent[alike] in rest or len(sent) < len(known):
+        return Cause.REMOVED
+    if was[0] == came[0] == "assistant":
+        return Cause.REASONING if _without_thought(was) == _without_thought(came) else Cause.ANSWER
+    return Cause.EDITED
+
+
+def comparable(message: Message, *, reads_thoughts: bool = True) -> str:
+    """Return a text that is equal for two messages exactly where a policy reads them alike.
+
+    Args:
+        message: A message of a chat format, its content as text or as parts of text, arguments as object or as JSON.
+        reads_thoughts: Whether the thought of an assistant message counts.
+
+    Raises:
+        DataError: If its content is no text.
+    """
+    role, content = message["role"], message.get("content")
+    if role == "assistant":
+        said = flatten_said(content, "content")
+        said = said if isinstance(said, Said) else Said(said or "")
+        thoughts = (str(message[key]) for key in _THOUGHTS if message.get(key))
+        thought = next(thoughts, said.reasoning).strip() if reads_thoughts else ""
+        calls = [_call(call) for call in message.get("tool_calls") or ()]
+        return _text_of([role, str(said.text).strip(), thought, calls])
+    if role == "tool":
+        return _text_of([role, tool_text(content, "content")])
+    role = "system" if role == "developer" else role
+    return _text_of([role, flatten("" if content is None else content, "content"), message.get("name") or ""])
+
+
+def in_call_order(messages: Iterable[Message]) -> list[Message]:
+    """Messages whose tool results stand in the order of their calls, each with the name of its tool and without ids.
+
+    This is the form in which episodes are recorded: an id is chosen anew by each client, and says nothing to a policy.
+    """
+    found: list[Message] = []
+    waiting: list[tuple[str, str]] = []  # id and name of each call of the last answer
+    for message in messages:
+        plain = {key: value for key, value in message.items() if key != "tool_call_id"}
+        if message["role"] == "assistant":
+            calls = [dict(call) for call in message.get("tool_calls") or ()]
+            waiting = [
+                (str(call.pop("id", "")), str(call.get("function", call).get("name", ""))) for call in calls
+            ]
+            found.append(plain | ({"tool_calls": calls} if calls else {}))
+        elif message["role"] == "tool":
+            ids = [known for known, _ in waiting]
+            place = ids.index(message["tool_call_id"]) if message.get("tool_call_id") in ids else len(waiting)
+            named = {"name": waiting[place][1]} if place < len(waiting) else {}
+            found.append({"role": "tool", **named, **plain, "at": place})
+        else:
+            found.append(plain)
+    return _sorted_results(found)
+
+
+def _sorted_results(messages: Sequence[Message]) -> list[Message]:
+    """Messages with each run of tool results sorted by the place of its call."""
+    done: list[Message] = []
+    run: list[Message] = []
+    for message in [*messages, {"role": ""}]:
+        if message["role"] == "tool":
+            run.append(message)
+            continue
+        done += sorted(run, key=lambda each: int(each["at"]))
+        run = []
+        done.append(message)
+    return [{key: value for key, value in each.items() if key != "at"} for each in done[:-1]]
+
+
+def _head(messages: Sequence[Message]) -> int:
+    """Number of system messages that a conversation begins with, which stand before its first observation."""
+    roles = [message["role"] in ("system", "developer") for message in messages]
+    return roles.index(False) if False in roles else len(roles)
+
+
+def _call(call: Mapping[str, Any]) -> list[Any]:
+    """Name and arguments of a call."""
+    function = call.get("function", call)
+    given: Any = next((function[key] for key in ARGUMENTS if function.get(key) is not None), {})
+    arguments = read_arguments(given)
+    return [function.get("name"), given if arguments is None else arguments]
+
+
+def _without_thought(compared: Sequence[Any]) -> tuple[str, Any]:
+    """Text and calls of an assistant message as compared, without a thought in either place."""
+    text = str(compared[1])
+    opened, closed = _INLINE
+    if closed in text:
+        text = text[: text.find(opened)] * (opened in text) + text.partition(closed)[2]
+    return text.strip(), compared[3]
+
+
+def _text_of(value: Any) -> str:
+    """A value as JSON, equal for equal values."""
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _chained(before: bytes, text: str) -> bytes:
+    """Digest of a conversation and one more message."""
+    return hashlib.blake2b(before + text.encode(), digest_size=16).digest()
