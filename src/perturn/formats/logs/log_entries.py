@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from perturn.formats.json_stream import Record
@@ -93,5 +93,3 @@ class LogFormat:
     knows: Callable[[Mapping[str, Any]], bool]
     """Whether a record is of this format."""
     read: Reader
-    source: str = field(default="")
-    """Where the format is documented."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from perturn.data.records import LARGEST
 from perturn.errors import DataError
-from perturn.io.plain_data import mismatch
+from perturn.io.plain_data import mended, mismatch
 from perturn.io.read_input import parse_json
 
+_LONGEST = 1000
+"""Characters that are kept of an id or a name."""
 _UP = (
     "up",
     "thumbs_up",
@@ -86,7 +88,7 @@ def text_id(value: Any) -> str | None:
     """Return an id as text; None where there is none."""
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         return None
-    return str(value)
+    return mended(str(value)[:_LONGEST])
 
 
 def ids_of(*values: Any) -> tuple[str, ...]:
@@ -107,7 +109,7 @@ def seconds(value: Any) -> float | None:
             return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
     if isinstance(value, datetime):
         return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or (value := _number(value)) is None:
         return None
     for scale in (1e9, 1e6, 1e3):
         if abs(value) > 1e8 * scale:
@@ -117,18 +119,22 @@ def seconds(value: Any) -> float | None:
 
 def score_value(value: Any) -> float | None:
     """Return a score: a number as it is, true or thumbs up as 1, false or thumbs down as 0; None for anything else."""
-    if isinstance(value, bool | int | float):
-        return float(value) if math.isfinite(value) else None
     if not isinstance(value, str):
-        return None
+        return _number(value)
     word = value.strip().lower()
     if word in _THUMBS:
         return _THUMBS[word]
     try:
-        number = float(word)
+        return _number(float(word))
     except ValueError:
         return None
-    return number if math.isfinite(number) else None
+
+
+def _number(value: object) -> float | None:
+    """Return a finite number of a size that a reward may have; None for anything else."""
+    if isinstance(value, bool | int | float) and -LARGEST <= value <= LARGEST:
+        return float(value)
+    return None
 
 
 def named_scores(record: Mapping[str, Any], names: Sequence[str]) -> Iterator[tuple[str, float]]:
@@ -147,11 +153,11 @@ def named_scores(record: Mapping[str, Any], names: Sequence[str]) -> Iterator[tu
 def _of_object(name: str, held: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield the scores of an object: one that names itself, or values by name."""
     if (value := score_value(first(held, "value", "score"))) is not None:
-        yield str(first(held, "name", "key") or name), value
+        yield text_id(first(held, "name", "key")) or name, value
         return
     for key, each in held.items():
         if (value := score_value(each)) is not None:
-            yield str(key), value
+            yield mended(str(key)[:_LONGEST]), value
 
 
 def bad(where: str, expected: str, value: object) -> DataError:

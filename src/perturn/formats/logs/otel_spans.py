@@ -35,7 +35,7 @@ from perturn.formats.logs.log_values import (
     text_id,
     unpacked,
 )
-from perturn.formats.logs.provider_messages import answer_of, messages_of, tools_of
+from perturn.formats.logs.provider_messages import messages_of, tools_of
 from perturn.formats.logs.request_logs import answers_in
 
 _DETAILS, _RESULT, _CHOICE = (
@@ -91,7 +91,7 @@ class _Source:
     fields: Fields
 
     @property
-    def attributes(self) -> Mapping[str, Any]:
+    def attributes(self) -> dict[str, Any]:
         """Return the attributes as plain data."""
         return _attributes(self.held.get("attributes"))
 
@@ -141,7 +141,7 @@ def _span(source: _Source) -> Iterator[Entry]:
     ]
     for each in (one for one in told if one["event.name"] == _RESULT):
         yield from _result(each, source.held)
-    details = next((one for one in told if one["event.name"] == _DETAILS), {})
+    details: dict[str, Any] = next((one for one in told if one["event.name"] == _DETAILS), {})
     collected = _Events(source.where)
     choices = [said for one in told if (said := _collect(one, one, collected)) is not None]
     found = _content(attributes | details, source.where) or _Content(collected.messages, choices)
@@ -224,7 +224,7 @@ def _result(attributes: Mapping[str, Any], held: Mapping[str, Any]) -> Iterator[
         value = score_value(attributes.get("gen_ai.evaluation.score.label"))
     of = first(attributes, "gen_ai.response.id") or first(held, "spanId", "traceId")
     if value is not None and of:
-        yield Score(str(attributes.get("gen_ai.evaluation.name") or "evaluation"), value, str(of))
+        yield Score(text_id(attributes.get("gen_ai.evaluation.name")) or "evaluation", value, str(of))
 
 
 def _event(
@@ -310,7 +310,8 @@ def _flat(attributes: Mapping[str, Any], prefix: str, inner: str) -> list[dict[s
                 {"id": call.get("id"), "function": dict(mapping(call.get("function")) or call)}
                 for call in calls
             ]
-        found.append(message)
+        part_of_answer = {"continues": True} if message.get("role") == "assistant" else {}
+        found.append(message | part_of_answer)  # of the responses API, each item is a message
     return found
 
 

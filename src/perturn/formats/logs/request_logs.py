@@ -38,6 +38,8 @@ from perturn.types import Action
 
 _REQUESTS = ("request", "request_body", "requestBody", "req", "proxy_server_request")
 _RESPONSES = ("response", "response_body", "responseBody", "resp", "completion")
+_BODIES = ("body", "json", "data", "postData.text", "content.text")
+"""Paths of a body within a request or response that also holds a URL, headers and the like; the last two are of HAR."""
 _SCORED = ("feedback", "reward", "rating", "score", "scores", "thumbs", "label")
 """Fields of a record, or of its metadata, that are read as scores."""
 _SESSIONS = (
@@ -145,7 +147,7 @@ def _request(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the body of a request; empty if a record holds none."""
     for name in _REQUESTS:
         body = mapping(record.get(name))
-        body = next((inner for key in ("body", "json", "data") if (inner := mapping(body.get(key)))), body)
+        body = next((inner for path in _BODIES if (inner := mapping(at_path(body, path)))), body)
         if first(body, "messages", "input") is not None:
             return body
     return record if isinstance(unpacked(record.get("messages"), ""), list) else {}
@@ -156,7 +158,7 @@ def _response(record: Mapping[str, Any]) -> Any:
     for name in _RESPONSES:
         if (found := joined(record.get(name))) not in (None, "", {}, []):
             body = mapping(found)
-            inner = next((joined(body[key]) for key in ("body", "json", "data") if body.get(key)), None)
+            inner = next((joined(held) for path in _BODIES if (held := at_path(body, path))), None)
             return found if inner is None else inner
     return record if isinstance(record.get("choices"), list) else None
 
