@@ -150,7 +150,7 @@ def _calls(held: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entr
         said = first(held, "statusMessage", "status_message")
         lacks = "answer" if given else "input"
         yield LostEntry(
-            where, "no_answer", f"the generation has no {lacks}{f': {said!s:.100}' if said else ''}."
+            where, "no_answer", f"the generation has no {lacks}{f' ({said!s:.100})' if said else ''}."
         )
         return
     body = mapping(given)

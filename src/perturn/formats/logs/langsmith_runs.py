@@ -88,7 +88,7 @@ def _calls(run: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry
         [] if run.get("error") else [action for said in _said(outputs) for action in answers_in(said, where)]
     )
     if asked is None or not answers:
-        error = f": {run['error']!s:.100}" if run.get("error") else ""
+        error = f" ({run['error']!s:.100})" if run.get("error") else ""
         yield LostEntry(
             where, "no_answer", f"the run has no {'input' if asked is None else 'answer'}{error}."
         )

@@ -242,7 +242,9 @@ def _item(item: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
         thought = _texts(first(item, "content", "summary") or "", where)
         yield {"role": "assistant", "content": "", "reasoning_content": thought, "continues": True}
     else:
-        yield {**item, "continues": item.get("role") == "assistant"}
+        yield from _anthropic(
+            {**item, "continues": item.get("role") == "assistant"}, where
+        )  # its answers are so too
 
 
 def _of_parts(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:

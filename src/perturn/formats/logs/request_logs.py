@@ -115,7 +115,7 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator[
     answers = list(answers_in(response, where)) if _succeeded(record, response) else []
     if not answers:
         error = first(record, "error_str", "error") or mapping(response).get("error")
-        yield LostEntry(where, "no_answer", f"the call has no answer{f': {error!s:.100}' if error else ''}.")
+        yield LostEntry(where, "no_answer", f"the call has no answer{f' ({error!s:.100})' if error else ''}.")
         return
     system = first(request, "system", "instructions")
     messages = messages_of(first(request, "messages", "input"), where, system)

@@ -174,7 +174,7 @@ class LogSpool:
     def _by_prefix(self, n: int, data: str) -> str:
         """Return the episode that a call without session and trace continues, or a new one."""
         call = Logged(n, json.loads(data), None)
-        sequences = Sequences()
+        sequences = Sequences(reads_thoughts=False)  # a conversation goes on where its thoughts were stripped
         place = sequences.place(call.messages, call.tools)
         found = None
         if place.end_key is not None:
