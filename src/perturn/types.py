@@ -307,6 +307,12 @@ class Prompt:
     conversation: str
     """Identity of the conversation, by which an engine may keep its keys and values."""
     tools: tuple[Mapping[str, Any], ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables for the chat template."""
+    stop: tuple[str, ...] = ()
+    """Texts that end this answer, besides the end of turn. The answer holds the one that ended it."""
+    response_format: Mapping[str, Any] | None = None
+    """Form that the answer must have, as in the chat-completions protocol, for engines that can keep to one."""
 
 
 @dataclass(frozen=True)

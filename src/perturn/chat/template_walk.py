@@ -201,7 +201,7 @@ class Asked:
     def __init__(self, walk: Walk, prompt: Prompt) -> None:
         self.walk = walk
         self.ids = array("q")
-        self._begun = prompt.messages, prompt.tools
+        self._begun = prompt.messages, prompt.tools, prompt.template_kwargs
         self._turns: tuple[Turn, ...] = ()
         self._heard: tuple[Message, ...] | None = None
         self._next_look = 0
@@ -211,7 +211,7 @@ class Asked:
         known = len(self._turns)
         return (
             len(prompt.turns) > known
-            and self._begun == (prompt.messages, prompt.tools)
+            and self._begun == (prompt.messages, prompt.tools, prompt.template_kwargs)
             and self._turns == prompt.turns[:known]
             and self._heard == prompt.turns[known].observation
         )

@@ -268,7 +268,8 @@ class Renderer:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _ask(self, prompt: Prompt, whole: bool = False) -> Asked:
-        return Asked(Walk(self._chat, prompt.messages, prompt.tools, whole or self._whole), prompt)
+        chat = self._chat.with_variables(prompt.template_kwargs)
+        return Asked(Walk(chat, prompt.messages, prompt.tools, whole or self._whole), prompt)
 
     def _sequences(self, trajectory: Trajectory, most: int | None, whole: bool) -> list[list[Piece]]:
         """Pieces of each sequence, with the turns that fit; empty if none does."""

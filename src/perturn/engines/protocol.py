@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from perturn.traits import EngineTraits
-from perturn.types import Action, Engine, Prompt
+from perturn.types import Action, Engine, Prompt, StreamingEngine
 
 
 class Tokens(Protocol):
@@ -105,4 +105,13 @@ class Updatable(Engine, Protocol):
         Raises:
             PerturnError: If prompts are being answered, or the weights cannot be read.
         """
+        ...
+
+
+@runtime_checkable
+class CancellingEngine(StreamingEngine, Protocol):
+    """A streaming engine that can stop an answer which nobody waits for any more."""
+
+    def cancel(self, conversation: str) -> None:
+        """Stop answering the prompt of a conversation; `advance` says nothing of it."""
         ...

@@ -71,6 +71,12 @@ class Place:
     setting: tuple[str, str] = field(repr=False, default=("", ""))
     """Tools and template variables as text."""
 
+    @property
+    def end_key(self) -> tuple[bytes, tuple[str, str]] | None:
+        """What identifies the conversation up to its last answer, in any episode; None where it has no answer."""
+        answered = self.prompt and self.prompt[-1]["role"] == "assistant"
+        return (self.keys[len(self.prompt) - 1], self.setting) if answered else None
+
 
 @dataclass(frozen=True)
 class _Known:
@@ -79,6 +85,8 @@ class _Known:
     before: int
     texts: tuple[str, ...]
     """What it adds to the conversation of the turn before it, as compared; the answer last."""
+    ends: list[tuple[bytes, tuple[str, str]]]
+    """Digest of the conversation up to each form of its answer, with tools and variables."""
 
 
 class Sequences:
@@ -153,14 +161,17 @@ class Sequences:
         else:
             self._continued.add(place.follows)
         compared = [self._compared(answer) for answer in answers]
-        self._turns.append(_Known(place.follows, (*texts, compared[0])))
-        for key in place.keys:
-            self._seen[key] = index
-        for text in dict.fromkeys(compared):
-            end = _chained(place.keys[-1], text)
-            self._seen[end] = index
+        ends = [_chained(place.keys[-1], text) for text in dict.fromkeys(compared)]
+        known = _Known(place.follows, (*texts, compared[0]), [(end, place.setting) for end in ends])
+        self._turns.append(known)
+        self._seen |= dict.fromkeys((*place.keys, *ends), index)
+        for end in ends:
             self._ends.setdefault(end, {}).setdefault(place.setting, []).append(index)
         return index
+
+    def end_keys(self, index: int) -> list[tuple[bytes, tuple[str, str]]]:
+        """What identifies a conversation up to a turn's answer, in any episode; see `Place.end_key`."""
+        return self._turns[index].ends
 
     def _turn_after(self, key: bytes, setting: tuple[str, str]) -> int | None:
         """The turn that ends a conversation; of several, the newest that nobody has continued yet."""
@@ -247,17 +258,21 @@ def in_call_order(messages: Iterable[Message]) -> list[Message]:
     """
     found: list[Message] = []
     waiting: list[tuple[str, str]] = []  # id and name of each call of the last answer
+    results = 0
     for message in messages:
         plain = {key: value for key, value in message.items() if key != "tool_call_id"}
         if message["role"] == "assistant":
             calls = [dict(call) for call in message.get("tool_calls") or ()]
+            results = 0
             waiting = [
                 (str(call.pop("id", "")), str(call.get("function", call).get("name", ""))) for call in calls
             ]
             found.append(plain | ({"tool_calls": calls} if calls else {}))
         elif message["role"] == "tool":
             ids = [known for known, _ in waiting]
-            place = ids.index(message["tool_call_id"]) if message.get("tool_call_id") in ids else len(waiting)
+            known_id = message.get("tool_call_id") in ids
+            place = ids.index(message["tool_call_id"]) if known_id else results  # without ids, in their order
+            results += 1
             named = {"name": waiting[place][1]} if place < len(waiting) else {}
             found.append({"role": "tool", **named, **plain, "at": place})
         else:

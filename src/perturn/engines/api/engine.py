@@ -50,6 +50,13 @@ class ApiEngine:
     with nothing recorded as failed, so that the same command goes on once it is put right.
     """
 
+    concurrent = True
+    """`generate` may be called from several threads at a time."""
+    response_formats = frozenset({"json_object", "json_schema"})
+    """Forms of an answer that its server is asked for."""
+    reads_thoughts = False
+    """Whether a server is sent the thoughts of earlier turns."""
+
     def __init__(
         self, model: str, settings: ApiSettings, *, stop: Sequence[str] = (), ledger: Path | None = None
     ) -> None:
@@ -159,6 +166,12 @@ class ApiEngine:
             body["top_p"] = sampling.top_p
         if self._stop:
             body["stop"] = self._stop
+        if prompt.stop:
+            body["stop"] = [*self._stop, *prompt.stop]
+        if prompt.response_format:
+            body["response_format"] = dict(prompt.response_format)
+        if prompt.template_kwargs:
+            body["chat_template_kwargs"] = dict(prompt.template_kwargs)
         if prompt.tools:
             body["tools"] = [dict(tool) for tool in prompt.tools]
         return {key: value for key, value in (body | self._settings.request).items() if value is not None}

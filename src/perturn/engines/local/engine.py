@@ -77,9 +77,11 @@ class LocalEngine:
         """
         self.name = name
         self._model = model.eval()
-        self._tokens = tokens
+        self.tokens = self._tokens = tokens
         self._limit = min(context or 2**62, steady_length(model.config) or 2**62)
         self._budget = int(cache_gigabytes * 1e9)
+        self.prompt_tokens: dict[str, int] = {}
+        """Tokens of the newest prompt of each conversation."""
         self._waiting: deque[Row] = deque()
         self._running: list[Row] = []
         self._kept: OrderedDict[str, History] = OrderedDict()
@@ -111,6 +113,7 @@ class LocalEngine:
         """
         for prompt in prompts:
             ids = self._tokens.prompt_ids(prompt)
+            self.prompt_tokens[prompt.conversation] = len(ids)
             refusal = self._refusal(ids)
             if refusal is not None:
                 self._refused.append((prompt, refusal))
@@ -118,7 +121,9 @@ class LocalEngine:
             if self._drafts:
                 self._drafts.read(prompt.conversation, ids)
             longest = min(len(ids) + sampling.max_new_tokens, self._limit)
-            row = Row(prompt, sampling, ids, longest, random.Random(prompt.seed), History(self._blocks))
+            row = Row(
+                prompt, sampling, ids, longest, random.Random(prompt.seed), History(self._blocks), self._said
+            )
             if prompt.conversation not in self._kept:
                 self._join(row)
             self._waiting.append(row)
@@ -137,6 +142,12 @@ class LocalEngine:
             (row.prompt, self._tokens.action(row.answer, row.logprobs, row.prompt.tools)) for row in ended
         ]
         return [*refused, *answers]
+
+    def cancel(self, conversation: str) -> None:
+        """Stop answering the prompt of a conversation, and free what is kept for it."""
+        self._waiting = deque(row for row in self._waiting if row.prompt.conversation != conversation)
+        self._running = [row for row in self._running if row.prompt.conversation != conversation]
+        self.forget(conversation)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
         """One action a prompt, when all are answered."""
@@ -173,6 +184,7 @@ class LocalEngine:
     def forget(self, conversation: str) -> None:
         """Free the keys and values of a conversation."""
         self._kept.pop(conversation, None)
+        self.prompt_tokens.pop(conversation, None)
         if self._drafts:
             self._drafts.forget(conversation)
         return_waste()
@@ -184,6 +196,10 @@ class LocalEngine:
         self._kept.clear()
         self._unpack()
         self._model.set_attn_implementation(self._attention)
+
+    def _said(self, ids: Sequence[int]) -> str:
+        """Text of sampled tokens, in which stop texts are looked for."""
+        return self._tokens.action(ids, ()).text
 
     def _refusal(self, ids: Sequence[int]) -> EngineFailure | None:
         """Why a prompt cannot be answered; None if it can."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from perturn.engines.local.kv_cache import History
@@ -21,6 +21,8 @@ class Row:
     """Tokens of prompt and answer, at most."""
     draw: random.Random
     history: History
+    said: Callable[[Sequence[int]], str] = lambda ids: ""
+    """Text of sampled tokens, in which the prompt's stop texts are looked for."""
     capacity: int = 0
     """Tokens that its slot will hold, once it joined the batch."""
     answer: list[int] = field(default_factory=list)
@@ -48,4 +50,11 @@ class Row:
 
     def ended(self, end_ids: Collection[int]) -> bool:
         """Whether the answer is whole."""
-        return self.answer[-1] in end_ids or self.length >= self.longest
+        return self.answer[-1] in end_ids or self.length >= self.longest or self._stopped()
+
+    def _stopped(self) -> bool:
+        """Whether the answer ends with a text that is to end it."""
+        if not (stop := self.prompt.stop):
+            return False
+        newest = self.said(self.answer[-max(len(text.encode()) for text in stop) - 4 :])
+        return any(text in newest for text in stop)

@@ -62,7 +62,9 @@ class VllmEngine:
         self.name = name
         self.reused_tokens = 0
         """Tokens of prompts that were answered whose keys and values were there already."""
-        self._tokens = tokens
+        self.prompt_tokens: dict[str, int] = {}
+        """Tokens of the newest prompt of each conversation."""
+        self.tokens = self._tokens = tokens
         self._open: dict[_Future, Prompt] = {}
         self._done: SimpleQueue[_Future] = SimpleQueue()
         self._homes: dict[str, int] = {}
@@ -80,7 +82,9 @@ class VllmEngine:
         for prompt in prompts:
             home = home_of(prompt.conversation, self._homes, range(self._backend.replicas))
             wanted = _params(prompt, sampling, self._tokens.end_ids)
-            future = loop.start(_ask(self._backend, home, self._tokens.prompt_ids(prompt), wanted))
+            ids = self._tokens.prompt_ids(prompt)
+            self.prompt_tokens[prompt.conversation] = len(ids)
+            future = loop.start(_ask(self._backend, home, ids, wanted))
             self._open[future] = prompt
             future.add_done_callback(self._done.put)
 
@@ -97,6 +101,14 @@ class VllmEngine:
                 done.append(self._done.get_nowait())
         asked = [(self._open.pop(future), future) for future in done if future in self._open]
         return [(prompt, self._answer(prompt, future.result())) for prompt, future in asked]
+
+    def cancel(self, conversation: str) -> None:
+        """Stop answering the prompt of a conversation."""
+        for future, prompt in list(self._open.items()):
+            if prompt.conversation == conversation:
+                del self._open[future]
+                future.cancel()
+        self.forget(conversation)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
         """One action a prompt, when all are answered.
@@ -127,6 +139,7 @@ class VllmEngine:
     def forget(self, conversation: str) -> None:
         """The conversation's replica is free; its keys and values leave the cache when others need room."""
         self._homes.pop(conversation, None)
+        self.prompt_tokens.pop(conversation, None)
 
     def close(self) -> None:
         """End what was started."""
@@ -163,7 +176,9 @@ class VllmEngine:
 
 def _params(prompt: Prompt, sampling: Sampling, end_ids: Collection[int]) -> dict[str, Any]:
     """Keyword arguments of vLLM's `SamplingParams`; the model's default decoding is left aside."""
-    return {
+    # Ids alone are wanted, but for texts that end an answer, which vLLM looks for in its text.
+    stop = {"stop": list(prompt.stop), "include_stop_str_in_output": True, "detokenize": True}
+    return (stop if prompt.stop else {"detokenize": False}) | {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "max_tokens": sampling.max_new_tokens,

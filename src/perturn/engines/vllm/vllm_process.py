@@ -67,7 +67,7 @@ class InProcess:
         kind = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         asked = self._llm.generate(
             self._vllm.inputs.tokens_input(list(ids)),
-            self._vllm.SamplingParams(**sampling, detokenize=False, output_kind=kind),
+            self._vllm.SamplingParams(**sampling, output_kind=kind),
             str(next(self._numbers)),
             data_parallel_rank=replica if self.replicas > 1 else None,
         )

@@ -75,7 +75,7 @@ class Servers:
         body = {
             "model": self._models[replica],
             "token_ids": list(ids),
-            "sampling_params": sampling | {"detokenize": False},
+            "sampling_params": sampling,
         }
         found = await self._ask(replica, "post", _GENERATE, body)
         choice = found["choices"][0]

@@ -1,0 +1,127 @@
+"""The way from a request to the engine and back: what can be asked for, who waits for what, and who gave up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from perturn.serve.engine_thread import Answered, EngineThread
+from perturn.serve.exchange import Ask, Refusal
+from perturn.serve.settings import ServeSettings
+from perturn.types import Action, Engine, Prompt, Sampling
+
+_VARIABLES = 64
+"""Different template variables of an endpoint; a template is compiled anew for each."""
+
+
+class Answering:
+    """An engine, and the requests that wait for it; all but the engine's thread is in the running event loop."""
+
+    def __init__(self, engine: Engine, settings: ServeSettings, counts: Counter[str]) -> None:
+        """Start the engine's thread."""
+        self._engine, self.settings, self._counts = engine, settings, counts
+        self._loop = loop = asyncio.get_running_loop()
+        self._waiting: dict[int, tuple[Prompt, asyncio.Future[Action]]] = {}
+        self._variables: set[str] = set()
+
+        def deliver(answered: Sequence[tuple[Prompt, Answered]]) -> None:
+            loop.call_soon_threadsafe(self._arrived, answered)
+
+        self._thread = EngineThread(engine, deliver)
+
+    @property
+    def in_flight(self) -> int:
+        """Prompts that are being answered."""
+        return len(self._waiting)
+
+    def check(self, ask: Ask) -> None:
+        """Refuse what the endpoint or its engine cannot do.
+
+        Raises:
+            Refusal: Saying what.
+        """
+        settings = self.settings
+        if len(self._waiting) + ask.n > settings.max_calls:
+            self._counts["refused"] += 1
+            raise Refusal(
+                429, f"{len(self._waiting)} requests are answered now; come back later.", "too_many_calls"
+            )
+        if ask.n > settings.max_choices:
+            raise Refusal(
+                400, f"n: expected at most {settings.max_choices}, got {ask.n}.", "invalid_value", "n"
+            )
+        form = ask.response_format
+        if form is not None and form["type"] not in getattr(self._engine, "response_formats", ()):
+            raise Refusal(
+                400,
+                f"response_format {form['type']!r} is not supported: engine {self._engine.name} cannot keep to a form. "
+                "Ask for it in the prompt.",
+                "unsupported_parameter",
+                "response_format",
+            )
+        if ask.logprobs and not hasattr(getattr(self._engine, "tokens", None), "tokenizer"):
+            raise Refusal(400, "logprobs: this engine gives no tokens.", "unsupported_parameter", "logprobs")
+        if ask.template_kwargs:
+            self._variables.add(repr(sorted(ask.template_kwargs.items())))
+            if len(self._variables) > _VARIABLES:
+                raise Refusal(
+                    400, f"more than {_VARIABLES} different values.", "invalid_value", "chat_template_kwargs"
+                )
+
+    async def sampled(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action]:
+        """Wait for the engine's answers; those that nobody waits for any more are cancelled.
+
+        Raises:
+            PerturnError: If the engine cannot answer one.
+            Refusal: If it takes too long, or the session ends.
+        """
+        futures = []
+        for prompt in prompts:
+            future: asyncio.Future[Action] = self._loop.create_future()
+            self._waiting[id(prompt)] = prompt, future
+            self._thread.submit(prompt, sampling)
+            futures.append(future)
+        try:
+            async with asyncio.timeout(self.settings.request_seconds):
+                return list(await asyncio.gather(*futures))
+        except TimeoutError:
+            self._counts["timed out"] += 1
+            raise Refusal(
+                504, f"no answer within {self.settings.request_seconds:g} seconds.", "timeout"
+            ) from None
+        except asyncio.CancelledError:
+            self._counts["cancelled"] += 1
+            raise
+        finally:
+            for prompt in prompts:
+                if self._waiting.pop(id(prompt), None) is not None:
+                    self._thread.cancel(prompt.conversation)
+
+    def _arrived(self, answered: Sequence[tuple[Prompt, Answered]]) -> None:
+        """Hand answers to those that wait for them."""
+        for prompt, answer in answered:
+            known, future = self._waiting.pop(id(prompt), (None, None))
+            if known is not prompt or future is None or future.done():
+                continue
+            if isinstance(answer, Action):
+                future.set_result(answer)
+            else:
+                future.set_exception(answer)
+
+    def token_texts(self, actions: Sequence[Action]) -> tuple[tuple[str, ...], ...]:
+        """Return the text of each sampled token."""
+        decode = self._engine.tokens.tokenizer.decode  # type: ignore[attr-defined]  # seen by `check`
+        return tuple(tuple(decode([token]) for token in action.token_ids or ()) for action in actions)
+
+    def forget(self, conversations: Sequence[str], ended: Refusal) -> None:
+        """Release what the engine keeps of conversations, and refuse what still waits for them."""
+        gone = set(conversations)
+        for prompt, future in list(self._waiting.values()):
+            if prompt.conversation in gone and not future.done():
+                future.set_exception(ended)
+        self._thread.forget(conversations)
+
+    def close(self) -> None:
+        """End the engine's thread."""
+        self._thread.close()

@@ -1,0 +1,269 @@
+"""The HTTP application of an endpoint: which path speaks which protocol, who may call, and what a client is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Request, Response
+from pydantic import Field
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
+
+from perturn.serve.desk import Desk
+from perturn.serve.exchange import Ask, Refusal, Reply
+from perturn.serve.protocols.chat import Chat
+from perturn.serve.protocols.common import ServedProtocol, Strict, read_body
+from perturn.serve.protocols.messages import Messages
+from perturn.serve.protocols.responses import Responses
+from perturn.serve.session import Session
+from perturn.types import Task
+
+PROTOCOLS: Mapping[str, ServedProtocol] = {
+    "/v1/chat/completions": Chat(),
+    "/v1/responses": Responses(),
+    "/v1/messages": Messages(),
+}
+"""Path -> protocol."""
+HEADER = "x-perturn-session"
+"""Header that names the session of a request."""
+_GONE = 499
+"""Status of a request whose client did not wait; nobody reads it."""
+
+
+class _Reward(Strict):
+    reward: float | None = None
+    response: str | None = None
+    success: bool | None = None
+    done: bool | None = None
+
+
+class _State(Strict):
+    state: Annotated[str, Field(max_length=10_000)] | None
+
+
+class _Opening(Strict):
+    task: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+    kind: str = ""
+    data: dict[str, Any] = Field(default_factory=dict)
+    sample: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+
+
+def make_app(desk: Desk, key: str) -> FastAPI:
+    """Return the application.
+
+    Args:
+        desk: The sessions.
+        key: That clients must know.
+    """
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    for path, protocol in PROTOCOLS.items():
+        handler = partial(_converse, desk, key, protocol)
+        for prefix in ("", "/s/{session}"):
+            app.router.add_route(f"{prefix}{path}", _route(protocol, handler), methods=["POST"])
+    chat = PROTOCOLS["/v1/chat/completions"]
+    for prefix in ("", "/s/{session}"):
+        app.router.add_route(
+            f"{prefix}/v1/models", _route(chat, partial(_models, desk, key)), methods=["GET"]
+        )
+    of_sessions: dict[tuple[str, str], Callable[[Desk, str, Request], Awaitable[Response]]] = {
+        ("/s/{session}/reward", "POST"): _reward,
+        ("/s/{session}/state", "PUT"): _state,
+        ("/s/{session}", "PUT"): _open,
+        ("/s/{session}", "GET"): _show,
+        ("/s", "GET"): _counts,
+    }
+    for (path, method), endpoint in of_sessions.items():
+        app.router.add_route(path, _route(chat, partial(endpoint, desk, key)), methods=[method])
+    app.add_exception_handler(HTTPException, _no_such_path)
+    return app
+
+
+def _route(
+    protocol: ServedProtocol, handler: Callable[[Request], Awaitable[Response]]
+) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    """A handler whose refusals are errors in the form of a protocol."""
+
+    async def route(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Refusal as error:
+            return _json(protocol.refusal(error), error.status)
+        except ClientDisconnect:
+            return Response(status_code=_GONE)
+
+    return route
+
+
+async def _converse(desk: Desk, key: str, protocol: ServedProtocol, request: Request) -> Response:
+    """Answer a request of a protocol."""
+    name = _admit(key, request)
+    ask = protocol.read(await _body(desk, request))
+    ask, session = desk.extend(ask, name)
+    response = protocol.new_id()
+    answered = asyncio.ensure_future(desk.answer(session, ask, response))
+    gone = asyncio.ensure_future(request.receive())  # the body is read: what comes next is the end
+    is_handed_on = False
+    try:
+        patience = desk.settings.heartbeat_seconds if ask.stream else None
+        await asyncio.wait({answered, gone}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        if answered.done():
+            reply = answered.result()
+            if ask.stream:
+                return _stream(_all(protocol.events(reply, ask)))
+            return _json(protocol.write(reply, ask), session=session)
+        if gone.done():
+            raise ClientDisconnect
+        is_handed_on = True  # a stream says that it lives
+        return _stream(_events(desk, protocol, ask, answered))
+    finally:
+        gone.cancel()
+        if not is_handed_on:
+            answered.cancel()
+
+
+async def _events(
+    desk: Desk, protocol: ServedProtocol, ask: Ask, answered: asyncio.Future[Reply]
+) -> AsyncIterator[str]:
+    """Signs of life until the answer is there, and then the answer."""
+    try:
+        while True:
+            yield ": waiting\n\n"
+            await asyncio.wait({answered}, timeout=desk.settings.heartbeat_seconds)
+            if answered.done():
+                break
+        try:
+            reply = answered.result()
+        except Refusal as error:
+            yield protocol.failed(error)
+            return
+        for event in protocol.events(reply, ask):
+            yield event
+    finally:
+        answered.cancel()
+
+
+async def _all(events: Any) -> AsyncIterator[str]:
+    for event in events:
+        yield event
+
+
+async def _models(desk: Desk, key: str, request: Request) -> Response:
+    """The policy, as a list of models."""
+    _admit(key, request)
+    name = desk.engine.name
+    model = {
+        "id": name,
+        "object": "model",
+        "type": "model",
+        "display_name": name,
+        "created": 0,
+        "owned_by": "perturn",
+    }
+    return _json({"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name})
+
+
+async def _reward(desk: Desk, key: str, request: Request) -> Response:
+    """Set a reward; `done`, or a reward of the whole episode, ends the session."""
+    session = desk.known(_named(key, request))
+    given = read_body(_Reward, await _body(desk, request))
+    if given.reward is not None:
+        session.give_reward(given.reward, given.response)
+    if given.success is not None:
+        session.success = given.success
+    whole = given.reward is not None and given.response is None
+    done = whole if given.done is None else given.done
+    if done:
+        await desk.finish(session, "ended")
+    return _json({"session": session.id, "reward": session.reward, "done": done})
+
+
+async def _state(desk: Desk, key: str, request: Request) -> Response:
+    """Set the key of the state in which the next turn is taken."""
+    session = desk.find_or_open(_named(key, request))
+    session.next_state = read_body(_State, await _body(desk, request)).state
+    return _json({"session": session.id, "state": session.next_state})
+
+
+async def _open(desk: Desk, key: str, request: Request) -> Response:
+    """Open a session for a task."""
+    name = _named(key, request)
+    desk.check_name(name)
+    given = read_body(_Opening, await _body(desk, request))
+    session = desk.open(name, Task(given.task or name, given.kind, data=given.data), given.sample, given.seed)
+    return _json(session.summary())
+
+
+async def _show(desk: Desk, key: str, request: Request) -> Response:
+    """A session so far."""
+    return _json(desk.known(_named(key, request)).summary())
+
+
+async def _counts(desk: Desk, key: str, request: Request) -> Response:
+    """Counts of the endpoint."""
+    _admit(key, request)
+    return _json(desk.summary())
+
+
+def _admit(key: str, request: Request) -> str | None:
+    """See that the caller knows the key; return the session that path, header and key name, if one does.
+
+    Raises:
+        Refusal: If the key is wrong, or two of them name different sessions.
+    """
+    given = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix(
+        "Bearer "
+    )
+    own, _, of_key = given.partition(".")
+    if not secrets.compare_digest(own.encode(), key.encode()):
+        raise Refusal(
+            401, "the API key is wrong; the endpoint printed its own when it started.", "invalid_api_key"
+        )
+    named = {request.path_params.get("session"), request.headers.get(HEADER), of_key or None} - {None}
+    if len(named) > 1:
+        raise Refusal(
+            403,
+            f"path, header {HEADER} and key name different sessions: {', '.join(sorted(map(str, named)))}. A key with "
+            "a session belongs to one agent.",
+            "session_mismatch",
+        )
+    return next(iter(named), None)
+
+
+def _named(key: str, request: Request) -> str:
+    _admit(key, request)
+    return str(request.path_params["session"])
+
+
+async def _body(desk: Desk, request: Request) -> bytes:
+    """The body, as far as it is not too large."""
+    most, parts, size = desk.settings.max_body_bytes, [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise Refusal(413, f"the body is larger than {most} bytes.", "body_too_large")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    """A path or method that there is not."""
+    assert isinstance(error, HTTPException)
+    path = next((path for path in PROTOCOLS if request.url.path.endswith(path)), "/v1/chat/completions")
+    said = f"{request.method} {request.url.path:.200}: {error.detail}"
+    return _json(PROTOCOLS[path].refusal(Refusal(error.status_code, said, "not_found")), error.status_code)
+
+
+def _stream(events: AsyncIterator[str]) -> Response:
+    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+def _json(data: Any, status: int = 200, session: Session | None = None) -> Response:
+    headers = {} if session is None else {HEADER: session.id}
+    return Response(json.dumps(data), status, headers, media_type="application/json")

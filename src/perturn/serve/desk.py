@@ -1,0 +1,369 @@
+"""The sessions of an endpoint: which one a request belongs to, how it is answered, and what becomes of each.
+
+Everything here runs in the endpoint's event loop; only the engine has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from perturn.episodes.seeds import seed_of
+from perturn.episodes.sequences import Sequences
+from perturn.errors import ContextFull, PerturnError
+from perturn.io.plain_data import told
+from perturn.serve.answering import Answering
+from perturn.serve.exchange import Ask, Refusal, Reply
+from perturn.serve.protocols.common import read_conversation
+from perturn.serve.record import LOST, Record
+from perturn.serve.session import Session, read_action, refused
+from perturn.serve.settings import ServeSettings
+from perturn.types import Engine, Sampling, Status, Task, Trajectory
+
+Judge = Callable[[Trajectory], float | Mapping[str, Any]]
+"""Gives the reward of an episode, or `{"reward": ..., "success": ...}`."""
+_ID = re.compile(r"[\w.:=@+,-]{1,200}")
+_REMEMBERED = 10_000
+"""Sessions that ended whose end is still known."""
+_VARIABLES = 64
+"""Different template variables of an endpoint; a template is compiled anew for each."""
+
+
+class Desk:
+    """Sessions, open and ended."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: ServeSettings,
+        record: Record | None,
+        judge: Judge | None,
+        environment: str,
+        seed: int,
+    ) -> None:
+        """Begin without sessions; `start` must be called in the event loop."""
+        self.engine, self.settings, self.environment = engine, settings, environment
+        self.counts: Counter[str] = Counter()
+        self._record, self._judge, self._seed = record, judge, seed
+        self._sessions: dict[str, Session] = {}
+        self._kept: set[str] = set()  # sessions of callers in this process
+        self._results: dict[str, tuple[Session, bool, str | None]] = {}
+        """Those of them that ended, whether a limit ended them, and what failed."""
+        self._ends: OrderedDict[str, str] = OrderedDict()  # session -> how it ended
+        self._automatic: dict[tuple[bytes, tuple[str, str]], Session] = {}
+        self._of_response: dict[str, Session] = {}
+        self._numbers = 0
+        self._reads_thoughts = bool(getattr(engine, "reads_thoughts", True))
+        self._writer = ThreadPoolExecutor(1, "perturn-record")
+
+    def start(self) -> None:
+        """Start the engine's thread, for the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._answering = Answering(self.engine, self.settings, self.counts)
+
+    # Which session a request belongs to.
+
+    def find_or_open(self, name: str) -> Session:
+        """Return a session of a name, opening it if need be.
+
+        Raises:
+            Refusal: If the name is strange, the session was cut, or too many are open.
+        """
+        self.check_name(name)
+        if name in self._sessions:
+            return self._sessions[name]
+        if self._ends.get(name, "ended") != "ended":
+            raise Refusal(
+                409,
+                f"session {name!r} is over ({self._ends[name]}); open another one.",
+                "session_ended",
+                "session",
+            )
+        return self.open(name, Task(name))
+
+    def check_name(self, name: str) -> None:
+        """Refuse a name that no session can have.
+
+        Raises:
+            Refusal: Saying what it may hold.
+        """
+        if not _ID.fullmatch(name):
+            raise Refusal(
+                400,
+                "session: expected up to 200 letters, digits or . _ : = @ + , -",
+                "invalid_session",
+                "session",
+            )
+
+    def known(self, name: str) -> Session:
+        """Return an open session.
+
+        Raises:
+            Refusal: If there is none of that name.
+        """
+        if name in self._sessions:
+            return self._sessions[name]
+        if name in self._ends:
+            raise Refusal(
+                409, f"session {name!r} has ended ({self._ends[name]}).", "session_ended", "session"
+            )
+        raise Refusal(404, f"there is no session {name!r:.80}.", "not_found", "session")
+
+    def open(
+        self,
+        name: str,
+        task: Task,
+        sample: int | None = None,
+        seed: int | None = None,
+        *,
+        sampling: Sampling | None = None,
+        is_kept: bool = False,
+        is_automatic: bool = False,
+    ) -> Session:
+        """Open a session.
+
+        Raises:
+            Refusal: If it is open, its episode is recorded already, or too many sessions are open.
+        """
+        if name in self._sessions:
+            raise Refusal(409, f"session {name!r} is open already.", "session_exists", "session")
+        if len(self._sessions) >= self.settings.max_sessions:
+            self.counts["refused"] += 1
+            raise Refusal(
+                429, f"{len(self._sessions)} sessions are open; come back later.", "too_many_sessions"
+            )
+        if sample is None:
+            sample = 0 if self._record is None else self._record.sample_of(task.id)
+        elif self._record is not None and self._record.is_taken(task.id, sample):
+            raise Refusal(
+                409,
+                f"task {task.id!r}, sample {sample}, is recorded already; count sample up.",
+                "exists",
+                "sample",
+            )
+        seed = seed_of(self._seed, task.id, sample) if seed is None else seed
+        self._numbers += 1
+        session = Session(
+            name,
+            task,
+            self._numbers,
+            sample,
+            seed,
+            sampling,
+            reads_thoughts=self._reads_thoughts,
+            is_automatic=is_automatic,
+        )
+        self._sessions[name] = session
+        self._ends.pop(name, None)
+        if is_kept:
+            self._kept.add(name)
+        elif self._record is not None:
+            self._record.begun(task, sample, seed)
+        self.counts["opened"] += 1
+        return session
+
+    def _by_conversation(self, ask: Ask) -> Session:
+        """The session whose conversation a request without a name continues, or another one."""
+        key = (
+            Sequences(reads_thoughts=self._reads_thoughts)
+            .place(ask.messages, ask.tools, ask.template_kwargs)
+            .end_key
+        )
+        if key is not None and key in self._automatic:
+            return self._automatic[key]
+        name = f"auto-{secrets.token_hex(8)}"
+        return self.open(name, Task(name), is_automatic=True)
+
+    # How a request is answered.
+
+    def extend(self, ask: Ask, name: str | None) -> tuple[Ask, Session]:
+        """Return a request with the conversation that it names by a response, and its session.
+
+        Raises:
+            Refusal: If there is no such response.
+        """
+        previous = ask.extra.get("previous")
+        if previous is None:
+            return ask, self._by_conversation(ask) if name is None else self.find_or_open(name)
+        session = self._of_response.get(previous)
+        if session is None or (name is not None and session.id != name):
+            raise Refusal(404, f"there is no response {previous!r:.80}.", "not_found", "previous_response_id")
+        before = session.conversation_up_to(previous)
+        if ask.messages[0]["role"] == "system":
+            before = [each for index, each in enumerate(before) if index or each["role"] != "system"]
+            messages = [ask.messages[0], *before, *ask.messages[1:]]
+        else:
+            messages = [*before, *ask.messages]
+        return replace(ask, messages=read_conversation(messages, "input")), session
+
+    async def answer(self, session: Session, ask: Ask, response: str) -> Reply:
+        """Answer a request, and record its turns.
+
+        Raises:
+            Refusal: If it cannot be answered.
+        """
+        if len(session) + session.in_flight + ask.n > self.settings.max_turns:
+            await self.finish(session, "cut: it reached max_turns", truncated=True)
+            raise Refusal(409, f"session {session.id!r} reached max_turns and was cut.", "session_ended")
+        self._answering.check(ask)
+        place = session.place(ask)
+        prompts = session.begin(place, ask)
+        sampling = session.sampling or Sampling(
+            ask.temperature,
+            ask.top_p,
+            min(ask.max_tokens or self.settings.default_new_tokens, self.settings.max_new_tokens),
+        )
+        try:
+            actions = await self._answering.sampled(prompts, sampling)
+            answers = tuple(read_action(action, ask) for action in actions)
+        except PerturnError as error:
+            session.was_full = isinstance(error, ContextFull)
+            raise refused(error) from None
+        finally:
+            session.end(prompts)
+        if self._sessions.get(session.id) is not session:
+            raise Refusal(409, f"session {session.id!r} has ended meanwhile.", "session_ended", "session")
+        for prompt, answer in zip(prompts, answers, strict=True):
+            index = session.record(response, place, prompt, answer)
+            if session.is_automatic:
+                self._automatic |= dict.fromkeys(session.end_keys(index), session)
+        self._of_response[response] = session
+        self.counts["turns"] += len(answers)
+        if place.broke is not None:
+            self.counts[f"break: {place.broke.cause}"] += 1
+        counted = getattr(self.engine, "prompt_tokens", {})
+        return Reply(
+            response,
+            ask.model,
+            int(time.time()),
+            answers,
+            int(counted.get(prompts[0].conversation, 0)),
+            self._answering.token_texts(actions) if ask.logprobs else (),
+        )
+
+    # What becomes of a session.
+
+    async def finish(
+        self,
+        session: Session,
+        how: str,
+        *,
+        truncated: bool = False,
+        error: str | None = None,
+    ) -> Trajectory:
+        """End a session, judge its episode and record it; one that a caller in this process keeps is not recorded.
+
+        Args:
+            session: Open.
+            how: In words: ended, or cut and why.
+            truncated: Whether a limit ended it.
+            error: What failed, if the episode is to count as FAILED.
+        """
+        del self._sessions[session.id]
+        self._forget(session)
+        trajectory = self._trajectory(session, truncated, error)
+        is_kept = session.id in self._kept
+        self._ends[session.id] = f"{how}; its episode belongs to a caller" if is_kept else how
+        while len(self._ends) > _REMEMBERED:
+            self._ends.popitem(last=False)
+        if self._judge is not None and error is None:
+            trajectory = await self._loop.run_in_executor(
+                self._writer, partial(self._judged, session, trajectory)
+            )
+        if is_kept:
+            self._kept.discard(session.id)
+            self._results[session.id] = session, truncated, trajectory.error
+        elif self._record is not None:
+            await self._loop.run_in_executor(self._writer, self._record.ended, trajectory)
+        failed = trajectory.status is Status.FAILED
+        self.counts["failed" if failed else "cut" if how.startswith("cut") else "ended"] += 1
+        if session.agents > 1:
+            self.counts["shared"] += 1
+        return trajectory
+
+    def _trajectory(self, session: Session, truncated: bool, error: str | None) -> Trajectory:
+        outcome: dict[str, Any] = {"terminated": not truncated, "truncated": truncated}
+        if error is not None:
+            outcome = {"status": Status.FAILED, "error": error}
+        return session.trajectory(policy=self.engine.name, environment=self.environment, **outcome)
+
+    def _judged(self, session: Session, trajectory: Trajectory) -> Trajectory:
+        """The episode with the reward that a function gives it."""
+        assert self._judge is not None
+        try:
+            found = self._judge(trajectory)
+            given = dict(found) if isinstance(found, Mapping) else {"reward": found}
+            session.give_reward(float(given["reward"]))
+        except Exception as error:  # noqa: BLE001  the function is code of others; a bad episode is data
+            said = error.message if isinstance(error, Refusal) else told(error)
+            return self._trajectory(
+                session, False, f"{type(error).__name__}: the reward function failed: {said}"
+            )
+        if "success" in given:
+            session.success = bool(given["success"])
+        return self._trajectory(session, trajectory.truncated, None)
+
+    def _forget(self, session: Session) -> None:
+        """Release what is kept of a session."""
+        ended = Refusal(409, f"session {session.id!r} has ended.", "session_ended")
+        self._answering.forget(session.conversations, ended)
+        for index in range(len(session)) if session.is_automatic else ():
+            for key in session.end_keys(index):
+                if self._automatic.get(key) is session:
+                    del self._automatic[key]
+        for response in session.responses:
+            self._of_response.pop(response, None)
+
+    def so_far(self, name: str) -> Trajectory:
+        """Return the episode of an open session so far."""
+        session = self.known(name)
+        return session.trajectory(
+            policy=self.engine.name, environment=self.environment, status=Status.UNFINISHED
+        )
+
+    async def collect(
+        self, name: str, reward: float | None, success: bool | None, error: str | None, truncated: bool
+    ) -> Trajectory:
+        """End a session of a caller in this process, unless it has ended, and hand out its episode."""
+        if name not in self._results:
+            how = "cut: by its caller" if truncated else "ended"
+            await self.finish(self.known(name), how, truncated=truncated, error=error)
+        session, cut, failure = self._results.pop(name)
+        if reward is not None:
+            session.give_reward(reward)
+        if success is not None:
+            session.success = success
+        return self._trajectory(session, truncated or cut, error or failure)
+
+    async def expire(self) -> None:
+        """Cut the sessions that take too long or have been idle for too long; once."""
+        now = time.monotonic()
+        for session in list(self._sessions.values()):
+            if now - session.opened > self.settings.session_seconds:
+                await self.finish(session, "cut: it reached session_seconds", truncated=True)
+            elif not session.in_flight and now - session.touched > self.settings.idle_seconds:
+                await self.finish(session, "cut: it was idle for idle_seconds", truncated=True)
+
+    async def stop(self) -> None:
+        """End everything: requests are refused, and open sessions are recorded as lost."""
+        for session in list(self._sessions.values()):
+            await self.finish(session, "lost: the endpoint was closed", error=LOST)
+        self._writer.shutdown()
+        await self._loop.run_in_executor(None, self._answering.close)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the counts of the endpoint."""
+        return {
+            "policy": self.engine.name,
+            "open": len(self._sessions),
+            "in_flight": self._answering.in_flight,
+            **dict(sorted(self.counts.items())),
+        }

@@ -1,0 +1,258 @@
+"""An endpoint that agents talk to, and that records what they say: the class, and the server behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from perturn.errors import ConfigError, RunError
+from perturn.serve.desk import Desk, Judge
+from perturn.serve.exchange import Refusal
+from perturn.serve.record import Record
+from perturn.serve.settings import LOOPBACK, ServeSettings
+from perturn.table import locate, require
+from perturn.types import Engine, Sampling, Task, Trajectory
+
+if TYPE_CHECKING:
+    import uvicorn
+
+_T = TypeVar("_T")
+_BACKLOG = 2048
+_KEEP_ALIVE = 120
+"""Seconds that an idle connection stays open: longer than clients keep theirs."""
+
+
+class Endpoint:
+    """A policy behind OpenAI's and Anthropic's protocols, which records each session as a trajectory.
+
+    An agent program is given `url(session)` and `key` (or `session_key(session)`) and is otherwise unchanged:
+
+        with Endpoint(engine) as endpoint:
+            session = endpoint.new_session(Task("guess-7"), sample=0, seed=1)
+            ...  # OPENAI_BASE_URL=endpoint.url(session) OPENAI_API_KEY=endpoint.session_key(session)
+            trajectory = endpoint.end_session(session, reward=1.0)
+
+    All methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: ServeSettings | None = None,
+        *,
+        key: str | None = None,
+        record: str | Path | None = None,
+        reward: Judge | None = None,
+        environment: str = "agent",
+        seed: int = 0,
+    ) -> None:
+        """Start to serve.
+
+        Args:
+            engine: Answers; it stays open when the endpoint is closed, and nobody else may call it until then.
+            settings: Address and limits; None: a free port of this machine.
+            key: API key that clients must know; None: a new one. It is kept in memory alone.
+            record: Folder for the episodes of sessions that clients open; None: they are not kept.
+            reward: Gives each episode that ended its reward, in place of the one that a client posted.
+            environment: Name of what the agents play in, stamped on the trajectories.
+            seed: From which sessions that clients open derive theirs.
+
+        Raises:
+            PerturnError: If fastapi or uvicorn is missing, the address is taken, or it is not of this machine and no
+                key was given.
+        """
+        for package in ("fastapi", "uvicorn"):
+            require(package, "an endpoint", "serve")
+        self.settings = settings or ServeSettings()
+        if key is None and self.settings.host not in LOOPBACK:
+            raise ConfigError(
+                f"an endpoint at {self.settings.host} can be reached from elsewhere, so choose its API key: set "
+                "PERTURN_API_KEY, or serve at 127.0.0.1."
+            )
+        if key is not None and not re.fullmatch(r"[A-Za-z0-9_-]{8,200}", key):
+            raise ConfigError(
+                "an API key must be 8 to 200 letters, digits, _ or -; what was given is not shown."
+            )
+        self.key = key or secrets.token_urlsafe(24)
+        """API key that clients must know."""
+        socket_ = _listening(self.settings)
+        try:
+            self._record = None if record is None else Record(Path(record), environment)
+        except BaseException:
+            socket_.close()
+            raise
+        self.lost = self._record.lost if self._record else 0
+        """Sessions that an endpoint which was killed had left open in this folder."""
+        host, port = socket_.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"http://{shown}:{port}"
+        """Address of the server."""
+        self._desk = Desk(engine, self.settings, self._record, reward, environment, seed)
+        app = locate("perturn.serve.app:make_app")(self._desk, self.key)
+        self._server: uvicorn.Server = _server(app)
+        self._began = threading.Event()
+        self._thread: threading.Thread | None = threading.Thread(
+            target=asyncio.run, args=(self._serve(socket_),), name="perturn-serve", daemon=True
+        )
+        self._thread.start()
+        self._began.wait()
+
+    def new_session(
+        self, task: Task, sample: int = 0, seed: int = 0, *, sampling: Sampling | None = None
+    ) -> str:
+        """Open a session for one episode; return its name.
+
+        Its episode is handed out by `end_session` and is not written to the record folder.
+
+        Args:
+            task: The task that the agent is given.
+            sample: Index among the episodes of the same task.
+            seed: Of the episode; its turn k is sampled as turn k of an episode that Perturn plays itself.
+            sampling: How all of its answers are decoded; None: as the agent's requests say.
+        """
+        name = secrets.token_urlsafe(12)
+        self._run(lambda: self._desk.open(name, task, sample, seed, sampling=sampling, is_kept=True))
+        return name
+
+    def url(self, session: str | None = None) -> str:
+        """Return the base URL for OpenAI's client. Anthropic's wants it without `/v1`."""
+        return f"{self.address}/v1" if session is None else f"{self.address}/s/{session}/v1"
+
+    def session_key(self, session: str) -> str:
+        """Return an API key that is good for one session alone."""
+        return f"{self.key}.{session}"
+
+    def trajectory(self, session: str) -> Trajectory:
+        """Return the episode of an open session so far; its status is UNFINISHED.
+
+        Raises:
+            RunError: If there is no such session, or it has ended.
+        """
+        return self._run(lambda: self._desk.so_far(session))
+
+    def end_session(
+        self,
+        session: str,
+        *,
+        reward: float | None = None,
+        success: bool | None = None,
+        error: str | None = None,
+        truncated: bool = False,
+    ) -> Trajectory:
+        """End a session of `new_session`; return its episode. Later requests of its agent are refused.
+
+        Args:
+            session: Its name.
+            reward: Of the episode; None: what its agent posted, else 0.
+            success: Whether the task is solved; None: what its agent posted, else whether the reward is 1 or more.
+            error: What failed, such as the agent's process; the episode is then FAILED.
+            truncated: Whether a limit ended it.
+
+        Raises:
+            RunError: If there is no such session, or its episode was handed out before.
+        """
+        return self._wait(self._desk.collect(session, reward, success, error, truncated))
+
+    def counts(self) -> dict[str, Any]:
+        """Return how many sessions and turns there were, and what became of them."""
+        return self._run(self._desk.summary)
+
+    def close(self) -> None:
+        """Stop serving. Sessions that clients left open are recorded as FAILED; the engine stays open."""
+        if self._thread is None:
+            return
+        thread, self._thread = self._thread, None
+        self._loop.call_soon_threadsafe(self._closing.set)
+        thread.join()
+        if self._record is not None:
+            self._record.close()
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def _serve(self, listening: socket.socket) -> None:
+        """Serve until `close`."""
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        self._desk.start()
+        serving = asyncio.ensure_future(self._server.serve([listening]))
+        expiring = asyncio.ensure_future(self._expire())
+        self._began.set()
+        await self._closing.wait()
+        expiring.cancel()
+        await self._desk.stop()
+        self._server.should_exit = True
+        await serving
+
+    async def _expire(self) -> None:
+        """Cut sessions that take too long, now and then."""
+        pause = min(1.0, self.settings.idle_seconds / 4, self.settings.session_seconds / 4)
+        while True:
+            await asyncio.sleep(pause)
+            await self._desk.expire()
+
+    def _run(self, work: Callable[[], _T]) -> _T:
+        """Do something in the event loop."""
+
+        async def do() -> _T:
+            return work()
+
+        return self._wait(do())
+
+    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+        if self._thread is None:
+            work.close()
+            raise RunError("the endpoint is closed; make another.")
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except Refusal as error:
+            raise RunError(error.message) from None
+
+
+def _listening(settings: ServeSettings) -> socket.socket:
+    """A socket that listens at the address.
+
+    Raises:
+        ConfigError: If that cannot be.
+    """
+    try:
+        kind = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        made = socket.create_server((settings.host, settings.port), family=kind, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"{settings.host}:{settings.port} cannot be listened at: {error.strerror or error}; choose another port "
+            "(0: any that is free) or host."
+        ) from None
+    made.setblocking(False)
+    return made
+
+
+def _server(app: Any) -> uvicorn.Server:
+    """The HTTP server, which writes no log and leaves signals alone."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        http="h11",
+        loop="asyncio",
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=2,
+    )
+    return uvicorn.Server(config)

@@ -1,0 +1,132 @@
+"""An engine in a thread of its own: prompts join the running batch as they come, and leave it when nobody waits."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from perturn.engines.protocol import CancellingEngine
+from perturn.errors import EngineFailure, PerturnError
+from perturn.types import Action, Engine, Prompt, Sampling, StreamingEngine
+
+Answered = Action | PerturnError
+Deliver = Callable[[Sequence[tuple[Prompt, Answered]]], None]
+_AT_ONCE = 64
+"""Prompts that an engine of concurrent calls answers at the same time."""
+
+
+class EngineThread:
+    """Answers prompts in one thread, which is the only one that calls the engine."""
+
+    def __init__(self, engine: Engine, deliver: Deliver) -> None:
+        """Start the thread.
+
+        Args:
+            engine: Stays open when the thread ends.
+            deliver: Told of answers, in this thread or a helper's; a prompt that was cancelled may be among them.
+        """
+        self._engine, self._deliver = engine, deliver
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._open: dict[str, Prompt] = {}
+        self._batch: list[tuple[Prompt, Sampling]] = []
+        self._pool = ThreadPoolExecutor(_AT_ONCE) if getattr(engine, "concurrent", False) else None
+        self._thread = threading.Thread(target=self._run, name="perturn-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, prompt: Prompt, sampling: Sampling) -> None:
+        """Have a prompt answered; no two at a time are of one conversation."""
+        self._orders.put(partial(self._begin, prompt, sampling))
+
+    def cancel(self, conversation: str) -> None:
+        """Stop answering the prompt of a conversation."""
+        self._orders.put(partial(self._cancel, conversation))
+
+    def forget(self, conversations: Sequence[str]) -> None:
+        """The conversations have ended."""
+        for conversation in conversations:
+            self._orders.put(partial(self._engine.forget, conversation))
+
+    def close(self) -> None:
+        """End the thread; what is being answered is dropped."""
+        self._orders.put(None)
+        self._thread.join()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _run(self) -> None:
+        while True:
+            wait = not (self._open or self._batch)
+            while True:
+                try:
+                    order = self._orders.get(block=wait)
+                except queue.Empty:
+                    break
+                if order is None:
+                    for conversation in list(self._open):
+                        self._cancel(conversation)
+                    return
+                order()
+                wait = False
+            if self._open:
+                self._advance()
+            elif self._batch:
+                self._answer_batch()
+
+    def _begin(self, prompt: Prompt, sampling: Sampling) -> None:
+        if self._pool is not None:
+            self._pool.submit(self._answer, [(prompt, sampling)])
+        elif isinstance(self._engine, StreamingEngine):
+            try:
+                self._engine.submit([prompt], sampling)
+                self._open[prompt.conversation] = prompt
+            except Exception as error:  # noqa: BLE001  a template or an engine of others; one prompt is refused
+                self._deliver([(prompt, _explained(error))])
+        else:
+            self._batch.append((prompt, sampling))
+
+    def _cancel(self, conversation: str) -> None:
+        self._batch = [each for each in self._batch if each[0].conversation != conversation]
+        if conversation in self._open and isinstance(self._engine, CancellingEngine):
+            del self._open[conversation]
+            self._engine.cancel(conversation)
+
+    def _advance(self) -> None:
+        """Let a streaming engine work for a moment; where it fails, all that it was answering fails with it."""
+        assert isinstance(self._engine, StreamingEngine)
+        answered: Sequence[tuple[Prompt, Answered]]
+        try:
+            answered = self._engine.advance()
+        except Exception as error:  # noqa: BLE001  an engine of others; the endpoint goes on
+            answered = [(prompt, _explained(error)) for prompt in self._open.values()]
+            for conversation in list(self._open):
+                self._cancel(conversation)
+        for prompt, _ in answered:
+            self._open.pop(prompt.conversation, None)
+        if answered:
+            self._deliver(answered)
+
+    def _answer_batch(self) -> None:
+        """Answer the prompts that wait, those of equal sampling together."""
+        sampling = self._batch[0][1]
+        batch = [each for each in self._batch if each[1] == sampling]
+        self._batch = [each for each in self._batch if each[1] != sampling]
+        self._answer(batch)
+
+    def _answer(self, batch: Sequence[tuple[Prompt, Sampling]]) -> None:
+        prompts = [prompt for prompt, _ in batch]
+        answers: Sequence[Answered]
+        try:
+            answers = self._engine.generate(prompts, batch[0][1])
+        except Exception as error:  # noqa: BLE001  an engine of others; the endpoint goes on
+            answers = [_explained(error)] * len(prompts)
+        self._deliver(list(zip(prompts, answers, strict=True)))
+
+
+def _explained(error: Exception) -> PerturnError:
+    """An error as one of ours."""
+    if isinstance(error, PerturnError):
+        return error
+    return EngineFailure(f"the engine failed: {type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""Protocols of model providers, as an endpoint speaks them."""

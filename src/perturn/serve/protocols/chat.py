@@ -1,0 +1,181 @@
+"""OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from perturn.serve.exchange import Answer, Ask, Call, Refusal, Reply
+from perturn.serve.protocols.common import (
+    Strict,
+    check_tools,
+    event,
+    pieces,
+    read_body,
+    read_conversation,
+    texts,
+    usage_of,
+)
+
+Temperature = Annotated[float, Field(ge=0, le=2)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+Limit = Annotated[int, Field(ge=1, le=10**9)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+class ChatRequest(Strict):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=100_000)]
+    model: str
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    stop: str | list[str] | None = None
+    seed: Seed | None = None
+    n: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    response_format: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class Chat:
+    """Chat completions, whole and streamed."""
+
+    def read(self, body: bytes) -> Ask:
+        """Read a request."""
+        found = read_body(ChatRequest, body)
+        return Ask(
+            read_conversation(found.messages),
+            found.model,
+            check_tools(found.tools or []),
+            found.chat_template_kwargs or {},
+            1.0 if found.temperature is None else found.temperature,
+            1.0 if found.top_p is None else found.top_p,
+            found.max_completion_tokens or found.max_tokens,
+            texts(found.stop),
+            found.seed,
+            found.n or 1,
+            wanted_format(found.response_format),
+            bool(found.logprobs),
+            found.tool_choice != "none",
+            bool(found.stream),
+            {"usage": bool((found.stream_options or {}).get("include_usage"))},
+        )
+
+    def new_id(self) -> str:
+        """Return the identity of a new response."""
+        return f"chatcmpl-{secrets.token_hex(12)}"
+
+    def write(self, reply: Reply, ask: Ask) -> dict[str, Any]:
+        """Return the answer as JSON data."""
+        choices = []
+        for index, answer in enumerate(reply.answers):
+            message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+            if answer.calls:
+                message["content"] = answer.text or None
+                message["tool_calls"] = [_call(call) for call in answer.calls]
+            if answer.action.reasoning:
+                message["reasoning_content"] = answer.action.reasoning
+            choices.append(
+                {
+                    "index": index,
+                    "message": message,
+                    "finish_reason": _finish(answer),
+                    "logprobs": _logprobs(reply, index) if ask.logprobs else None,
+                }
+            )
+        return {**_head(reply, "chat.completion"), "choices": choices, "usage": _usage(reply)}
+
+    def events(self, reply: Reply, ask: Ask) -> Iterator[str]:
+        """Return the answer as server-sent events."""
+        head = _head(reply, "chat.completion.chunk")
+
+        def chunk(index: int, delta: Mapping[str, Any], **more: Any) -> str:
+            choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None, **more}
+            return event({**head, "choices": [choice]})
+
+        for index, answer in enumerate(reply.answers):
+            yield chunk(index, {"role": "assistant", "content": ""})
+            for text in pieces(answer.action.reasoning):
+                yield chunk(index, {"reasoning_content": text})
+            for text in pieces(answer.text):
+                yield chunk(index, {"content": text})
+            for number, call in enumerate(answer.calls):
+                opened = _call(Call(call.id, call.name, ""))
+                yield chunk(index, {"tool_calls": [{"index": number, **opened}]})
+                for text in pieces(call.arguments):
+                    yield chunk(index, {"tool_calls": [{"index": number, "function": {"arguments": text}}]})
+            logprobs = _logprobs(reply, index) if ask.logprobs else None
+            yield chunk(index, {}, finish_reason=_finish(answer), logprobs=logprobs)
+        if ask.extra["usage"]:
+            yield event({**head, "choices": [], "usage": _usage(reply)})
+        yield "data: [DONE]\n\n"
+
+    def refusal(self, error: Refusal) -> dict[str, Any]:
+        """Return an error as JSON data."""
+        return openai_error(error)
+
+    def failed(self, error: Refusal) -> str:
+        """Return an error as a server-sent event."""
+        return event(self.refusal(error))
+
+
+def openai_error(error: Refusal) -> dict[str, Any]:
+    """Return an error in the form of OpenAI's protocols."""
+    kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def wanted_format(given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the form that an answer must have; None for text.
+
+    Raises:
+        Refusal: If it is none that the protocol knows.
+    """
+    if given is None or given.get("type") == "text":
+        return None
+    if given.get("type") not in ("json_object", "json_schema"):
+        raise Refusal(
+            400,
+            "response_format.type: expected text, json_object or json_schema.",
+            "invalid_value",
+            "response_format",
+        )
+    return given
+
+
+def _head(reply: Reply, kind: str) -> dict[str, Any]:
+    return {"id": reply.id, "object": kind, "created": reply.created, "model": reply.model}
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    asked, said = usage_of(reply)
+    return {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said}
+
+
+def _finish(answer: Answer) -> str:
+    return "length" if answer.is_cut else "tool_calls" if answer.calls else "stop"
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _logprobs(reply: Reply, index: int) -> dict[str, Any]:
+    """Log-probability of each sampled token, the end of turn included, at temperature 1."""
+    found = zip(reply.token_texts[index], reply.answers[index].action.logprobs or (), strict=True)
+    content = [
+        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, logprob in found
+    ]
+    return {"content": content, "refusal": None}

@@ -1,0 +1,169 @@
+"""What the protocols share: reading of bodies and conversations, and server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from perturn.episodes.sequences import in_call_order
+from perturn.errors import DataError
+from perturn.formats.chat_messages import read_messages
+from perturn.io.plain_data import fault
+from perturn.serve.exchange import Answer, Ask, Refusal, Reply
+from perturn.types import Message
+
+_KEYS = {
+    "assistant": {"role", "content", "reasoning_content", "tool_calls"},
+    "tool": {"role", "content", "name", "tool_call_id"},
+}
+"""Keys of a message that are read, by role."""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "top_k": (-1, 0),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "top_logprobs": (0,),
+    "best_of": (1,),
+}
+"""Parameters that would change what is sampled and that no engine here has, each with values that change nothing."""
+
+
+class Strict(BaseModel):
+    """The body of a request; keys that it does not name are ignored, unless they change what is sampled."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+Body = TypeVar("Body", bound=Strict)
+
+
+class ServedProtocol(Protocol):
+    """A protocol of model providers, as an endpoint speaks it."""
+
+    def read(self, body: bytes) -> Ask:
+        """Read a request.
+
+        Raises:
+            Refusal: If it is malformed, or asks for what cannot be done.
+        """
+        ...
+
+    def new_id(self) -> str:
+        """Return the identity of a new response."""
+        ...
+
+    def write(self, reply: Reply, ask: Ask) -> dict[str, Any]:
+        """Return the answer as JSON data."""
+        ...
+
+    def events(self, reply: Reply, ask: Ask) -> Iterator[str]:
+        """Return the answer as server-sent events."""
+        ...
+
+    def refusal(self, error: Refusal) -> dict[str, Any]:
+        """Return an error as JSON data."""
+        ...
+
+    def failed(self, error: Refusal) -> str:
+        """Return an error as a server-sent event."""
+        ...
+
+
+def read_body(kind: type[Body], body: bytes) -> Body:
+    """Read a body by its schema.
+
+    Raises:
+        Refusal: Naming the first value that is wrong.
+    """
+    try:
+        found = kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(step) for step in first["loc"])
+        if first["type"] == "json_invalid":
+            raise Refusal(400, f"the body is no JSON: {first['msg']}.", "invalid_json") from None
+        raise Refusal(400, f"{place}: {first['msg']}.", "invalid_value", place or None) from None
+    for key, neutral in _NEUTRAL.items():
+        value = (found.model_extra or {}).get(key)
+        if value is not None and value not in neutral:
+            raise Refusal(
+                400,
+                f"{key}={value!r:.80} is not supported here, since the engine cannot sample so. Leave it out.",
+                "unsupported_parameter",
+                key,
+            )
+    return found
+
+
+def read_conversation(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> tuple[Message, ...]:
+    """Read the messages of a request in our form.
+
+    Raises:
+        Refusal: If a message holds something else than text and calls.
+    """
+    try:
+        read = [each.message for each in read_messages([dict(each) for each in messages], param, set())]
+    except DataError as error:
+        said = str(error).removesuffix(" Drop the row.")
+        raise Refusal(400, said, "invalid_messages", param) from None
+    if found := fault(read, param):
+        raise Refusal(400, f"{found}.", "invalid_messages", param)
+    plain = []
+    for message in read:
+        role = "system" if message["role"] == "developer" else message["role"]
+        keys = _KEYS.get(role, {"role", "content", "name"})
+        plain.append({key: value for key, value in message.items() if key in keys} | {"role": role})
+    return tuple(in_call_order(plain))
+
+
+def texts(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return stop texts as a tuple, without empty ones."""
+    given = [value] if isinstance(value, str) else value or []
+    return tuple(text for text in given if text)
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> tuple[Mapping[str, Any], ...]:
+    """Return tools in the form of chat templates.
+
+    Raises:
+        Refusal: If one is no function.
+    """
+    for index, tool in enumerate(tools):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, Mapping) or not function.get("name"):
+            raise Refusal(
+                400,
+                f"{param}[{index}]: expected a function with a name.",
+                "invalid_tools",
+                f"{param}[{index}]",
+            )
+    if found := fault(list(tools), param):
+        raise Refusal(400, f"{found}.", "invalid_tools", param)
+    return tuple(tools)
+
+
+def event(data: Mapping[str, Any], name: str | None = None) -> str:
+    """Return one server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data)}\n\n"
+
+
+def pieces(text: str, size: int = 200) -> Iterable[str]:
+    """Return a text in parts, as a stream sends it."""
+    return (text[start : start + size] for start in range(0, len(text), size))
+
+
+def usage_of(reply: Reply) -> tuple[int, int]:
+    """Return tokens of the prompt and of the answers."""
+    return reply.prompt_tokens, sum(map(_tokens, reply.answers))
+
+
+def _tokens(answer: Answer) -> int:
+    return answer.tokens

@@ -1,0 +1,97 @@
+"""Sessions on disk: a trajectory for each that ended, and a note of each that is open."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from perturn.data.store import TrajectoryStore, read_trajectories
+from perturn.errors import RunError
+from perturn.io.atomic_write import writing
+from perturn.io.read_input import complete_lines, parse_object
+from perturn.types import Status, Task, Trajectory
+
+EPISODES = "episodes.jsonl"
+"""File of the trajectories."""
+OPEN = "open.jsonl"
+"""File of notes of the sessions that were opened since the endpoint started."""
+LOST = "SessionLost: the endpoint ended before the session did."
+"""Error of an episode whose session was open when the endpoint ended."""
+
+
+class Record:
+    """A folder that sessions are recorded in; one endpoint at a time writes it."""
+
+    def __init__(self, folder: Path, environment: str) -> None:
+        """Open the folder, making it if there is none.
+
+        Sessions that a killed endpoint left open are recorded as FAILED, without turns.
+
+        Raises:
+            PerturnError: If another endpoint records there, or a file is malformed.
+        """
+        self.folder = folder
+        self._environment = environment
+        self._store = TrajectoryStore(folder / EPISODES)
+        self._samples: dict[str, int] = {}
+        self._keys = self._store.keys()
+        for task, sample in self._keys:
+            self._samples[task] = max(self._samples.get(task, 0), sample + 1)
+        self.lost = self._mark_lost()
+        with writing(folder / OPEN):
+            self._notes = os.open(folder / OPEN, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+
+    def sample_of(self, task: str) -> int:
+        """Return the first sample of a task that is not taken yet, and take it."""
+        sample = self._samples.get(task, 0)
+        self._samples[task] = sample + 1
+        return sample
+
+    def is_taken(self, task: str, sample: int) -> bool:
+        """Return whether an episode of this key is recorded."""
+        return (task, sample) in self._keys
+
+    def begun(self, task: Task, sample: int, seed: int) -> None:
+        """Note that a session was opened, so that a kill leaves a trace of it."""
+        line = json.dumps({"task": task.id, "kind": task.kind, "sample": sample, "seed": seed})
+        with writing(self.folder / OPEN):
+            os.write(self._notes, line.encode() + b"\n")
+
+    def ended(self, trajectory: Trajectory) -> None:
+        """Store an episode; on return it is on the disk."""
+        self._store.append(trajectory)
+        self._keys.add(trajectory.key)
+
+    def close(self) -> None:
+        """Release the files."""
+        self._store.close()
+        os.close(self._notes)
+
+    def _mark_lost(self) -> int:
+        """Record the sessions that have a note and no trajectory; return how many."""
+        file, lost = self.folder / OPEN, 0
+        if not file.is_file():
+            return 0
+        held = {trajectory.key for trajectory in read_trajectories(self.folder / EPISODES)}
+        for number, line in complete_lines(file, RunError):
+            note = parse_object(line, f"{file}:{number}", RunError, "Delete the file.")
+            key = str(note["task"]), int(note["sample"])
+            if key not in held:
+                task = Task(key[0], str(note.get("kind", "")))
+                self._store.append(
+                    Trajectory(
+                        task,
+                        (),
+                        environment=self._environment,
+                        protocol="agent",
+                        status=Status.FAILED,
+                        error=LOST,
+                        sample=key[1],
+                        seed=int(note["seed"]),
+                    )
+                )
+                held.add(key)
+                self._samples[key[0]] = max(self._samples.get(key[0], 0), key[1] + 1)
+                lost += 1
+        return lost

@@ -1,0 +1,312 @@
+"""One session of an agent: its turns as they come, and the trajectory that they make."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from perturn.episodes.sequences import Place, Sequences
+from perturn.episodes.tool_calls import as_text, understand
+from perturn.errors import ContextFull, DataError, EngineFailure
+from perturn.io.plain_data import fault, mended
+from perturn.serve.exchange import Answer, Ask, Call, Refusal
+from perturn.turn_tree import OPENS, Opening
+from perturn.types import Action, Message, Prompt, Sampling, Status, Task, Trajectory, Turn
+
+TURN_SEEDS = 1_000_003
+"""Turn k of an episode of seed s is sampled with seed s * TURN_SEEDS + k, as in episodes that Perturn plays itself."""
+
+
+@dataclass
+class _Taken:
+    """A turn that was answered."""
+
+    place: Place
+    opening: Opening
+    turn: Turn
+    conversation: str
+    reward: float | None = None
+
+
+@dataclass
+class Session:
+    """An episode of an agent."""
+
+    id: str
+    task: Task
+    number: int
+    """Of the endpoint's sessions; no two are equal."""
+    sample: int = 0
+    seed: int = 0
+    sampling: Sampling | None = None
+    """How all of its answers are decoded; None: as each request says."""
+    reads_thoughts: bool = True
+    is_automatic: bool = False
+    """Whether it was found by its conversation alone."""
+    reward: float = 0.0
+    """Reward of the whole episode, on top of those of single turns."""
+    success: bool | None = None
+    next_state: str | None = None
+    in_flight: int = 0
+    was_full: bool = False
+    """Whether its newest request filled the model's context."""
+    opened: float = field(default_factory=time.monotonic)
+    touched: float = field(default_factory=time.monotonic)
+    breaks: Counter[str] = field(default_factory=Counter)
+    """Requests that continued nothing, by cause."""
+
+    def __post_init__(self) -> None:
+        self._sequences = Sequences(reads_thoughts=self.reads_thoughts)
+        self._taken: list[_Taken] = []
+        self._heads: dict[str, int] = {}  # newest turn of each conversation
+        self._busy: set[str] = set()
+        self._begun = 0
+        self._of_response: dict[str, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    @property
+    def agents(self) -> int:
+        """Number of agents that seem to play this session; see `Sequences.agents`."""
+        return self._sequences.agents
+
+    @property
+    def responses(self) -> list[str]:
+        """Identities of the responses that it gave."""
+        return list(self._of_response)
+
+    @property
+    def conversations(self) -> list[str]:
+        """Names under which an engine knows its conversations."""
+        return [f"{self.number}#{index}" for index in range(self._begun)]
+
+    def place(self, ask: Ask) -> Place:
+        """Find out which turn a request continues.
+
+        Raises:
+            Refusal: If a message cannot be compared.
+        """
+        try:
+            return self._sequences.place(ask.messages, ask.tools, ask.template_kwargs)
+        except DataError as error:
+            raise Refusal(400, str(error), "invalid_messages", "messages") from None
+
+    def begin(self, place: Place, ask: Ask) -> list[Prompt]:
+        """Take a request on: a prompt for each answer that it asks for."""
+        chain = self._chain(place.follows)
+        opening = chain[0].opening if chain else Opening(place.prompt, ask.tools, ask.template_kwargs)
+        first = len(self) + self.in_flight
+        prompts = []
+        for choice in range(ask.n):
+            derived = self.seed * TURN_SEEDS + first + choice
+            prompts.append(
+                Prompt(
+                    opening.prompt,
+                    tuple(each.turn for each in chain),
+                    place.heard,
+                    derived if ask.seed is None else ask.seed + choice,
+                    self._conversation(place.follows),
+                    opening.tools,
+                    opening.template_kwargs,
+                    ask.stop,
+                    ask.response_format,
+                )
+            )
+            self._busy.add(prompts[-1].conversation)
+        self.in_flight += ask.n
+        self.was_full = False
+        return prompts
+
+    def end(self, prompts: Sequence[Prompt]) -> None:
+        """The prompts of a request are answered, or given up."""
+        self.in_flight -= len(prompts)
+        self._busy.difference_update(prompt.conversation for prompt in prompts)
+        self.touched = time.monotonic()
+
+    def record(self, response: str, place: Place, prompt: Prompt, answer: Answer) -> int:
+        """Record an answer as a turn; return its index."""
+        action = answer.action
+        message = action.message()
+        given: Message = {**message, "content": answer.text}
+        opening = Opening(prompt.messages, prompt.tools, prompt.template_kwargs)
+        state, self.next_state = self.next_state, None
+        turn = Turn(place.heard, action, state_key=state)
+        index = self._sequences.add(place, message, given)
+        self._taken.append(_Taken(place, opening, turn, prompt.conversation))
+        self._heads[prompt.conversation] = index
+        self._of_response.setdefault(response, []).append(index)
+        if place.broke is not None:
+            self.breaks[place.broke.cause] += 1
+        return index
+
+    def end_keys(self, index: int) -> list[tuple[bytes, tuple[str, str]]]:
+        """What identifies the conversation up to a turn's answer, in any session."""
+        return self._sequences.end_keys(index)
+
+    def conversation_up_to(self, response: str) -> list[Message]:
+        """All messages up to the answer of a response.
+
+        Raises:
+            Refusal: If this session gave no such response.
+        """
+        index = self._turns_of(response)[0]
+        chain = self._chain(index)
+        said = [message for each in chain for message in (*each.turn.observation, each.turn.action.message())]
+        return [*chain[0].opening.prompt, *said]
+
+    def give_reward(self, reward: float, response: str | None = None) -> None:
+        """Set the reward of the episode, or of the turn that a response was.
+
+        Raises:
+            Refusal: If there is no such response, or the reward is not finite.
+        """
+        if not math.isfinite(reward) or abs(reward) > 1e100:
+            raise Refusal(400, f"reward must be a finite number, got {reward}.", "invalid_reward", "reward")
+        if response is None:
+            self.reward = reward
+        else:
+            self._taken[self._turns_of(response)[0]].reward = reward
+
+    def trajectory(self, *, policy: str, environment: str, **outcome: Any) -> Trajectory:
+        """Return the episode as recorded so far.
+
+        Args:
+            policy: Identity of the policy that answered.
+            environment: Name of what the agent plays in.
+            outcome: Fields of the trajectory that say how it ended.
+        """
+        first = self._taken[0].opening if self._taken else Opening()
+        turns = [self._turn(index, each, first) for index, each in enumerate(self._taken)]
+        if turns and self.reward:
+            turns[-1] = replace(turns[-1], reward=turns[-1].reward + self.reward)
+        total = sum(turn.reward for turn in turns)
+        success = self.reward >= 1 if self.success is None else self.success
+        return Trajectory(
+            task=self.task,
+            turns=tuple(turns),
+            environment=environment,
+            protocol="agent",
+            prompt=first.prompt,
+            tools=first.tools,
+            template_kwargs=first.template_kwargs,
+            total_reward=total,
+            success=success and outcome.get("status") is not Status.FAILED,
+            sample=self.sample,
+            seed=self.seed,
+            policy=policy,
+            filled_context=True if self.was_full and outcome.get("truncated") else None,
+            **outcome,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Return what `GET /s/ID` shows."""
+        return {
+            "session": self.id,
+            "task": self.task.id,
+            "sample": self.sample,
+            "seed": self.seed,
+            "turns": len(self),
+            "sequences": sum(each.place.follows == OPENS for each in self._taken),
+            "breaks": dict(self.breaks),
+            "agents": self.agents,
+            "in_flight": self.in_flight,
+            "reward": self.reward,
+            "recorded": [self._shown(index, each) for index, each in enumerate(self._taken)],
+        }
+
+    def _shown(self, index: int, taken: _Taken) -> dict[str, Any]:
+        response = next(key for key, turns in self._of_response.items() if index in turns)
+        broke = taken.place.broke
+        return {
+            "response": response,
+            "follows": taken.place.follows,
+            "broke": None if broke is None else {"cause": broke.cause, "message": broke.message},
+            "state": taken.turn.state_key,
+            "reward": taken.reward,
+            "tokens": len(taken.turn.action.token_ids or ()),
+            "text": taken.turn.action.text[:200],
+        }
+
+    def _turn(self, index: int, taken: _Taken, first: Opening) -> Turn:
+        """A turn as it is stored."""
+        parent = taken.place.follows
+        return replace(
+            taken.turn,
+            reward=taken.reward or 0.0,
+            follows=None if parent == index - 1 else parent,
+            opening=taken.opening if index and parent == OPENS and taken.opening != first else None,
+        )
+
+    def _turns_of(self, response: str) -> list[int]:
+        if response not in self._of_response:
+            raise Refusal(
+                404, f"session {self.id!r} gave no response {response!r:.80}.", "not_found", "response"
+            )
+        return self._of_response[response]
+
+    def _chain(self, index: int) -> list[_Taken]:
+        """The turns up to one, each the continuation of the one before."""
+        chain = []
+        while index != OPENS:
+            chain.append(self._taken[index])
+            index = self._taken[index].place.follows
+        return chain[::-1]
+
+    def _conversation(self, follows: int) -> str:
+        """The name under which the engine knows what a turn continues, if nothing else continues it, or a new one."""
+        if follows != OPENS:
+            name = self._taken[follows].conversation
+            if self._heads[name] == follows and name not in self._busy:
+                return name
+        self._begun += 1
+        return f"{self.number}#{self._begun - 1}"
+
+
+def read_action(action: Action, ask: Ask) -> Answer:
+    """Return an engine's answer as a client gets it, and as it is recorded.
+
+    Raises:
+        EngineFailure: If its log-probabilities are not finite.
+    """
+    if not all(map(math.isfinite, action.logprobs or ())):
+        raise EngineFailure(
+            "the engine gave log-probabilities that are not finite: its weights hold NaN or inf."
+        )
+    if action.reasoning:
+        action = replace(action, reasoning=mended(action.reasoning))
+    if fault((action.text, action.tool_calls), "action"):
+        action = as_text(action)
+    elif ask.tools and ask.reads_calls:
+        action, _ = understand(action, ask.tools)
+    found = [(action.text.find(stop), stop) for stop in ask.stop if stop in action.text]
+    at, stop = min(found, default=(len(action.text), None))
+    is_stopped = stop is not None and not action.ended
+    return Answer(
+        action,
+        action.text[:at] if is_stopped else action.text,
+        tuple(map(_call, action.tool_calls)),
+        stop if is_stopped else None,
+    )
+
+
+def _call(call: Mapping[str, Any]) -> Call:
+    function = call.get("function", call)
+    arguments = function.get("arguments", {})
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return Call(f"call_{secrets.token_hex(8)}", str(function.get("name", "")), text)
+
+
+def refused(error: Exception) -> Refusal:
+    """Return an engine's error as the answer to a request."""
+    if isinstance(error, ContextFull):
+        return Refusal(400, str(error), "context_length_exceeded", "messages")
+    if isinstance(error, EngineFailure):
+        return Refusal(500, str(error), "engine_failure")
+    return Refusal(503, str(error), "engine_unavailable")
