@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from perturn.data.message_content import Said, flatten_said
 from perturn.errors import DataError
 from perturn.formats.chat_messages import read_answer, read_messages
 from perturn.formats.logs.log_values import bad, first, mapping, unpacked
@@ -122,14 +123,13 @@ def _chat(value: Any, where: str) -> Iterator[dict[str, Any]]:
     answer: dict[str, Any] | None = None
     for index, each in enumerate(value):
         for one in _shaped(each, f"{where}[{index}]"):
-            if answer is not None and one.pop("continues", False):
-                _extend(answer, one)
-                continue
-            if answer is not None:
+            is_more = one.pop("continues", False) and answer is not None
+            if answer is not None and not is_more:
                 yield answer
-            one.pop("continues", None)
-            answer = one if one.get("role") == "assistant" else None
-            if answer is None:
+            if one.get("role") == "assistant":
+                answer = _joined(answer, one, f"{where}[{index}]") if is_more and answer else one
+            else:
+                answer = None
                 yield one
     if answer is not None:
         yield answer
@@ -144,12 +144,22 @@ def _parsed(value: Any, where: str) -> Any:
     return found if is_message or not isinstance(value, str) else value
 
 
-def _extend(answer: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Add an item of the responses API to the answer that it is a part of."""
-    answer["content"] = f"{answer.get('content') or ''}{more.get('content') or ''}"
-    for key in ("tool_calls", "reasoning_content"):
-        if more.get(key):
-            answer[key] = (answer.get(key) or type(more[key])()) + more[key]
+def _joined(answer: Mapping[str, Any], more: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return an answer with the item of the responses API that is a part of it too."""
+    both = answer, more
+    said = [flatten_said(one.get("content") or "", where) for one in both]
+    parts = [one if isinstance(one, Said) else Said(str(one)) for one in said]
+    thoughts = [
+        f"{one.get('reasoning_content') or ''}{part.reasoning}" for one, part in zip(both, parts, strict=True)
+    ]
+    calls = [call for one in both for call in one.get("tool_calls") or ()]
+    content = "".join(part.text for part in parts)
+    return {
+        "role": "assistant",
+        "content": content,
+        "reasoning_content": "".join(thoughts),
+        "tool_calls": calls,
+    }
 
 
 def _shaped(message: Any, where: str) -> Iterator[dict[str, Any]]:
