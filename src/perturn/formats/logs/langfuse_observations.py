@@ -30,7 +30,7 @@ from perturn.formats.logs.log_values import (
     text_id,
     unpacked,
 )
-from perturn.formats.logs.provider_messages import messages_of, tools_of
+from perturn.formats.logs.provider_messages import messages_of, parsed, tools_of
 from perturn.formats.logs.request_logs import answers_in, task_in
 
 _TYPES = {
@@ -143,9 +143,9 @@ def _observation(held: Mapping[str, Any], where: str, fields: Fields) -> Iterato
 
 def _calls(held: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
     """Yield a call for each answer of a generation."""
-    given, output = unpacked(held.get("input"), where), held.get("output")
+    given, output = parsed(held.get("input"), where), held.get("output")
     failed = held.get("level") == "ERROR"
-    answers = [] if failed or output in (None, "", [], {}) else list(answers_in(_body(output), where))
+    answers = [] if failed or output in (None, "", [], {}) else list(answers_in(output, where))
     if given in (None, "", [], {}) or not answers:
         said = first(held, "statusMessage", "status_message")
         lacks = "answer" if given else "input"
@@ -153,7 +153,7 @@ def _calls(held: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entr
             where, "no_answer", f"the generation has no {lacks}{f' ({said!s:.100})' if said else ''}."
         )
         return
-    body = mapping(given)
+    body = given if isinstance(given, Mapping) else {}
     asked = first(body, "messages", "input", "prompt") if body and "role" not in body else given
     parameters = mapping(first(held, "modelParameters", "model_parameters"))
     named = None if fields.score is None else score_value(at_path(held, fields.score))
@@ -173,9 +173,3 @@ def _calls(held: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entr
             scores=() if named is None or fields.score is None else (Score(fields.score, named, ""),),
             task=task_in(held, fields),
         )
-
-
-def _body(output: Any) -> Any:
-    """Return the output of a generation as the body of a response; a list is the items of one answer."""
-    found = unpacked(output, "")
-    return {"output": found} if isinstance(found, list) else output

@@ -54,7 +54,7 @@ def answer_of(value: Any, where: str) -> Action | None:
     Raises:
         DataError: If it is of no known shape, or holds what no training here can use.
     """
-    value = _parsed(value, where)
+    value = parsed(value, where)
     said = [{"role": "assistant", "content": value}] if isinstance(value, str) else list(_chat(value, where))
     if any(one.get("role") != "assistant" for one in said):
         raise bad(where, "an assistant message", next(one.get("role") for one in said))
@@ -110,7 +110,7 @@ def _ours(message: Mapping[str, Any], where: str) -> Message:
 
 def _chat(value: Any, where: str) -> Iterator[dict[str, Any]]:
     """Yield messages in the shape of chat completions."""
-    value = _parsed(value, where)
+    value = parsed(value, where)
     if isinstance(value, str):
         yield {"role": "user", "content": value}
         return
@@ -135,13 +135,24 @@ def _chat(value: Any, where: str) -> Iterator[dict[str, Any]]:
         yield answer
 
 
-def _parsed(value: Any, where: str) -> Any:
-    """Return messages that may be given as JSON text; any other text stays, also an answer that itself is JSON."""
+def parsed(value: Any, where: str) -> Any:
+    """Return messages, or the body of a response, that may be given as JSON text.
+
+    Any other text stays as it is, also an answer that is JSON itself.
+    """
+    if not isinstance(value, str):
+        return value
     found = unpacked(value, where)
-    inner = found[0] if isinstance(found, list) and found else found
-    inner = inner[0] if isinstance(inner, list) and inner else inner
-    is_message = isinstance(inner, Mapping) and inner.keys() & {"role", "type", "lc", "messages", "parts"}
-    return found if is_message or not isinstance(value, str) else value
+    inner = found
+    while isinstance(inner, list) and inner:
+        inner = inner[0]
+    return found if isinstance(inner, Mapping) and _is_known(inner) else value
+
+
+def _is_known(held: Mapping[str, Any]) -> bool:
+    """Whether an object is a message or the body of a response."""
+    lists = any(isinstance(held.get(key), list) for key in ("messages", "parts", "choices", "output"))
+    return "role" in held or "lc" in held or lists or held.get("type") in (*_ITEMS, *_LANGCHAIN)
 
 
 def _joined(answer: Mapping[str, Any], more: Mapping[str, Any], where: str) -> dict[str, Any]:

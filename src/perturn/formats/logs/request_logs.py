@@ -32,7 +32,7 @@ from perturn.formats.logs.log_values import (
     text_id,
     unpacked,
 )
-from perturn.formats.logs.provider_messages import answer_of, messages_of, tools_of
+from perturn.formats.logs.provider_messages import answer_of, messages_of, parsed, tools_of
 from perturn.formats.logs.streamed_answers import joined
 from perturn.types import Action
 
@@ -176,14 +176,15 @@ def answers_in(response: Any, where: str) -> Iterator[Action]:
     """Yield the answers of a response, one for each choice; empty ones are none.
 
     Args:
-        response: The body of a response of chat completions, responses or messages; or an assistant message or text.
+        response: The body of a response of chat completions, responses or messages; an assistant message or its items;
+            or text.
         where: Its place, for error messages.
 
     Raises:
         DataError: If an answer is of no known shape, or holds what no training here can use.
     """
-    response = unpacked(response, where)
-    body = mapping(response)
+    response = parsed(response, where)
+    body = response if isinstance(response, Mapping) else {}
     choices = body.get("choices")
     if isinstance(choices, list):
         given = [(mapping(each).get("message"), mapping(each).get("finish_reason")) for each in choices]
