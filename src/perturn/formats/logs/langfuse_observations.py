@@ -25,10 +25,10 @@ from perturn.formats.logs.log_values import (
     ids_of,
     mapping,
     named_scores,
+    objects,
     score_value,
     seconds,
     text_id,
-    unpacked,
 )
 from perturn.formats.logs.provider_messages import messages_of, parsed, tools_of
 from perturn.formats.logs.request_logs import answers_in, task_in
@@ -65,7 +65,7 @@ def is_langfuse(record: Mapping[str, Any]) -> bool:
 
 
 def _is_observation(record: Mapping[str, Any]) -> bool:
-    return record.get("type") in _TYPES and first(record, *_TRACE_ID, "id") is not None
+    return str(record.get("type")) in _TYPES and first(record, *_TRACE_ID, "id") is not None
 
 
 def _is_score(record: Mapping[str, Any]) -> bool:
@@ -100,7 +100,7 @@ def _entries(held: Mapping[str, Any], where: str, fields: Fields) -> Iterator[En
     if of is not None and session is not None:
         yield Trace(of, session)
     yield from _scores_within(held)
-    inner = [one for one in unpacked(held.get("observations"), where) or () if isinstance(one, Mapping)]
+    inner = objects(held.get("observations"))
     for each in inner:
         yield from _entries({"traceId": of, **each}, where, fields)
     if not inner:
@@ -121,11 +121,10 @@ def _score(held: Mapping[str, Any], where: str) -> Iterator[Entry]:
 def _scores_within(held: Mapping[str, Any]) -> Iterator[Entry]:
     """Yield the scores that a trace or an observation holds: records of scores, or values by name."""
     of = text_id(held.get("id"))
-    scores = unpacked(held.get("scores"), "")
-    if isinstance(scores, list):
-        for each in (one for one in scores if isinstance(one, Mapping) and _is_score(one)):
-            yield from _score({"traceId": of, **each}, "")
-    elif of is not None:
+    records = [one for one in objects(held.get("scores")) if _is_score(one)]
+    for each in records:
+        yield from _score({"traceId": of, **each}, "")
+    if not records and of is not None:
         for name, value in named_scores(held, ("scores",)):
             yield Score(name, value, of)
 

@@ -25,6 +25,7 @@ from perturn.formats.logs.log_values import (
     first,
     ids_of,
     mapping,
+    objects,
     score_value,
     seconds,
     text_id,
@@ -64,9 +65,8 @@ def _feedback(record: Mapping[str, Any], where: str) -> Iterator[Entry]:
 
 def _run(run: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
     """Yield the calls and scores of a run and of those below it."""
-    for child in unpacked(run.get("child_runs"), where) or ():
-        if isinstance(child, Mapping):
-            yield from _run(child, where, fields)
+    for child in objects(run.get("child_runs")):
+        yield from _run(child, where, fields)
     of = text_id(run.get("id"))
     for key, stats in mapping(run.get("feedback_stats")).items():
         if of is not None and (value := score_value(mapping(stats).get("avg"))) is not None:

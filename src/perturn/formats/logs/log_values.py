@@ -63,6 +63,12 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def objects(value: Any) -> list[Mapping[str, Any]]:
+    """Return the objects in a value if it is a list, also one given as JSON text; else none."""
+    found = unpacked(value, "")
+    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+
+
 def first(record: Mapping[str, Any], *names: str) -> Any:
     """Return the first of some fields that holds something; None if none does."""
     return next((record[name] for name in names if record.get(name) not in (None, "", [], {})), None)

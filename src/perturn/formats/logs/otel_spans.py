@@ -30,6 +30,7 @@ from perturn.formats.logs.log_values import (
     first,
     ids_of,
     mapping,
+    objects,
     score_value,
     seconds,
     text_id,
@@ -76,10 +77,8 @@ def read_otel(records: Iterator[Record], fields: Fields) -> Iterator[Entry]:
 
 def _nested(value: Mapping[str, Any], *keys: str) -> Iterator[Mapping[str, Any]]:
     """Yield the objects in lists within lists."""
-    held = value.get(keys[0])
-    for each in held if isinstance(held, list) else ():
-        if isinstance(each, Mapping):
-            yield from _nested(each, *keys[1:]) if keys[1:] else (each,)
+    for each in objects(value.get(keys[0])):
+        yield from _nested(each, *keys[1:]) if keys[1:] else (each,)
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,7 @@ class _Events:
 
 def _attributes(value: Any) -> dict[str, Any]:
     """Return attributes, a list of keys and values, as an object."""
-    pairs = value if isinstance(value, list) else []
-    return {str(each.get("key")): _plain(each.get("value")) for each in pairs if isinstance(each, Mapping)}
+    return {str(each.get("key")): _plain(each.get("value")) for each in objects(value)}
 
 
 def _plain(value: Any) -> Any:
@@ -136,8 +134,8 @@ def _guarded(source: _Source) -> Iterator[Entry]:
 def _span(source: _Source) -> Iterator[Entry]:
     attributes = source.attributes
     told = [
-        _attributes(each.get("attributes")) | {"event.name": each.get("name")}
-        for each in _events_of(source.held)
+        _attributes(each.get("attributes")) | {"event.name": str(each.get("name"))}
+        for each in objects(source.held.get("events"))
     ]
     for each in (one for one in told if one["event.name"] == _RESULT):
         yield from _result(each, source.held)
@@ -152,10 +150,6 @@ def _span(source: _Source) -> Iterator[Entry]:
         yield LostEntry(source.where, "no_answer", reason) if is_call else LostEntry(source.where, "no_call")
         return
     yield from _calls(source, attributes | details, found)
-
-
-def _events_of(held: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [each for each in held.get("events") or () if isinstance(each, Mapping)]
 
 
 @dataclass(frozen=True)
@@ -222,9 +216,9 @@ def _result(attributes: Mapping[str, Any], held: Mapping[str, Any]) -> Iterator[
     value = score_value(attributes.get("gen_ai.evaluation.score.value"))
     if value is None:
         value = score_value(attributes.get("gen_ai.evaluation.score.label"))
-    of = first(attributes, "gen_ai.response.id") or first(held, "spanId", "traceId")
-    if value is not None and of:
-        yield Score(text_id(attributes.get("gen_ai.evaluation.name")) or "evaluation", value, str(of))
+    of = text_id(first(attributes, "gen_ai.response.id") or first(held, "spanId", "traceId"))
+    if value is not None and of is not None:
+        yield Score(text_id(attributes.get("gen_ai.evaluation.name")) or "evaluation", value, of)
 
 
 def _event(
@@ -232,7 +226,7 @@ def _event(
 ) -> Iterator[Entry]:
     """Yield what a log record completes: a call, or a score."""
     attributes, body = _attributes(event.get("attributes")), _plain(event.get("body"))
-    name = first(event, "eventName") or attributes.get("event.name")
+    name = str(first(event, "eventName") or attributes.get("event.name"))
     attributes["event.name"] = name
     if name == _RESULT:
         yield from _result(attributes, event)
@@ -257,7 +251,7 @@ def _event(
 
 def _collect(attributes: Mapping[str, Any], body: Mapping[str, Any], into: _Events) -> Any:
     """Add the message of an event to those of its call; return the choice that it is instead, if it is one."""
-    name = attributes.get("event.name")
+    name = str(attributes.get("event.name"))
     body = mapping(attributes.get("gen_ai.event.content")) or body
     if name == _CHOICE:
         return {"choices": [{**body, "message": {"role": "assistant", **mapping(body.get("message"))}}]}

@@ -62,7 +62,7 @@ def answer_of(value: Any, where: str) -> Action | None:
         raise DataError(f"{where}: expected one assistant message, got {len(said)}.")
     if not said:
         return None
-    action = read_answer(said[0], where)
+    action = _action(said[0], where)
     return action if action.text or action.tool_calls or action.reasoning else None
 
 
@@ -103,9 +103,22 @@ def _tool(tool: Any, where: str) -> Mapping[str, Any] | None:
 def _ours(message: Mapping[str, Any], where: str) -> Message:
     """Return a message of chat completions in our form; what only its provider reads is left out."""
     if message.get("role") == "assistant":
-        return read_answer(message, where).message()
+        return _action(message, where).message()
     kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
     return read_messages([kept], where, set())[0].message
+
+
+def _action(message: Mapping[str, Any], where: str) -> Action:
+    """Return an assistant message as an action.
+
+    Raises:
+        DataError: If a call of it names no function.
+    """
+    action = read_answer(message, where)
+    for call in action.tool_calls:
+        if not isinstance(mapping(call.get("function")).get("name"), str):
+            raise bad(f"{where}.tool_calls", "calls with the name of a function", call)
+    return action
 
 
 def _chat(value: Any, where: str) -> Iterator[dict[str, Any]]:
@@ -340,7 +353,7 @@ _Shape = tuple[
 ]
 
 _SHAPES: tuple[_Shape, ...] = (
-    (lambda one: "lc" in one or (one.get("type") in _LANGCHAIN and "role" not in one), _langchain),
+    (lambda one: "lc" in one or (str(one.get("type")) in _LANGCHAIN and "role" not in one), _langchain),
     (lambda one: one.get("type") in _ITEMS and ("role" in one or one["type"] != "message"), _item),
     (lambda one: isinstance(one.get("parts"), list), _of_parts),
     (lambda one: isinstance(one.get("content"), list), _anthropic),

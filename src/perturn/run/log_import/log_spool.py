@@ -15,7 +15,7 @@ from typing import Any
 from perturn.episodes.sequences import Sequences, in_call_order
 from perturn.errors import DataError
 from perturn.formats.logs.log_entries import Call, Score, Trace
-from perturn.io.plain_data import fault
+from perturn.io.plain_data import fault, mended
 from perturn.types import Action, Message
 
 _TABLES = """
@@ -95,7 +95,7 @@ def _packed(call: Call) -> tuple[str, bytes]:
     held = {
         **content,
         "ended": call.answer.ended,
-        "model": call.model,
+        "model": mended(call.model),
         "task": call.task,
         "where": call.where,
     }
