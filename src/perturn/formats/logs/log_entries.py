@@ -89,7 +89,7 @@ class LogFormat:
     """A format of logs."""
 
     says: str
-    """What writes it, in words."""
+    """Producers of such logs, in words."""
     knows: Callable[[Mapping[str, Any]], bool]
     """Whether a record is of this format."""
     read: Reader

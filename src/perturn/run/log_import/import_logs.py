@@ -35,7 +35,7 @@ _VARIES = re.compile(r"'[^']*'|\d+|\(.*")
 
 @dataclass
 class LogAccount:
-    """What became of the entries of logs."""
+    """Account of the entries of logs, each in one bin."""
 
     format: str = ""
     score: str | None = None

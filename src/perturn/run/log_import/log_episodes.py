@@ -44,21 +44,21 @@ def episode_of(calls: Sequence[Logged], environment: str, success_at: float | No
     broke: Counter[Cause] = Counter()
     opening = Opening()
     for index, call in enumerate(calls):
-        place = sequences.place(call.messages, call.tools)
-        opens = place.follows == OPENS
+        found = sequences.place(call.messages, call.tools)
+        opens = found.follows == OPENS
         if opens and not index:
-            opening = Opening(place.prompt, call.tools)
+            opening = Opening(found.prompt, call.tools)
         turn = Turn(
-            place.heard,
+            found.heard,
             call.action,
             reward=call.score or 0.0,
-            follows=None if place.follows == index - 1 else place.follows,
-            opening=Opening(place.prompt, call.tools) if opens and index else None,
+            follows=None if found.follows == index - 1 else found.follows,
+            opening=Opening(found.prompt, call.tools) if opens and index else None,
         )
         turns.append(turn)
-        sequences.add(place, call.said)
-        if place.broke is not None:
-            broke[place.broke.cause] += 1
+        sequences.add(found, call.said)
+        if found.broke is not None:
+            broke[found.broke.cause] += 1
     scores = [call.score for call in calls if call.score is not None]
     succeeded = [score > 0 if success_at is None else score >= success_at for score in scores]
     trajectory = Trajectory(

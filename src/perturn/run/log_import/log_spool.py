@@ -175,12 +175,12 @@ class LogSpool:
         """Return the episode that a call without session and trace continues, or a new one."""
         call = Logged(n, json.loads(data), None)
         sequences = Sequences(reads_thoughts=False)  # a conversation goes on where its thoughts were stripped
-        place = sequences.place(call.messages, call.tools)
+        asked = sequences.place(call.messages, call.tools)
         found = None
-        if place.end_key is not None:
-            found = self._one("select episode from ends where key = ?", _key(place.end_key))
+        if asked.end_key is not None:
+            found = self._one("select episode from ends where key = ?", _key(asked.end_key))
         episode = found or f"c{n}"
-        for end in sequences.end_keys(sequences.add(place, call.said)):
+        for end in sequences.end_keys(sequences.add(asked, call.said)):
             self._db.execute("insert or replace into ends values (?, ?)", (_key(end), episode))
         return str(episode)
 
