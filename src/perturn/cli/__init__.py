@@ -10,6 +10,7 @@ from perturn.cli import (  # noqa: F401  each registers its commands
     log_commands,
     loop_commands,
     score_commands,
+    serve_commands,
     setup_commands,
     study_commands,
     view_commands,
@@ -20,7 +21,7 @@ from perturn.errors import PerturnError
 from perturn.io.atomic_write import is_storage_error, storage_error
 
 ORDER = (
-    *("run", "collect", "pair", "credit", "train", "evaluate", "report", "study", "import-expert"),
+    *("run", "collect", "pair", "credit", "train", "evaluate", "serve", "report", "study", "import-expert"),
     *("init", "check-env", "check-credit", "convert", "import-logs"),
     *("inspect", "watch", "verify", "list", "export", "compare", "play"),
 )
@@ -45,6 +46,6 @@ def main() -> None:
     except (KeyboardInterrupt, SystemExit) as ended:
         if getattr(ended, "code", STOPPED) != STOPPED:
             raise
-        if sys.argv[1:2] != ["play"]:  # a person's episode is over
+        if sys.argv[1:2] not in (["play"], ["serve"]):  # a person's episode is over, as is an endpoint
             notices.print("stopped; the same command goes on from here")
         raise SystemExit(STOPPED) from None

@@ -121,6 +121,8 @@ class Sequences:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
         template_kwargs: Mapping[str, Any] | None = None,
+        earlier: Place | None = None,
+        same: int = 0,
     ) -> Place:
         """Find out where a request continues the episode; nothing is recorded.
 
@@ -128,22 +130,29 @@ class Sequences:
             messages: The whole conversation that an agent sent.
             tools: Schemas of the tools that it offers.
             template_kwargs: Variables for the chat template.
+            earlier: Place of another request with the same tools and variables.
+            same: How many messages both requests begin with, which are then not compared again.
 
         Raises:
             DataError: If a message holds something else than text and calls, or there is none.
         """
         if not messages:
             raise DataError("messages: expected at least one message, got none. Send the conversation.")
-        setting = (_text_of(list(tools)), _text_of(dict(template_kwargs or {})))
-        texts = [self._compared(message) for message in messages]
-        keys = tuple(accumulate(texts, _chained, initial=b""))[1:]
+        known = earlier.keys[:same] if earlier else ()
+        setting = (
+            earlier.setting if earlier else (_text_of(list(tools)), _text_of(dict(template_kwargs or {})))
+        )
+        fresh = (self._compared(message) for message in messages[len(known) :])
+        keys = (*known, *tuple(accumulate(fresh, _chained, initial=known[-1] if known else b""))[1:])
         said = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         begun = said[-1] + 1 if said else _head(messages)
         follows = self._turn_after(keys[said[-1]], setting) if said else None
         if follows is not None:
             return Place(follows, (), tuple(messages[begun:]), None, keys, setting)
         repeated = (keys[-1], setting) in self._asked
-        broke = None if repeated or not self._turns else self._break(texts, keys, setting)
+        broke = None
+        if self._turns and not repeated:
+            broke = self._break([self._compared(message) for message in messages], keys, setting)
         return Place(-1, tuple(messages[:begun]), tuple(messages[begun:]), broke, keys, setting)
 
     def add(self, place: Place, *answers: Message) -> int:
@@ -317,9 +326,8 @@ def _without_thought(compared: Sequence[Any]) -> tuple[str, Any]:
     return text.strip(), compared[3]
 
 
-def _text_of(value: Any) -> str:
-    """A value as JSON, equal for equal values."""
-    return json.dumps(value, sort_keys=True, default=str)
+_text_of = json.JSONEncoder(sort_keys=True, default=str).encode
+"""A value as JSON, equal for equal values."""
 
 
 def _chained(before: bytes, text: str) -> bytes:

@@ -105,7 +105,7 @@ async def _converse(desk: Desk, key: str, protocol: ServedProtocol, request: Req
     """Answer a request of a protocol."""
     name = _admit(key, request)
     ask = protocol.read(await _body(desk, request))
-    ask, session = desk.extend(ask, name)
+    ask, session = desk.session_of(ask, name)
     response = protocol.new_id()
     answered = asyncio.ensure_future(desk.answer(session, ask, response))
     gone = asyncio.ensure_future(request.receive())  # the body is read: what comes next is the end

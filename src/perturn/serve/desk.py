@@ -10,10 +10,10 @@ import re
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from perturn.episodes.seeds import seed_of
@@ -22,11 +22,11 @@ from perturn.errors import ContextFull, PerturnError
 from perturn.io.plain_data import told
 from perturn.serve.answering import Answering
 from perturn.serve.exchange import Ask, Refusal, Reply
-from perturn.serve.protocols.common import read_conversation
+from perturn.serve.reader import Reader
 from perturn.serve.record import LOST, Record
 from perturn.serve.session import Session, read_action, refused
 from perturn.serve.settings import ServeSettings
-from perturn.types import Engine, Sampling, Status, Task, Trajectory
+from perturn.types import Engine, Message, Sampling, Status, Task, Trajectory
 
 Judge = Callable[[Trajectory], float | Mapping[str, Any]]
 """Gives the reward of an episode, or `{"reward": ..., "success": ...}`."""
@@ -71,7 +71,7 @@ class Desk:
 
     # Which session a request belongs to.
 
-    def find_or_open(self, name: str) -> Session:
+    def find_or_open(self, name: str, reader: Reader | None = None) -> Session:
         """Return a session of a name, opening it if need be.
 
         Raises:
@@ -87,7 +87,7 @@ class Desk:
                 "session_ended",
                 "session",
             )
-        return self.open(name, Task(name))
+        return self.open(name, Task(name), reader=reader)
 
     def check_name(self, name: str) -> None:
         """Refuse a name that no session can have.
@@ -127,6 +127,7 @@ class Desk:
         sampling: Sampling | None = None,
         is_kept: bool = False,
         is_automatic: bool = False,
+        reader: Reader | None = None,
     ) -> Session:
         """Open a session.
 
@@ -159,6 +160,7 @@ class Desk:
             seed,
             sampling,
             reads_thoughts=self._reads_thoughts,
+            reader=reader or Reader(),
             is_automatic=is_automatic,
         )
         self._sessions[name] = session
@@ -170,39 +172,42 @@ class Desk:
         self.counts["opened"] += 1
         return session
 
-    def _by_conversation(self, ask: Ask) -> Session:
-        """The session whose conversation a request without a name continues, or another one."""
-        key = (
-            Sequences(reads_thoughts=self._reads_thoughts)
-            .place(ask.messages, ask.tools, ask.template_kwargs)
-            .end_key
-        )
-        if key is not None and key in self._automatic:
-            return self._automatic[key]
-        name = f"auto-{secrets.token_hex(8)}"
-        return self.open(name, Task(name), is_automatic=True)
-
     # How a request is answered.
 
-    def extend(self, ask: Ask, name: str | None) -> tuple[Ask, Session]:
-        """Return a request with the conversation that it names by a response, and its session.
+    def session_of(self, ask: Ask, name: str | None) -> tuple[Ask, Session]:
+        """Return the session of a request, and the request with the conversation that it names by a response.
 
         Raises:
-            Refusal: If there is no such response.
+            Refusal: If a message is malformed, the engine cannot do what is asked, or there is no such response.
         """
+        self._answering.check(ask)
         previous = ask.extra.get("previous")
-        if previous is None:
-            return ask, self._by_conversation(ask) if name is None else self.find_or_open(name)
-        session = self._of_response.get(previous)
-        if session is None or (name is not None and session.id != name):
-            raise Refusal(404, f"there is no response {previous!r:.80}.", "not_found", "previous_response_id")
-        before = session.conversation_up_to(previous)
-        if ask.messages[0]["role"] == "system":
-            before = [each for index, each in enumerate(before) if index or each["role"] != "system"]
-            messages = [ask.messages[0], *before, *ask.messages[1:]]
+        if previous is not None:
+            session = self._of_response.get(previous)
+            if session is None or (name is not None and session.id != name):
+                raise Refusal(
+                    404, f"there is no response {previous!r:.80}.", "not_found", "previous_response_id"
+                )
+            ask = replace(ask, messages=_continued(session.conversation_up_to(previous), ask.messages))
+        elif name is None:
+            return ask, self._by_conversation(ask)
         else:
-            messages = [*before, *ask.messages]
-        return replace(ask, messages=read_conversation(messages, "input")), session
+            session = self._sessions.get(name)
+        reader = Reader() if session is None else session.reader
+        reader.read(ask)  # a session is opened by a request that can be read
+        return ask, self.find_or_open(str(name), reader) if session is None else session
+
+    def _by_conversation(self, ask: Ask) -> Session:
+        """The session whose conversation a request without a name continues, or another one."""
+        reader = Reader()
+        reader.read(ask)
+        key = reader.place(Sequences(reads_thoughts=self._reads_thoughts)).end_key
+        session = self._automatic.get(key) if key else None
+        if session is not None:
+            session.reader.read(ask)
+            return session
+        name = f"auto-{secrets.token_hex(8)}"
+        return self.open(name, Task(name), is_automatic=True, reader=reader)
 
     async def answer(self, session: Session, ask: Ask, response: str) -> Reply:
         """Answer a request, and record its turns.
@@ -213,14 +218,10 @@ class Desk:
         if len(session) + session.in_flight + ask.n > self.settings.max_turns:
             await self.finish(session, "cut: it reached max_turns", truncated=True)
             raise Refusal(409, f"session {session.id!r} reached max_turns and was cut.", "session_ended")
-        self._answering.check(ask)
-        place = session.place(ask)
+        place = session.place()
         prompts = session.begin(place, ask)
-        sampling = session.sampling or Sampling(
-            ask.temperature,
-            ask.top_p,
-            min(ask.max_tokens or self.settings.default_new_tokens, self.settings.max_new_tokens),
-        )
+        most = min(ask.max_tokens or self.settings.default_new_tokens, self.settings.max_new_tokens)
+        sampling = session.sampling or _sampling(ask.temperature, ask.top_p, most)
         try:
             actions = await self._answering.sampled(prompts, sampling)
             answers = tuple(read_action(action, ask) for action in actions)
@@ -367,3 +368,17 @@ class Desk:
             "in_flight": self._answering.in_flight,
             **dict(sorted(self.counts.items())),
         }
+
+
+@lru_cache(1024)
+def _sampling(temperature: float, top_p: float, most: int) -> Sampling:
+    """How an answer is decoded."""
+    return Sampling(temperature, top_p, most)
+
+
+def _continued(before: Sequence[Message], messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A conversation with new messages; a system text among them takes the place of the one before."""
+    if messages and messages[0].get("role") == "system":
+        later = before[1:] if before[0]["role"] == "system" else before
+        return [messages[0], *later, *messages[1:]]
+    return [*before, *messages]

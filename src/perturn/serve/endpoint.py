@@ -136,6 +136,14 @@ class Endpoint:
         """
         return self._run(lambda: self._desk.so_far(session))
 
+    def summary(self, session: str) -> dict[str, Any]:
+        """Return what `GET /s/ID` shows of an open session: its turns, its sequences and what broke them.
+
+        Raises:
+            RunError: If there is no such session, or it has ended.
+        """
+        return self._run(lambda: self._desk.known(session).summary())
+
     def end_session(
         self,
         session: str,

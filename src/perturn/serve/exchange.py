@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perturn.types import Action, Message
+from perturn.types import Action
 
 
 class Refusal(Exception):
@@ -29,8 +29,8 @@ class Refusal(Exception):
 class Ask:
     """A request."""
 
-    messages: tuple[Message, ...]
-    """The whole conversation, in our form."""
+    messages: Sequence[Mapping[str, Any]]
+    """The whole conversation, in the form of chat completions."""
     model: str
     """The name that the client gave; the endpoint has one policy."""
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -46,6 +46,8 @@ class Ask:
     reads_calls: bool = True
     """Whether calls in an answer are calls, rather than text."""
     stream: bool = False
+    param: str = "messages"
+    """Name of the parameter that holds the messages."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What only the protocol's own answer needs."""
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from perturn.episodes.sequences import Place, Sequences
 from perturn.episodes.tool_calls import as_text, understand
-from perturn.errors import ContextFull, DataError, EngineFailure
+from perturn.errors import ContextFull, EngineFailure
 from perturn.io.plain_data import fault, mended
 from perturn.serve.exchange import Answer, Ask, Call, Refusal
+from perturn.serve.reader import Reader
 from perturn.turn_tree import OPENS, Opening
 from perturn.types import Action, Message, Prompt, Sampling, Status, Task, Trajectory, Turn
 
@@ -47,6 +48,7 @@ class Session:
     sampling: Sampling | None = None
     """How all of its answers are decoded; None: as each request says."""
     reads_thoughts: bool = True
+    reader: Reader = field(default_factory=Reader)
     is_automatic: bool = False
     """Whether it was found by its conversation alone."""
     reward: float = 0.0
@@ -87,16 +89,9 @@ class Session:
         """Names under which an engine knows its conversations."""
         return [f"{self.number}#{index}" for index in range(self._begun)]
 
-    def place(self, ask: Ask) -> Place:
-        """Find out which turn a request continues.
-
-        Raises:
-            Refusal: If a message cannot be compared.
-        """
-        try:
-            return self._sequences.place(ask.messages, ask.tools, ask.template_kwargs)
-        except DataError as error:
-            raise Refusal(400, str(error), "invalid_messages", "messages") from None
+    def place(self) -> Place:
+        """Find out which turn the request continues that its reader read last."""
+        return self.reader.place(self._sequences)
 
     def begin(self, place: Place, ask: Ask) -> list[Prompt]:
         """Take a request on: a prompt for each answer that it asks for."""

@@ -15,7 +15,6 @@ from perturn.serve.protocols.common import (
     event,
     pieces,
     read_body,
-    read_conversation,
     texts,
     usage_of,
 )
@@ -54,7 +53,7 @@ class Chat:
         """Read a request."""
         found = read_body(ChatRequest, body)
         return Ask(
-            read_conversation(found.messages),
+            found.messages,
             found.model,
             check_tools(found.tools or []),
             found.chat_template_kwargs or {},
@@ -68,7 +67,7 @@ class Chat:
             bool(found.logprobs),
             found.tool_choice != "none",
             bool(found.stream),
-            {"usage": bool((found.stream_options or {}).get("include_usage"))},
+            extra={"usage": bool((found.stream_options or {}).get("include_usage"))},
         )
 
     def new_id(self) -> str:

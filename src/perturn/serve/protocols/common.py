@@ -8,18 +8,9 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from perturn.episodes.sequences import in_call_order
-from perturn.errors import DataError
-from perturn.formats.chat_messages import read_messages
 from perturn.io.plain_data import fault
 from perturn.serve.exchange import Answer, Ask, Refusal, Reply
-from perturn.types import Message
 
-_KEYS = {
-    "assistant": {"role", "content", "reasoning_content", "tool_calls"},
-    "tool": {"role", "content", "name", "tool_call_id"},
-}
-"""Keys of a message that are read, by role."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -100,27 +91,6 @@ def read_body(kind: type[Body], body: bytes) -> Body:
                 key,
             )
     return found
-
-
-def read_conversation(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> tuple[Message, ...]:
-    """Read the messages of a request in our form.
-
-    Raises:
-        Refusal: If a message holds something else than text and calls.
-    """
-    try:
-        read = [each.message for each in read_messages([dict(each) for each in messages], param, set())]
-    except DataError as error:
-        said = str(error).removesuffix(" Drop the row.")
-        raise Refusal(400, said, "invalid_messages", param) from None
-    if found := fault(read, param):
-        raise Refusal(400, f"{found}.", "invalid_messages", param)
-    plain = []
-    for message in read:
-        role = "system" if message["role"] == "developer" else message["role"]
-        keys = _KEYS.get(role, {"role", "content", "name"})
-        plain.append({key: value for key, value in message.items() if key in keys} | {"role": role})
-    return tuple(in_call_order(plain))
 
 
 def texts(value: str | Sequence[str] | None) -> tuple[str, ...]:

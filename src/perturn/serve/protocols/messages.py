@@ -17,7 +17,6 @@ from perturn.serve.protocols.common import (
     event,
     pieces,
     read_body,
-    read_conversation,
     texts,
     usage_of,
 )
@@ -75,7 +74,7 @@ class Messages:
                 "invalid_messages",
             )
         return Ask(
-            read_conversation([*system, *said]),
+            [*system, *said],
             found.model,
             check_tools([_function(tool) for tool in found.tools or []]),
             temperature=1.0 if found.temperature is None else found.temperature,

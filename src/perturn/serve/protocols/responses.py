@@ -14,7 +14,6 @@ from perturn.serve.protocols.common import (
     event,
     pieces,
     read_body,
-    read_conversation,
     usage_of,
 )
 
@@ -49,13 +48,9 @@ class Responses:
         messages = [*system, *_messages(items)]
         if not messages:
             raise Refusal(400, "input: expected text or items, got none.", "invalid_value", "input")
-        if found.previous_response_id:  # the calls of these results stand in what comes before
-            conversation = tuple({**each, "role": str(each["role"])} for each in messages)
-        else:
-            conversation = read_conversation(messages, "input")
         form = (found.text or {}).get("format")
         return Ask(
-            conversation,
+            messages,
             found.model,
             check_tools([_function(tool, index) for index, tool in enumerate(found.tools or [])]),
             temperature=1.0 if found.temperature is None else found.temperature,
@@ -64,6 +59,7 @@ class Responses:
             response_format=wanted_format(_chat_form(form) if isinstance(form, Mapping) else None),
             reads_calls=found.tool_choice != "none",
             stream=bool(found.stream),
+            param="input",
             extra={
                 "previous": found.previous_response_id,
                 "instructions": found.instructions,

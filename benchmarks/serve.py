@@ -1,0 +1,189 @@
+"""Turns a second through the endpoint of `perturn serve`, against the engine called directly.
+
+    python benchmarks/serve.py            five plays of each side
+    python benchmarks/serve.py --quick    one play of each side
+    python benchmarks/serve.py --json     one line for machines
+
+Both sides answer the same requests with the bundled policy `tiny-agent` (0.94M): 64 sessions, whose observations are
+those of expert episodes on `alfworld-like`. A session sends its next request as soon as the last one is answered. The
+client of the endpoint is another process with one connection for each session, which sends its whole conversation with
+each request. Sides alternate; the ratio is of medians. The token ids of both sides are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from perturn.api.episodes import collect
+from perturn.chat.model_names import resolve_model
+from perturn.engines import Serving
+from perturn.engines.local.settings import LocalSettings
+from perturn.episodes.formats import FORMATS
+from perturn.policy.models import load_policy
+from perturn.serve import Endpoint
+from perturn.serve.session import TURN_SEEDS
+from perturn.types import Engine, Message, Prompt, Sampling, Task, Turn
+
+SESSIONS = 64
+TOKENS = 24
+"""Token limit of an answer; the policy ends most before."""
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one play of each side")
+    parser.add_argument("--json", action="store_true", help="one line for machines")
+    parser.add_argument("--turns", type=int, default=20, help="turns of a session")
+    parser.add_argument("--client", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.client:
+        asyncio.run(_play_as_client(*options.client))
+        return
+    found = measure(1 if options.quick else 5, options.turns)
+    if options.json:
+        print(json.dumps(found))
+        return
+    for side in ("direct", "endpoint"):
+        print(
+            f"{side:>9}: {found[side]:7.1f} turns/s, {found[f'{side}_cpu']:5.2f} CPU ms a turn in the server's process"
+        )
+    print(f"    ratio: {found['ratio']:7.2f}; token ids equal in {found['equal']} of {found['turns']} turns")
+
+
+def measure(plays: int, turns: int) -> dict[str, Any]:
+    """Return turns a second of both sides and their ratio."""
+    scripts = _scripts(turns)
+    path = resolve_model("tiny-agent", print)
+    load = partial(load_policy, path, policy="tiny-agent", dtype="float32", template=None, say=print)
+    engine = LocalSettings().open(Serving("tiny-agent", path, FORMATS["react"].stop, load))
+    rates: dict[str, list[tuple[float, float]]] = {"direct": [], "endpoint": []}
+    equal = total = 0
+    try:
+        play_directly(engine, scripts)  # warms up
+        for _ in range(plays):
+            direct, rate = _timed(partial(play_directly, engine, scripts))
+            rates["direct"].append(rate)
+            served, rate = _timed(partial(play_through_endpoint, engine, scripts))
+            rates["endpoint"].append(rate)
+            equal += sum(direct[key] == served[key] for key in direct)
+            total += len(direct)
+    finally:
+        engine.close()
+    found: dict[str, Any] = {"sessions": SESSIONS, "turns": total, "equal": equal}
+    for side, measured in rates.items():
+        found[side] = statistics.median(rate for rate, _ in measured)
+        found[f"{side}_cpu"] = statistics.median(cost for _, cost in measured)
+    return found | {"ratio": found["endpoint"] / found["direct"]}
+
+
+def play_directly(engine: Engine, scripts: Sequence[Sequence[Message]]) -> tuple[dict[str, Any], float]:
+    """Play all sessions by calling the engine; return the token ids of each turn, and the seconds it took."""
+    sampling = Sampling(1.0, 1.0, TOKENS)
+    played: list[tuple[Turn, ...]] = [() for _ in scripts]
+    found: dict[str, Any] = {}
+
+    def submit(index: int) -> None:
+        system, *observations = scripts[index]
+        at = len(played[index])
+        seed = index * TURN_SEEDS + at
+        engine.submit(  # type: ignore[attr-defined]
+            [Prompt((system,), played[index], (observations[at],), seed, str(index))], sampling
+        )
+
+    began = time.perf_counter()
+    for index in range(len(scripts)):
+        submit(index)
+    left = sum(len(script) - 1 for script in scripts)
+    while left:
+        for prompt, action in engine.advance():  # type: ignore[attr-defined]
+            index = int(prompt.conversation)
+            found[f"{index}/{len(played[index])}"] = list(action.token_ids)
+            played[index] = (*played[index], Turn(prompt.observation, action))
+            left -= 1
+            if len(played[index]) < len(scripts[index]) - 1:
+                submit(index)
+    took = time.perf_counter() - began
+    for index in range(len(scripts)):
+        engine.forget(str(index))
+    return found, took
+
+
+def play_through_endpoint(
+    engine: Engine, scripts: Sequence[Sequence[Message]]
+) -> tuple[dict[str, Any], float]:
+    """Play all sessions through an endpoint; return the token ids of each turn, and the seconds it took."""
+    with Endpoint(engine) as endpoint, tempfile.TemporaryDirectory() as folder:
+        names = [endpoint.new_session(Task(str(index)), seed=index) for index in range(len(scripts))]
+        file = Path(folder) / "scripts.json"
+        file.write_text(json.dumps(list(zip(names, scripts, strict=True))))
+        command = [sys.executable, __file__, "--client", endpoint.address, endpoint.key, str(file)]
+        took = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        found = {}
+        for index, name in enumerate(names):
+            for at, turn in enumerate(endpoint.end_session(name).turns):
+                found[f"{index}/{at}"] = list(turn.action.token_ids or ())
+    return found, took
+
+
+async def _play_as_client(address: str, key: str, file: str) -> None:
+    """Play all sessions at once, and print the seconds it took."""
+    sessions = json.loads(Path(file).read_text())
+    began = time.perf_counter()
+    await asyncio.gather(*(_talk(address, key, name, script) for name, script in sessions))
+    print(time.perf_counter() - began)
+
+
+async def _talk(address: str, key: str, name: str, script: list[Message]) -> None:
+    """One session over one connection."""
+    host, port = address.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    messages = script[:1]
+    for observation in script[1:]:
+        messages.append(observation)
+        body = json.dumps({"model": "policy", "messages": messages, "max_tokens": TOKENS}).encode()
+        head = (
+            f"POST /s/{name}/v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = int(answer.split("content-length:")[1].split("\r\n")[0])
+        said = json.loads(await reader.readexactly(length))
+        messages.append(said["choices"][0]["message"])
+    writer.close()
+
+
+def _scripts(turns: int) -> list[list[Message]]:
+    """A system text and observations for each session."""
+    shown = collect("expert", "alfworld-like", n=SESSIONS, protocol="alfworld-lab")
+    found = []
+    for one in shown:
+        observations = [message for turn in one.turns for message in turn.observation]
+        found.append([*one.prompt, *(observations * turns)[:turns]])
+    return found
+
+
+def _timed(play: Any) -> tuple[dict[str, Any], tuple[float, float]]:
+    """Play, and return turns a second and CPU milliseconds a turn beside the token ids."""
+    began = time.process_time()
+    found, took = play()
+    cost = 1000 * (time.process_time() - began) / len(found)
+    return found, (len(found) / took, cost)
+
+
+if __name__ == "__main__":
+    main()

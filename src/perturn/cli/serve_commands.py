@@ -1,0 +1,69 @@
+"""The command that puts a policy behind the protocols of agent programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perturn.cli._base import Overrides, command, existing, results
+from perturn.display.progress_bars import at_work
+from perturn.display.progress_bars import console as notices
+
+KEY = "PERTURN_API_KEY"
+"""Environment variable that holds the key of clients."""
+
+
+@command(
+    "serve",
+    "tiny-agent",
+    "runs/demo:sft --record episodes --port 8000",
+    "gpt-4.1-mini engine.name=api --record episodes --reward my_package.rewards:judge",
+    panel="The loop",
+)
+def serve(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL-or-RUN[:POLICY]", help="Hub id, folder, bundled name, or run.")
+    ],
+    overrides: Overrides = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Folder for the episodes of sessions.", callback=existing)
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0: any that is free.", min=0, max=65535)] = 8000,
+    reward: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Gives each episode its reward.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="From which sessions derive theirs.")] = 0,
+) -> None:
+    """Serve a policy to agent programs, and record what they do."""
+    from perturn.run.served_policy import open_policy, reward_function
+    from perturn.serve import Endpoint, ServeSettings
+
+    judge = None if reward is None else reward_function(reward)
+    key = os.environ.get(KEY) or None
+    with at_work(f"opening {model}"):
+        engine = open_policy(model, overrides or [], notices.print)
+    try:
+        with Endpoint(
+            engine, ServeSettings(host, port), key=key, record=record, reward=judge, seed=seed
+        ) as endpoint:
+            results.print(f"policy:  {engine.name}", markup=False, soft_wrap=True)
+            results.print(f"OpenAI:  OPENAI_BASE_URL={endpoint.url()}", markup=False, soft_wrap=True)
+            results.print(f"Claude:  ANTHROPIC_BASE_URL={endpoint.address}", markup=False, soft_wrap=True)
+            shown = f"in {KEY}" if key else endpoint.key
+            results.print(f"key:     {shown}", markup=False, soft_wrap=True)
+            results.print(f"session: {endpoint.address}/s/ID/v1, or KEY.ID as the key", soft_wrap=True)
+            if endpoint.lost:
+                results.print(
+                    f"{endpoint.lost} sessions of an endpoint that was killed are recorded as failed"
+                )
+            results.print("Ctrl-C ends it.")
+            sys.stdout.flush()
+            threading.Event().wait()
+    finally:
+        engine.close()

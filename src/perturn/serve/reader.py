@@ -1,0 +1,93 @@
+"""Conversations of requests in our form.
+
+A client sends its whole conversation with each request. What is known of it is not read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perturn.episodes.sequences import Place, Sequences, in_call_order
+from perturn.errors import DataError
+from perturn.formats.chat_messages import read_messages
+from perturn.io.plain_data import fault
+from perturn.serve.exchange import Ask, Refusal
+from perturn.types import Message
+
+_KEYS = {
+    "assistant": {"role", "content", "reasoning_content", "tool_calls"},
+    "tool": {"role", "content", "name", "tool_call_id"},
+}
+"""Keys of a message that are read, by role."""
+_OTHERS = {"role", "content", "name"}
+
+
+class Reader:
+    """Reads the requests of one session, and finds their places among its turns."""
+
+    def __init__(self) -> None:
+        self._ask: Ask | None = None
+        self._messages: list[Message] = []
+        self._place: Place | None = None
+        self._known = 0
+
+    def read(self, ask: Ask) -> None:
+        """Read the messages of a request.
+
+        Raises:
+            Refusal: If one holds something else than text and calls.
+        """
+        known = self._common(ask.messages)
+        try:
+            fresh = read_conversation(ask.messages[known:], ask.param)
+        except Refusal:
+            read_conversation(ask.messages, ask.param)  # names the message by its place in the whole
+            raise
+        self._messages = [*self._messages[:known], *fresh]
+        if self._ask is None or (self._ask.tools, self._ask.template_kwargs) != (
+            ask.tools,
+            ask.template_kwargs,
+        ):
+            self._place = None
+        self._ask, self._known = ask, known
+
+    def place(self, sequences: Sequences) -> Place:
+        """Find the place of the request that was read last."""
+        assert self._ask is not None
+        self._place = sequences.place(
+            self._messages, self._ask.tools, self._ask.template_kwargs, self._place, self._known
+        )
+        return self._place
+
+    def _common(self, messages: Sequence[Mapping[str, Any]]) -> int:
+        """How many messages need not be read again: those before the last answer that both requests hold."""
+        before = self._ask.messages if self._ask else ()
+        if len(before) != len(self._messages):  # some were joined
+            return 0
+        pairs = enumerate(zip(before, messages, strict=False))
+        alike = next((index for index, (old, new) in pairs if old != new), min(len(before), len(messages)))
+        while alike and messages[alike - 1].get("role") != "assistant":
+            alike -= 1
+        return max(alike - 1, 0)
+
+
+def read_conversation(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> list[Message]:
+    """Read the messages of a request in our form.
+
+    Raises:
+        Refusal: If a message holds something else than text and calls.
+    """
+    try:
+        read = [each.message for each in read_messages([dict(each) for each in messages], param, set())]
+    except DataError as error:
+        said = str(error).removesuffix(" Drop the row.")
+        raise Refusal(400, said, "invalid_messages", param) from None
+    if found := fault(read, param):
+        raise Refusal(400, f"{found}.", "invalid_messages", param)
+    plain = []
+    for message in read:
+        role = "system" if message["role"] == "developer" else message["role"]
+        keys = _KEYS.get(role, _OTHERS)
+        plain.append({key: value for key, value in message.items() if key in keys} | {"role": role})
+    return in_call_order(plain)

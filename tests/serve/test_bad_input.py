@@ -1,0 +1,159 @@
+"""Malformed requests get the error objects of their protocol, and change nothing."""
+
+import json
+
+import httpx2 as httpx
+import pytest
+
+from perturn.errors import ConfigError, ContextFull, EngineFailure, ModelError
+from perturn.serve import Endpoint, ServeSettings
+from support.scripted import Scripted, action
+
+CHAT, ANTHROPIC, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+SAID = [{"role": "user", "content": "a"}]
+GOOD = {"model": "p", "messages": SAID}
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+
+
+def send(endpoint, path, body, **headers):
+    """Send a body, JSON data or bytes."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    given = {"Authorization": f"Bearer {endpoint.key}", "Content-Type": "application/json"} | headers
+    return httpx.post(f"{endpoint.address}{path}", content=content, headers=given, timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b"{", None),
+        (b"\xff\xfe", None),
+        (b"[" * 100_000, None),
+        ([], None),
+        ({"model": "p"}, "messages"),
+        ({"model": "p", "messages": []}, "messages"),
+        ({"model": "p", "messages": "hello"}, "messages"),
+        ({"model": "p", "messages": IMAGE}, "messages"),
+        ({"model": "p", "messages": [{"content": "a"}]}, "messages"),
+        ({"model": "p", "messages": [{"role": "wizard", "content": "a"}]}, "messages"),
+        ({"model": "p", "messages": [{"role": "user", "content": "\ud800"}]}, None),
+        (GOOD | {"temperature": 9}, "temperature"),
+        (GOOD | {"temperature": "hot"}, "temperature"),
+        (GOOD | {"top_p": 0}, "top_p"),
+        (GOOD | {"max_tokens": 0}, "max_tokens"),
+        (GOOD | {"n": 99}, "n"),
+        (GOOD | {"seed": 2**70}, "seed"),
+        (GOOD | {"tools": [{"type": "web_search"}]}, "tools[0]"),
+        (GOOD | {"frequency_penalty": 0.5}, "frequency_penalty"),
+        (GOOD | {"top_logprobs": 3}, "top_logprobs"),
+        (GOOD | {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        (GOOD | {"response_format": {"type": "poem"}}, "response_format"),
+    ],
+)
+def test_openai_errors_name_their_parameter(endpoint, engine, body, param):
+    before = endpoint.counts().get("opened")
+    found = send(endpoint, f"/s/bad{CHAT}", body)
+
+    assert found.status_code == 400
+    error = found.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    assert error["param"] == param
+    assert engine.asked == []
+    assert endpoint.counts().get("opened") == before
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "p", "messages": SAID},  # without max_tokens
+        {"model": "p", "max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        {"model": "p", "max_tokens": 5, "messages": [*SAID, {"role": "assistant", "content": "I"}]},
+        {"model": "p", "max_tokens": 5, "messages": SAID, "tools": [{"name": "x"}]},
+        b"nonsense",
+    ],
+)
+def test_anthropic_errors(endpoint, engine, body):
+    found = send(endpoint, ANTHROPIC, body)
+
+    assert found.status_code == 400
+    assert found.json()["type"] == "error"
+    assert found.json()["error"]["type"] == "invalid_request_error"
+    assert engine.asked == []
+
+
+def test_responses_errors(endpoint):
+    for body in (
+        {"model": "p"},
+        {"model": "p", "input": []},
+        {"model": "p", "input": [{"type": "computer_call"}]},
+        {"model": "p", "input": "a", "tools": [{"type": "web_search"}]},
+    ):
+        assert send(endpoint, RESPONSES, body).json()["error"]["type"] == "invalid_request_error"
+    unknown = send(endpoint, RESPONSES, {"model": "p", "input": "a", "previous_response_id": "resp_no"})
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "previous_response_id")
+
+
+def test_a_wrong_key_and_an_unknown_path(endpoint):
+    assert send(endpoint, CHAT, GOOD, Authorization="Bearer wrong").status_code == 401
+    assert send(endpoint, ANTHROPIC, GOOD, Authorization="").json()["error"]["type"] == "authentication_error"
+    assert send(endpoint, "/v1/embeddings", {}).status_code == 404
+    assert send(endpoint, "/v1/embeddings", {}).json()["error"]["code"] == "not_found"
+    assert send(endpoint, "/s/no/reward", {"reward": 1}).status_code == 404
+    assert send(endpoint, f"/s/{'x' * 300}{CHAT}", GOOD).json()["error"]["code"] == "invalid_session"
+
+
+def test_limits_of_bodies_sessions_and_time():
+    limits = ServeSettings(max_body_bytes=1000, max_sessions=1, request_seconds=0.2)
+    with Endpoint(Scripted(lambda prompt: None if len(prompt.observation) > 1 else "ok"), limits) as endpoint:
+        large = send(endpoint, CHAT, GOOD | {"user": "x" * 2000})
+        assert send(endpoint, f"/s/a{CHAT}", GOOD).status_code == 200
+        more = send(endpoint, f"/s/b{CHAT}", GOOD)
+        slow = send(endpoint, f"/s/a{CHAT}", GOOD | {"messages": SAID * 2})
+
+    assert (large.status_code, more.status_code, slow.status_code) == (413, 429, 504)
+    assert more.json()["error"]["type"] == "rate_limit_error"
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "code"),
+    [
+        (ContextFull("no room"), 400, "context_length_exceeded"),
+        (EngineFailure("broken"), 500, "engine_failure"),
+        (ModelError("a template that cannot"), 503, "engine_unavailable"),
+        (action("x").__class__("x", (1,), (float("nan"),)), 500, "engine_failure"),
+    ],
+)
+def test_what_an_engine_cannot_answer(endpoint, engine, failure, status, code):
+    engine.answer = lambda prompt: failure
+
+    found = send(endpoint, f"/s/fails{CHAT}", GOOD)
+    stream = send(endpoint, f"/s/fails{CHAT}", GOOD | {"stream": True})
+
+    assert (found.status_code, found.json()["error"]["code"]) == (status, code)
+    assert stream.status_code == status
+    assert endpoint.summary("fails")["turns"] == 0
+
+
+def test_an_engine_that_raises_fails_its_requests_alone(endpoint, engine):
+    def broken(prompt):
+        raise ZeroDivisionError("inside")
+
+    engine.answer = broken
+    found = send(endpoint, CHAT, GOOD)
+    engine.answer = lambda prompt: "ok"
+
+    assert "ZeroDivisionError" in found.json()["error"]["message"]
+    assert send(endpoint, CHAT, GOOD).status_code == 200
+
+
+def test_an_address_of_others_needs_a_key_of_ones_own():
+    with pytest.raises(ConfigError, match="PERTURN_API_KEY"):
+        Endpoint(Scripted(), ServeSettings(host="0.0.0.0"))
+    with pytest.raises(ConfigError, match="letters"):
+        Endpoint(Scripted(), key="a.b c")
+    with (
+        Endpoint(Scripted()) as endpoint,
+        pytest.raises(ConfigError, match="cannot be listened at"),
+    ):
+        Endpoint(Scripted(), ServeSettings(port=int(endpoint.address.rpartition(":")[2])))

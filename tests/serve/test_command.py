@@ -1,0 +1,100 @@
+"""`perturn serve` as a process: it serves a policy, and a kill loses no session that ended."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import openai
+import pytest
+
+from perturn.data.store import read_trajectories
+from perturn.serve.record import EPISODES, LOST
+from perturn.types import Status
+
+pytestmark = pytest.mark.slow  # each starts Python, and loads a policy
+
+
+def started(tmp_path, *words):
+    """The process, its base URL and its key."""
+    command = [
+        sys.executable,
+        "-m",
+        "perturn",
+        "serve",
+        *words,
+        "--port",
+        "0",
+        "--record",
+        str(tmp_path / "record"),
+    ]
+    environment = {key: value for key, value in os.environ.items() if key != "PERTURN_API_KEY"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment | {"PYTHONUNBUFFERED": "1"}
+    )
+    said = {}
+    for line in process.stdout:
+        if line.startswith("Ctrl-C"):
+            break
+        key, _, value = line.strip().partition(":")
+        said[key] = value.strip()
+    process.stdout.close()
+    return process, said["OpenAI"].partition("=")[2].removesuffix("/v1"), said["key"]
+
+
+def play(address, key, name):
+    """Two turns of a session."""
+    with openai.OpenAI(base_url=f"{address}/s/{name}/v1", api_key=key) as client:
+        messages = [{"role": "user", "content": "You are in the middle of a room."}]
+        for _ in range(2):
+            said = (
+                client.chat.completions.create(model="p", messages=messages, max_tokens=8).choices[0].message
+            )
+            messages += [said, {"role": "user", "content": "Nothing happens."}]
+
+
+def end(address, key, name, reward):
+    """Give the episode its reward, which ends it."""
+    with openai.OpenAI(base_url=f"{address}/s/{name}", api_key=key) as client:
+        client.post("/reward", body={"reward": reward}, cast_to=object)
+
+
+def test_a_kill_loses_no_session_that_ended(tmp_path):
+    process, address, key = started(tmp_path, "tiny-agent")
+    try:
+        for name in ("one", "two", "open"):
+            play(address, key, name)
+        end(address, key, "one", 1.0)
+        end(address, key, "two", 0.0)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    again, address, key = started(tmp_path, "tiny-agent")
+    try:
+        play(address, key, "open")
+        end(address, key, "open", 1.0)
+    finally:
+        again.send_signal(signal.SIGINT)
+        assert again.wait(30) == 130
+
+    found = {each.key: each for each in read_trajectories(tmp_path / "record" / EPISODES)}
+    assert set(found) == {("one", 0), ("two", 0), ("open", 0), ("open", 1)}
+    assert [found["one", 0].total_reward, found["two", 0].total_reward] == [1.0, 0.0]
+    assert (found["open", 0].status, found["open", 0].error) == (Status.FAILED, LOST)
+    assert all(turn.action.logprobs for turn in found["open", 1].turns)
+    assert found["one", 0].policy.startswith("tiny-agent@")
+
+
+def test_what_cannot_be_served_is_told_in_one_line(tmp_path):
+    def refused(*words):
+        command = [sys.executable, "-m", "perturn", "serve", *words]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        return done.returncode, done.stderr
+
+    code, said = refused("tiny-agent", "engin.name=local")
+    assert (code, "engin is no setting" in said) == (2, True)
+    code, said = refused("tiny-agent", "--host", "0.0.0.0", "--port", "0")
+    assert code == 2
+    assert "PERTURN_API_KEY" in said
+    code, said = refused("tiny-agent", "--reward", "nowhere:judge")
+    assert (code, "nowhere:judge" in said) == (2, True)

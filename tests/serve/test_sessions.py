@@ -1,0 +1,247 @@
+"""Sessions: names, seeds, rewards, states, limits, and agents that share one."""
+
+import json
+import threading
+import time
+
+import httpx2 as httpx
+import openai
+import pytest
+
+from perturn.data.store import read_trajectories
+from perturn.errors import RunError
+from perturn.serve import Endpoint, ServeSettings
+from perturn.serve.record import EPISODES, LOST
+from perturn.types import Sampling, Status, Task
+from support.scripted import Scripted, action
+
+ASKED = [{"role": "user", "content": "Where?"}]
+
+
+def post(endpoint, path, body, method="POST", **headers):
+    """Send JSON with the endpoint's key."""
+    headers = {"Authorization": f"Bearer {endpoint.key}"} | headers
+    return httpx.request(method, f"{endpoint.address}{path}", json=body, headers=headers, timeout=20)
+
+
+def ask(endpoint, path="/v1/chat/completions", messages=ASKED, **more):
+    """Send a chat completion; returns its response."""
+    return post(endpoint, path, {"model": "p", "messages": messages, **more})
+
+
+def text(response):
+    return response.json()["choices"][0]["message"]["content"]
+
+
+def test_a_session_is_named_by_path_header_or_key(endpoint):
+    by_path = ask(endpoint, "/s/path/v1/chat/completions")
+    by_header = post(
+        endpoint, "/v1/chat/completions", {"model": "p", "messages": ASKED}, **{"X-Perturn-Session": "header"}
+    )
+    by_key = post(
+        endpoint,
+        "/v1/chat/completions",
+        {"model": "p", "messages": ASKED},
+        Authorization=f"Bearer {endpoint.session_key('key')}",
+    )
+
+    found = [each.headers["x-perturn-session"] for each in (by_path, by_header, by_key)]
+    assert found == ["path", "header", "key"]
+
+
+def test_a_key_of_one_session_opens_no_other(endpoint):
+    refused = post(
+        endpoint,
+        "/s/mine/v1/chat/completions",
+        {"model": "p", "messages": ASKED},
+        Authorization=f"Bearer {endpoint.session_key('yours')}",
+    )
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "session_mismatch")
+
+
+def test_without_a_name_a_conversation_is_a_session(endpoint, engine):
+    answers = iter(("a", "b", "c"))
+    engine.answer = lambda prompt: next(answers)
+
+    first, other = ask(endpoint), ask(endpoint)
+    longer = [*ASKED, {"role": "assistant", "content": "a"}, {"role": "user", "content": "And?"}]
+    second = ask(endpoint, messages=longer)
+
+    names = [each.headers["x-perturn-session"] for each in (first, other, second)]
+    assert names[0] == names[2] != names[1]
+    assert len(engine.asked[2].turns) == 1
+
+
+def test_rewards_and_states_reach_the_trajectory(tmp_path):
+    with Endpoint(Scripted(), record=tmp_path) as endpoint:
+        assert post(endpoint, "/s/t/state", {"state": "hall"}, "PUT").status_code == 200
+        first = ask(endpoint, "/s/t/v1/chat/completions").json()
+        longer = [*ASKED, first["choices"][0]["message"], {"role": "user", "content": "x"}]
+        ask(endpoint, "/s/t/v1/chat/completions", longer)
+        given = post(endpoint, "/s/t/reward", {"response": first["id"], "reward": 0.25})
+        shown = httpx.get(f"{endpoint.address}/s/t", headers={"x-api-key": endpoint.key}).json()
+        ended = post(endpoint, "/s/t/reward", {"reward": 1.0})
+        late = post(endpoint, "/s/t/reward", {"reward": 2.0})
+
+    (episode,) = read_trajectories(tmp_path / EPISODES)
+    assert (given.json()["done"], ended.json()["done"], late.status_code) == (False, True, 409)
+    assert [turn.state_key for turn in episode.turns] == ["hall", None]
+    assert [turn.reward for turn in episode.turns] == [0.25, 1.0]
+    assert (episode.total_reward, episode.success, episode.terminated) == (1.25, True, True)
+    assert (episode.task.id, episode.environment, episode.protocol) == ("t", "agent", "agent")
+    assert (shown["turns"], shown["sequences"], shown["recorded"][0]["reward"]) == (2, 1, 0.25)
+
+
+def test_a_function_gives_the_reward_and_a_function_that_raises_fails_its_episode(tmp_path):
+    def judge(trajectory):
+        if trajectory.task.id == "bad":
+            raise KeyError("no answer")
+        return {"reward": 0.5, "success": True}
+
+    with Endpoint(Scripted(), record=tmp_path, reward=judge) as endpoint:
+        for name in ("good", "bad"):
+            ask(endpoint, f"/s/{name}/v1/chat/completions")
+            post(endpoint, f"/s/{name}/reward", {"done": True})
+        assert (endpoint.counts()["ended"], endpoint.counts()["failed"]) == (1, 1)
+
+    good, bad = read_trajectories(tmp_path / EPISODES)
+    assert (good.total_reward, good.success) == (0.5, True)
+    assert bad.status is Status.FAILED
+    assert bad.error.startswith("KeyError: the reward function failed")
+
+
+def test_a_session_that_ended_opens_again_as_the_next_sample(tmp_path):
+    for _ in range(2):  # in the same folder
+        with Endpoint(Scripted(), record=tmp_path) as endpoint:
+            for _ in range(2):
+                ask(endpoint, "/s/t/v1/chat/completions")
+                post(endpoint, "/s/t/reward", {"reward": 0.0})
+    found = list(read_trajectories(tmp_path / EPISODES))
+
+    assert [(each.task.id, each.sample) for each in found] == [("t", sample) for sample in range(4)]
+    assert len({each.seed for each in found}) == 4
+
+
+def test_a_session_may_be_opened_for_a_task(tmp_path):
+    with Endpoint(Scripted(), record=tmp_path) as endpoint:
+        body = {"task": "guess/7", "sample": 3, "seed": 5, "kind": "guess", "data": {"number": 7}}
+        assert post(endpoint, "/s/x", body, "PUT").json()["seed"] == 5
+        assert post(endpoint, "/s/x", body, "PUT").status_code == 409
+        ask(endpoint, "/s/x/v1/chat/completions")
+        post(endpoint, "/s/x/reward", {"done": True, "success": True})
+
+    (episode,) = read_trajectories(tmp_path / EPISODES)
+    assert (episode.key, episode.seed, episode.task.data) == (("guess/7", 3), 5, {"number": 7})
+    assert episode.success
+
+
+def test_two_agents_on_one_session_are_counted(endpoint, engine):
+    numbers = iter(range(9))
+    engine.answer = lambda prompt: f"answer {next(numbers)}"
+    path = "/s/shared/v1/chat/completions"
+
+    def agents():
+        return endpoint.summary("shared")["agents"]
+
+    first, again = ask(endpoint, path), ask(endpoint, path)  # a retry, or another agent
+    assert agents() == 1
+    for said in (first, again):  # both go on: two agents
+        ask(
+            endpoint,
+            path,
+            [*ASKED, {"role": "assistant", "content": text(said)}, {"role": "user", "content": "x"}],
+        )
+
+    assert agents() == 2
+    assert endpoint.summary("shared")["sequences"] == 2
+
+
+def test_requests_at_the_same_time_have_conversations_of_their_own(endpoint, engine):
+    held = threading.Event()
+    engine.answer = lambda prompt: "ok" if held.is_set() else None
+    asking = [threading.Thread(target=ask, args=(endpoint, "/s/both/v1/chat/completions")) for _ in range(2)]
+    for each in asking:
+        each.start()
+    while len(engine.asked) < 2:
+        time.sleep(0.005)
+    held.set()
+    for each in asking:
+        each.join()
+
+    assert len({prompt.conversation for prompt in engine.asked}) == 2
+    assert len({prompt.seed for prompt in engine.asked}) == 2
+    assert endpoint.summary("both")["turns"] == 2
+
+
+def test_a_client_that_leaves_frees_its_slot(endpoint, engine, client):
+    engine.answer = lambda prompt: None
+    before = endpoint.counts().get("cancelled", 0)
+    with pytest.raises(openai.APITimeoutError):
+        client("left", timeout=0.2).chat.completions.create(model="p", messages=ASKED)
+    body, key = {"model": "p", "messages": ASKED, "stream": True}, {"x-api-key": endpoint.key}
+    with httpx.stream("POST", f"{endpoint.url('left')}/chat/completions", json=body, headers=key) as stream:
+        assert next(stream.iter_text()).startswith(": waiting")  # and then it leaves
+    until = time.monotonic() + 5
+    while len(engine.cancelled) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+
+    assert engine.cancelled == [prompt.conversation for prompt in engine.asked]
+    assert endpoint.counts()["in_flight"] == 0
+    assert endpoint.counts()["cancelled"] >= before + 1
+    engine.answer = lambda prompt: "ok"
+    assert (
+        client("left").chat.completions.create(model="p", messages=ASKED).choices[0].message.content == "ok"
+    )
+    assert len({prompt.seed for prompt in engine.asked}) == 1  # nothing was recorded before
+
+
+def test_a_session_that_never_ends_is_cut_and_counted(tmp_path):
+    limits = ServeSettings(idle_seconds=1.5, max_turns=2)
+    with Endpoint(Scripted(), limits, record=tmp_path) as endpoint:
+        for _ in range(2):
+            ask(endpoint, "/s/long/v1/chat/completions")
+        over = ask(endpoint, "/s/long/v1/chat/completions")
+        ask(endpoint, "/s/idle/v1/chat/completions")
+        until = time.monotonic() + 20
+        while endpoint.counts().get("cut", 0) < 2 and time.monotonic() < until:
+            time.sleep(0.02)
+        late = ask(endpoint, "/s/idle/v1/chat/completions")
+
+    assert (over.status_code, late.status_code) == (409, 409)
+    assert "idle" in late.json()["error"]["message"]
+    found = {each.task.id: each for each in read_trajectories(tmp_path / EPISODES)}
+    assert (len(found["long"].turns), len(found["idle"].turns)) == (2, 1)
+    assert all(each.truncated and not each.terminated for each in found.values())
+
+
+def test_sessions_that_are_open_when_the_endpoint_ends_are_marked(tmp_path):
+    with Endpoint(Scripted(), record=tmp_path) as endpoint:
+        ask(endpoint, "/s/open/v1/chat/completions")
+
+    (episode,) = read_trajectories(tmp_path / EPISODES)
+    assert (episode.status, episode.error, len(episode.turns)) == (Status.FAILED, LOST, 1)
+
+
+def test_a_session_in_this_process_is_handed_out_once(endpoint, engine):
+    session = endpoint.new_session(Task("own"), 2, 9, sampling=Sampling(0.3, 0.9, 7))
+    ask(endpoint, f"/s/{session}/v1/chat/completions", temperature=1.5)
+
+    assert endpoint.trajectory(session).status is Status.UNFINISHED
+    episode = endpoint.end_session(session, error="the agent died")
+
+    assert engine.samplings == [Sampling(0.3, 0.9, 7)]
+    assert (episode.status, episode.error, episode.key) == (Status.FAILED, "the agent died", ("own", 2))
+    assert ask(endpoint, f"/s/{session}/v1/chat/completions").status_code == 409
+    with pytest.raises(RunError, match="has ended"):
+        endpoint.end_session(session)
+
+
+def test_keys_are_in_no_file(tmp_path):
+    with Endpoint(Scripted(lambda prompt: action("a")), key="very-secret-key", record=tmp_path) as endpoint:
+        ask(endpoint, "/s/t/v1/chat/completions", user="someone")
+        post(endpoint, "/s/t/reward", {"reward": 1})
+
+    written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert b"very-secret-key" not in written
+    assert json.loads(written.splitlines()[0])
