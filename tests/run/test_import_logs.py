@@ -2,15 +2,20 @@
 
 import json
 import random
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from perturn import TurnConfig, TurnTrainer
+from perturn.cli import app
 from perturn.data.store import read_records, read_trajectories
-from perturn.errors import ConfigError, DataError
+from perturn.errors import ConfigError, DataError, StorageError
 from perturn.formats.logs.log_entries import Fields
 from perturn.run.log_import.import_logs import LogSettings, import_logs
+from perturn.run.log_import.log_spool import LogSpool
 from perturn.types import OPENS, PreferencePair, WeightedTrajectory
 
 SAMPLES = Path(__file__).parents[1] / "formats" / "logs"
@@ -298,6 +303,119 @@ def test_hostile_records_are_in_one_bin_each_and_stop_nothing(bring):
     assert account.calls["turns"] >= 500 - 1
     assert account.calls["broken"] > 100
     assert all("log.jsonl:" in fault for fault in account.shown_faults())
+
+
+JUNK = [
+    None,
+    True,
+    -1,
+    1e308,
+    10**30,
+    "",
+    "x",
+    "{",
+    "[1]",
+    '{"role": "user"}',
+    [],
+    [None],
+    {},
+    {"a": 1},
+    "\ud800",
+]
+JUNK += [{"role": "x"}, [{"type": "text"}], {"type": "tool_use"}, {"parts": 5}, {"lc": 1}, {"messages": []}]
+
+
+def paths(value, before=()):
+    """Paths of all parts of a record."""
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        yield (*before, key)
+        yield from paths(value[key], (*before, key))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_samples_with_damaged_parts_are_read_or_refused(seed, bring, tmp_path):
+    """One part of a record is replaced or taken out; the turns that are written are those that are counted."""
+    draws = random.Random(seed)
+    read = 0
+    for file in sorted(SAMPLES.iterdir()):
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+        held = draws.choice(records)
+        *steps, last = draws.choice(list(paths(held)))
+        for step in steps:
+            held = held[step]
+        if draws.random() < 0.3:
+            del held[last]
+        else:
+            held[last] = draws.choice(JUNK)
+        try:
+            account, found = bring(*records)
+        except DataError:
+            continue
+        read += 1
+        assert sum(len(one.turns) for one in found) == account.calls["turns"]
+
+    assert read > 8
+
+
+def test_a_full_disk_is_one_line(bring, monkeypatch):
+    def full(*_):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(LogSpool, "add_call", full)
+
+    with pytest.raises(StorageError, match=r"disk is full. Make room"):
+        bring(*chat("s", "a"))
+
+
+def test_what_needs_the_sampled_tokens_rejects_the_rows(bring, tiny_folder, tmp_path):
+    bring(*chat("s", "a", feedback="up"), *chat("t", "b", feedback="down"), form="labelled")
+    args = TurnConfig(output_dir=str(tmp_path / "run"), loss={"name": "ppo-clip"}, episodes=2, report_to=[])
+
+    with pytest.raises(
+        DataError, match=r"must hold the log-probability that each .* was sampled with, and holds none"
+    ):
+        TurnTrainer(str(tiny_folder), args, train_dataset=str(tmp_path / "out.jsonl")).train()
+
+
+@pytest.fixture
+def perturn(monkeypatch, tmp_path):
+    """Call the command line in a folder with a log: (exit code, printed)."""
+    monkeypatch.chdir(tmp_path)
+    records = [*chat("s", "a", "b", feedback="up"), *chat("t", "c", feedback="down"), *chat("u", "d")]
+    (tmp_path / "calls.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records) + "{ broken\n")
+
+    def call(*words):
+        result = CliRunner().invoke(app, ["import-logs", *words])
+        return result.exit_code, result.output, result.exception
+
+    return call
+
+
+def test_the_command_prints_bins_that_sum_up(perturn, tmp_path):
+    code, printed, _ = perturn("calls.jsonl", "--rows", "labelled")
+
+    assert code == 0
+    assert "requests: 5 entries = 3 turns + 1 of episodes without a score + 1 broken" in printed
+    assert "3 episodes = 1 of episodes without a score + 1 successes + 1 failures" in printed
+    assert "calls-labelled.jsonl: 2 labelled" in printed
+    assert len((tmp_path / "calls-labelled.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_command_prints_its_account_for_machines(perturn):
+    code, printed, _ = perturn("calls.jsonl", "--json", "-o", "out/rows.jsonl")
+
+    found = json.loads(printed.splitlines()[-1])
+    assert (code, found["output"], found["rows"]) == (0, "out/rows.jsonl", 2)
+    assert sum(found["calls"].values()) == found["entries"] == 5
+    assert found["faults"][0].startswith("broken: ")
+
+
+def test_the_command_does_not_write_over_its_log(perturn):
+    _, _, error = perturn("calls.jsonl", "--output", "calls.jsonl")
+
+    assert isinstance(error, ConfigError)
+    assert "is one of the logs" in str(error)
 
 
 def test_the_policy_names_every_model_of_the_episode(bring):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from perturn.config.row_maker_settings import RowInputs
 from perturn.data.records import line_of, parse_line
 from perturn.data.store import write_records
 from perturn.episodes.sequences import Cause
-from perturn.errors import ConfigError, DataError, did_you_mean
+from perturn.errors import ConfigError, DataError, StorageError, did_you_mean
 from perturn.formats.logs.log_entries import Call, Fields, LostEntry, Score, Trace
 from perturn.formats.logs.read_logs import format_of, read_log
 from perturn.formats.row_sources import Location
@@ -120,6 +121,7 @@ def import_logs(files: Sequence[Location], output: Path, settings: LogSettings |
 
     Raises:
         DataError: If a file cannot be read or is no log, if several scores could be the reward, or if there is no row.
+        StorageError: If the disk is full.
     """
     settings = settings or LogSettings()
     account = LogAccount()
@@ -133,6 +135,10 @@ def import_logs(files: Sequence[Location], output: Path, settings: LogSettings |
                 raise DataError(f"{_names(files)} holds no call with an answer.{_why(account)}")
             rows = _rows(spool, settings, account)
             account.rows = write_records(output, _some(rows, lambda: _nothing(settings, account)))
+        except sqlite3.Error as error:
+            raise StorageError(
+                f"{folder}: the calls cannot be sorted there: {error}. Make room on the disk."
+            ) from error
         finally:
             spool.close()
     return account
