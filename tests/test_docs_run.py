@@ -91,6 +91,31 @@ def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, mon
 
 
 @pytest.mark.slow
+def test_the_page_on_logs_runs_as_printed(tiny_folder, tmp_path, monkeypatch):
+    """Its first section, from a log to policies that KTO, tlm-DRE and DPO trained, with a tiny model."""
+    page, section = "docs/how-to/logs.md", "## From a log to a trained policy"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
+    exec(blocks(page, "python", section)[0], {"__name__": page})
+    for name, recipe in zip(("kto", "pairs"), blocks(page, "yaml", section), strict=True):
+        (tmp_path / f"{name}.yaml").write_text(recipe.replace("smollm2-135m", str(tiny_folder)))
+    commands = [line for block in blocks(page, "shell", section)[:2] for line in block.splitlines()]
+    printed = ""
+
+    for command in commands:
+        words = shlex.split(command.replace("smollm2-135m", str(tiny_folder)))[1:]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, (command, result.output)
+        printed += result.output
+
+    assert [each.split()[1] for each in commands] == ["import-logs"] * 2 + ["inspect"] + ["run"] * 3
+    assert blocks(page, "text", section)[0] in printed
+    policies = {run.name: list((run / "checkpoints").iterdir()) for run in (tmp_path / "runs").iterdir()}
+    assert policies.keys() == {"thumbs", "thumbs-pairs", "thumbs-dpo"}
+    assert all(policies.values())
+
+
+@pytest.mark.slow
 def test_the_notebook_runs(tiny_folder, tmp_path, monkeypatch, capsys):
     """Its code cells in their order, with a tiny model in the place of the pretrained one; it ends in two scores."""
     cells = json.loads((ROOT / "docs/examples/turns.ipynb").read_text())["cells"]

@@ -1,0 +1,122 @@
+"""Import logs of model calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perturn.cli._base import AsJson, command, results, say_json
+from perturn.display.progress_bars import at_work
+from perturn.display.progress_bars import console as notices
+from perturn.errors import ConfigError
+from perturn.io.user_paths import user_path
+
+if TYPE_CHECKING:
+    from perturn.episodes.sequences import Cause
+
+_WORDS = {
+    "turns": "turns",
+    "unscored": "of episodes without a score",
+    "unpaired": "of episodes in no pair",
+    "duplicate": "duplicates",
+    "no_answer": "without an answer",
+    "unsupported": "unsupported",
+    "broken": "broken",
+    "no_call": "no calls of a model",
+    "success": "successes",
+    "failure": "failures",
+    "no_score": "without a score",
+    "used": "used",
+    "unmatched": "of no call of the log",
+    "other_names": "of other names",
+}
+"""Bins in words."""
+
+
+@command(
+    "import-logs",
+    "calls.jsonl --score feedback --rows labelled",
+    "traces.jsonl logs.jsonl --format otel --output production.jsonl",
+    "observations.jsonl scores.jsonl --score thumbs --rows pairs --task metadata.task_id",
+    panel="Prepare",
+)
+def import_logs(
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE [FILE ...]", help="Files or folders of one log: JSON lines, Parquet."),
+    ],
+    format_name: Annotated[
+        str | None,
+        typer.Option("--format", help="otel, langsmith, langfuse or requests; else the records tell."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; else FILE's name and --rows, here.")
+    ] = None,
+    rows: Annotated[
+        str, typer.Option(help="trajectories; labelled, for kto; or pairs, for dpo, dmpo and tlm-dre.")
+    ] = "trajectories",
+    score: Annotated[
+        str | None, typer.Option(help="Name of the score that is the reward, or the path of its field.")
+    ] = None,
+    success_at: Annotated[float | None, typer.Option(help="Least score of a success; else above 0.")] = None,
+    threshold: Annotated[float, typer.Option(help="Score gap that a pair must exceed.")] = 0.4,
+    session: Annotated[
+        str | None, typer.Option(help="Path of the field that names the episode, such as metadata.chat.")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Path of the field that names the task; else the first user message.")
+    ] = None,
+    keep_unscored: Annotated[
+        bool, typer.Option("--keep-unscored", help="Also write episodes without a score.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Turn logs of model calls into rows for offline training."""
+    from perturn.formats.logs.log_entries import Fields
+    from perturn.rows.group_pairs import GroupPairs
+    from perturn.run.log_import.import_logs import LogSettings
+    from perturn.run.log_import.import_logs import import_logs as bring
+
+    paths = [user_path(file, "path of a log") for file in files]
+    stem = paths[0].name.partition(".")[0] or "logs"
+    target = Path(f"{stem}-{rows}.jsonl") if output is None else user_path(output, "output")
+    if target.resolve() in [path.resolve() for path in paths]:
+        raise ConfigError(f"{target} is one of the logs; write another file with --output.")
+    fields = Fields(session, task, score)
+    pairs = GroupPairs(threshold, per_group=None)
+    settings = LogSettings(format_name, rows, fields, success_at, keep_unscored, pairs)
+    with at_work("reading logs"):
+        found = bring(paths, target, settings)
+    if as_json:
+        say_json({"output": str(target), **found.to_dict()})
+        return
+    for fault in found.shown_faults():
+        notices.print(fault, markup=False, soft_wrap=True)
+    lines = [
+        f"{found.format}: {_sum(found.calls, 'entries')}",
+        _sum(found.episodes, "episodes"),
+        f"{found.sequences} sequences of requests{_sum_of_breaks(found.broke)}",
+    ]
+    if found.score is not None:
+        lines.append(f"score {found.score}: {_sum(found.scores, 'scores')}")
+    if found.shared_ids:
+        lines.append(
+            f"{found.shared_ids} calls have the id of another call; a score of such an id is of the first of them"
+        )
+    for line in [*lines, f"{target}: {found.rows} {rows}"]:
+        results.print(line, markup=False, soft_wrap=True)
+
+
+def _sum(bins: Counter[str], unit: str) -> str:
+    """Return a number and its parts in words."""
+    parts = " + ".join(f"{bins[name]} {words}" for name, words in _WORDS.items() if bins[name])
+    return f"{bins.total()} {unit}{f' = {parts}' if parts else ''}"
+
+
+def _sum_of_breaks(broke: Counter[Cause]) -> str:
+    """Return why requests opened another sequence of their episode."""
+    causes = ", ".join(f"{count} {cause}" for cause, count in broke.most_common())
+    return f"; opened within an episode: {causes}" if causes else ""

@@ -1,0 +1,137 @@
+"""Runs of LangSmith, of which those of type `llm` are calls of a model.
+
+A record is a run, as the SDK, the API and bulk exports have it (docs.langchain.com/langsmith/run-data-format): `id`,
+`run_type`, `inputs`, `outputs`, `error`, `trace_id`, `start_time`, `extra` and `feedback_stats`. Bulk exports are
+Parquet, and hold objects as JSON text. Runs within `child_runs` are read too.
+
+- `inputs` and `outputs` are those of `wrap_openai` and `wrap_anthropic` (bodies of the API), of LangChain (messages as
+  `dumpd` writes them, and `generations`), or messages that a function was traced with.
+- The session is the thread: `session_id`, `thread_id` or `conversation_id` in `extra.metadata`
+  (docs.langchain.com/langsmith/threads). The field `session_id` of a run is its project, and is not read.
+- `feedback_stats` holds an average for each key, which is a score; so is a record of feedback (`run_id`, `key`,
+  `score`). The feedback of a root run is that of its trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from perturn.errors import DataError
+from perturn.formats.json_stream import Record
+from perturn.formats.logs.log_entries import Call, Entry, Fields, LostEntry, Score
+from perturn.formats.logs.log_values import (
+    at_path,
+    first,
+    ids_of,
+    mapping,
+    objects,
+    score_value,
+    seconds,
+    text_id,
+    unpacked,
+)
+from perturn.formats.logs.provider_messages import messages_of, tools_of
+from perturn.formats.logs.request_logs import answers_in, task_in
+
+_THREADS = ("session_id", "thread_id", "conversation_id")
+
+
+def is_langsmith(record: Mapping[str, Any]) -> bool:
+    """Whether a record is a run, or feedback on one."""
+    return "run_type" in record or ("run_id" in record and "key" in record)
+
+
+def read_langsmith(records: Iterator[Record], fields: Fields) -> Iterator[Entry]:
+    """Yield the calls and scores of runs."""
+    for record in records:
+        if isinstance(record.value, DataError):
+            yield LostEntry(record.where, "broken", str(record.value))
+        elif "run_id" in record.value and "run_type" not in record.value:
+            yield from _feedback(record.value, record.where)
+        else:
+            yield from _run(record.value, record.where, fields)
+
+
+def _feedback(record: Mapping[str, Any], where: str) -> Iterator[Entry]:
+    """Yield the score of a record of feedback."""
+    value = score_value(first(record, "score", "value"))
+    of = text_id(record.get("run_id"))
+    if value is None or of is None:
+        yield LostEntry(where, "no_call")
+    else:
+        yield Score(text_id(record["key"]) or "feedback", value, of)
+
+
+def _run(run: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
+    """Yield the calls and scores of a run and of those below it."""
+    for child in objects(run.get("child_runs")):
+        yield from _run(child, where, fields)
+    of = text_id(run.get("id"))
+    for key, stats in mapping(run.get("feedback_stats")).items():
+        if of is not None and (value := score_value(mapping(stats).get("avg"))) is not None:
+            yield Score(text_id(key) or "feedback", value, of)
+    if run.get("run_type") != "llm":
+        yield LostEntry(where, "no_call")
+        return
+    try:
+        yield from _calls(run, where, fields)
+    except DataError as error:
+        yield LostEntry(where, "unsupported", str(error))
+
+
+def _calls(run: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
+    """Yield a call for each answer of a run of type `llm`."""
+    inputs, outputs = mapping(run.get("inputs")), mapping(run.get("outputs"))
+    asked = first(inputs, "messages", "input", "prompts", "prompt")
+    answers = (
+        [] if run.get("error") else [action for said in _said(outputs) for action in answers_in(said, where)]
+    )
+    if asked is None or not answers:
+        error = f" ({run['error']!s:.100})" if run.get("error") else ""
+        yield LostEntry(
+            where, "no_answer", f"the run has no {'input' if asked is None else 'answer'}{error}."
+        )
+        return
+    extra = mapping(run.get("extra"))
+    metadata = mapping(extra.get("metadata"))
+    invoked = mapping(extra.get("invocation_params"))
+    messages = messages_of(asked, where, first(inputs, "system", "instructions"))
+    named = None if fields.score is None else score_value(at_path(run, fields.score))
+    session = at_path(run, fields.session) if fields.session else first(metadata, *_THREADS)
+    for index, answer in enumerate(answers):
+        ids = ids_of(run.get("id"))
+        yield Call(
+            where,
+            messages,
+            answer,
+            ids if len(answers) == 1 else tuple(f"{each}#{index}" for each in ids),
+            session=text_id(session),
+            trace=text_id(run.get("trace_id")),
+            time=seconds(run.get("start_time")),
+            tools=tools_of(first(inputs, "tools") or invoked.get("tools"), where),
+            model=str(
+                first(metadata, "ls_model_name") or first(inputs, "model") or first(invoked, "model") or ""
+            ),
+            scores=() if named is None or fields.score is None else (Score(fields.score, named, ""),),
+            task=task_in(run, fields),
+        )
+
+
+def _said(outputs: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield bodies of responses, as `answers_in` reads them."""
+    generations = unpacked(outputs.get("generations"), "")
+    if isinstance(generations, list):
+        flat = (one for each in generations for one in (each if isinstance(each, list) else [each]))
+        for each in map(mapping, flat):
+            reason = mapping(each.get("generation_info")).get("finish_reason")
+            said = (
+                each["message"]
+                if each.get("message")
+                else {"role": "assistant", "content": each.get("text") or ""}
+            )
+            yield {"choices": [{"message": said, "finish_reason": reason}]}
+    elif outputs.get("choices") or "role" in outputs or isinstance(outputs.get("output"), list):
+        yield outputs
+    elif (said := first(outputs, "messages", "message", "output", "content", "text")) is not None:
+        yield {"output": said} if isinstance(said, list) else said

@@ -1,0 +1,171 @@
+"""Values in the records of logs: ids, times, scores, and data that may be given as JSON text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from perturn.data.records import LARGEST
+from perturn.errors import DataError
+from perturn.io.plain_data import mended, mismatch
+from perturn.io.read_input import parse_json
+
+_LONGEST = 1000
+"""Characters that are kept of an id or a name."""
+_UP = (
+    "up",
+    "thumbs_up",
+    "thumbs-up",
+    "thumbsup",
+    "👍",
+    "+1",
+    "positive",
+    "good",
+    "like",
+    "liked",
+    "yes",
+    "true",
+    "pass",
+)
+_DOWN = (
+    *(
+        "down",
+        "thumbs_down",
+        "thumbs-down",
+        "thumbsdown",
+        "👎",
+        "-1",
+        "negative",
+        "bad",
+        "dislike",
+        "disliked",
+    ),
+    *("no", "false", "fail"),
+)
+_THUMBS = {**dict.fromkeys(_UP, 1.0), **dict.fromkeys(_DOWN, 0.0)}
+"""Words of feedback and their scores."""
+
+
+def unpacked(value: Any, where: str) -> Any:
+    """Return data that may be given as its JSON text; any other text stays as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            return parse_json(value, where, DataError)
+        except DataError:
+            return value  # a text that only begins like JSON
+    return value
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a value if it is an object, also one given as JSON text; else an empty object."""
+    found = unpacked(value, "")
+    return found if isinstance(found, Mapping) else {}
+
+
+def objects(value: Any) -> list[Mapping[str, Any]]:
+    """Return the objects in a value if it is a list, also one given as JSON text; else none."""
+    found = unpacked(value, "")
+    return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+
+
+def first(record: Mapping[str, Any], *names: str) -> Any:
+    """Return the first of some fields that holds something; None if none does."""
+    return next((record[name] for name in names if record.get(name) not in (None, "", [], {})), None)
+
+
+def at_path(record: Mapping[str, Any], path: str) -> Any:
+    """Return the field at a path such as `metadata.user_id`; None if there is none.
+
+    A key that itself holds dots is found too, since spans have such keys.
+    """
+    if path in record:
+        return record[path]
+    head, _, rest = path.partition(".")
+    while rest:
+        if (inner := mapping(record.get(head))) and (found := at_path(inner, rest)) is not None:
+            return found
+        more, _, rest = rest.partition(".")
+        head = f"{head}.{more}"
+    return None
+
+
+def text_id(value: Any) -> str | None:
+    """Return an id as text; None where there is none."""
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        return None
+    return mended(str(value)[:_LONGEST])
+
+
+def ids_of(*values: Any) -> tuple[str, ...]:
+    """Return those values that are ids, each once."""
+    return tuple(dict.fromkeys(found for value in values if (found := text_id(value))))
+
+
+def seconds(value: Any) -> float | None:
+    """Return a time in seconds since 1970, of a number in s, ms, µs or ns, or of a date; None if it is none."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            try:
+                read = datetime.fromisoformat(value)
+            except ValueError:
+                return None
+            return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, bool) or (value := _number(value)) is None:
+        return None
+    for scale in (1e9, 1e6, 1e3):
+        if abs(value) > 1e8 * scale:
+            return value / scale
+    return float(value)
+
+
+def score_value(value: Any) -> float | None:
+    """Return a score: a number as it is, true or thumbs up as 1, false or thumbs down as 0; None for anything else."""
+    if not isinstance(value, str):
+        return _number(value)
+    word = value.strip().lower()
+    if word in _THUMBS:
+        return _THUMBS[word]
+    try:
+        return _number(float(word))
+    except ValueError:
+        return None
+
+
+def _number(value: object) -> float | None:
+    """Return a finite number of a size that a reward may have; None for anything else."""
+    if isinstance(value, bool | int | float) and -LARGEST <= value <= LARGEST:
+        return float(value)
+    return None
+
+
+def named_scores(record: Mapping[str, Any], names: Sequence[str]) -> Iterator[tuple[str, float]]:
+    """Yield the scores in some fields of a record: a value, an object of values by name, or a list of named values."""
+    for name in names:
+        held = unpacked(record.get(name), name)
+        if (value := score_value(held)) is not None:
+            yield name, value
+        elif isinstance(held, Mapping):
+            yield from _of_object(name, held)
+        elif isinstance(held, list):
+            for each in (one for one in held if isinstance(one, Mapping)):
+                yield from _of_object(name, each)
+
+
+def _of_object(name: str, held: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the scores of an object: one that names itself, or values by name."""
+    if (value := score_value(first(held, "value", "score"))) is not None:
+        yield text_id(first(held, "name", "key")) or name, value
+        return
+    for key, each in held.items():
+        if (value := score_value(each)) is not None:
+            yield mended(str(key)[:_LONGEST]), value
+
+
+def bad(where: str, expected: str, value: object) -> DataError:
+    """Return the error for a value that is not what a format says."""
+    return DataError(f"{where}: {mismatch(expected, value)}.")

@@ -1,0 +1,361 @@
+"""Messages and tool schemas of providers and tracing services -> ours.
+
+Known are the messages of OpenAI (chat completions and responses), of Anthropic, of the semantic conventions of
+OpenTelemetry, and of LangChain. Each is told by its own shape, since services keep the messages of any client. All are
+first brought into the shape of chat completions, which `chat_messages` reads.
+
+Sources: OpenAI's and Anthropic's API references (Create chat completion, Create a model response, Create a message);
+OpenTelemetry's JSON schemas `gen-ai-input-messages.json` and `gen-ai-output-messages.json`
+(open-telemetry/semantic-conventions, docs/gen-ai); langchain-core 1.8, `load.dumpd` and `messages.message_to_dict`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from perturn.data.message_content import Said, flatten_said
+from perturn.errors import DataError
+from perturn.formats.chat_messages import read_answer, read_messages
+from perturn.formats.logs.log_values import bad, first, mapping, unpacked
+from perturn.types import Action, Message
+
+_LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
+"""Types of LangChain's messages and their roles."""
+_KEPT = ("role", "content", "name", "tool_call_id")
+"""Keys that are kept of a message that is no answer."""
+_ITEMS = ("function_call", "function_call_output", "reasoning", "message")
+"""Types of items of the responses API that are read."""
+
+
+def messages_of(value: Any, where: str, system: Any = None) -> tuple[Message, ...]:
+    """Return the messages of a request in our form.
+
+    Args:
+        value: A list of messages, one message, or text, which is a user message; also as JSON text.
+        where: Its place, for error messages.
+        system: Instructions that come beside the messages: a text or parts of text.
+
+    Raises:
+        DataError: If a message is of no known shape, or holds what no training here can use, such as an image.
+    """
+    head = [{"role": "system", "content": _texts(system, f"{where}.system")}] if system else []
+    return tuple(_ours(one, where) for one in (*head, *_chat(value, where)))
+
+
+def answer_of(value: Any, where: str) -> Action | None:
+    """Return an answer as an action; None if it is empty.
+
+    Args:
+        value: An assistant message, or the items or messages that are one answer together; or text.
+        where: Its place, for error messages.
+
+    Raises:
+        DataError: If it is of no known shape, or holds what no training here can use.
+    """
+    value = parsed(value, where)
+    said = [{"role": "assistant", "content": value}] if isinstance(value, str) else list(_chat(value, where))
+    if any(one.get("role") != "assistant" for one in said):
+        raise bad(where, "an assistant message", next(one.get("role") for one in said))
+    if len(said) > 1:
+        raise DataError(f"{where}: expected one assistant message, got {len(said)}.")
+    if not said:
+        return None
+    action = _action(said[0], where)
+    return action if action.text or action.tool_calls or action.reasoning else None
+
+
+def tools_of(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
+    """Return tool schemas in the form of chat templates; tools that the provider runs itself are left out.
+
+    Raises:
+        DataError: If it is no list of objects.
+    """
+    value = unpacked(value, where)
+    if value in (None, "", {}):
+        return ()
+    if not isinstance(value, list):
+        raise bad(where, "a list of tools", value)
+    return tuple(tool for each in value if (tool := _tool(unpacked(each, where), where)))
+
+
+def _tool(tool: Any, where: str) -> Mapping[str, Any] | None:
+    """Return a schema in the form of chat templates; None for a tool of the provider's own."""
+    if not isinstance(tool, Mapping):
+        raise bad(where, "a tool schema", tool)
+    if isinstance(tool.get("function"), Mapping):
+        return {"type": "function", "function": dict(tool["function"])}
+    if not isinstance(tool.get("name"), str) or tool.get("type", "function") not in (
+        "function",
+        "custom",
+        None,
+    ):
+        return None
+    found = {key: tool[key] for key in ("name", "description") if tool.get(key)}
+    schema = first(tool, "parameters", "input_schema")
+    return {
+        "type": "function",
+        "function": {**found, "parameters": schema or {"type": "object", "properties": {}}},
+    }
+
+
+def _ours(message: Mapping[str, Any], where: str) -> Message:
+    """Return a message of chat completions in our form; what only its provider reads is left out."""
+    if message.get("role") == "assistant":
+        return _action(message, where).message()
+    kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
+    return read_messages([kept], where, set())[0].message
+
+
+def _action(message: Mapping[str, Any], where: str) -> Action:
+    """Return an assistant message as an action.
+
+    Raises:
+        DataError: If a call of it names no function.
+    """
+    action = read_answer(message, where)
+    for call in action.tool_calls:
+        if not isinstance(mapping(call.get("function")).get("name"), str):
+            raise bad(f"{where}.tool_calls", "calls with the name of a function", call)
+    return action
+
+
+def _chat(value: Any, where: str) -> Iterator[dict[str, Any]]:
+    """Yield messages in the shape of chat completions."""
+    value = parsed(value, where)
+    if isinstance(value, str):
+        yield {"role": "user", "content": value}
+        return
+    if isinstance(value, Mapping):
+        value = value["messages"] if isinstance(value.get("messages"), list) else [value]
+    if not isinstance(value, list):
+        raise bad(where, "a list of messages", value)
+    if len(value) == 1 and isinstance(value[0], list):
+        value = value[0]  # LangChain's batch of one
+    answer: dict[str, Any] | None = None
+    for index, each in enumerate(value):
+        for one in _shaped(each, f"{where}[{index}]"):
+            is_more = one.pop("continues", False) and answer is not None
+            if answer is not None and not is_more:
+                yield answer
+            if one.get("role") == "assistant":
+                answer = _joined(answer, one, f"{where}[{index}]") if is_more and answer else one
+            else:
+                answer = None
+                yield one
+    if answer is not None:
+        yield answer
+
+
+def parsed(value: Any, where: str) -> Any:
+    """Return messages, or the body of a response, that may be given as JSON text.
+
+    Any other text stays as it is, also an answer that is JSON itself.
+    """
+    if not isinstance(value, str):
+        return value
+    found = unpacked(value, where)
+    inner = found
+    while isinstance(inner, list) and inner:
+        inner = inner[0]
+    return found if isinstance(inner, Mapping) and _is_known(inner) else value
+
+
+def _is_known(held: Mapping[str, Any]) -> bool:
+    """Whether an object is a message or the body of a response."""
+    lists = any(isinstance(held.get(key), list) for key in ("messages", "parts", "choices", "output"))
+    return "role" in held or "lc" in held or lists or held.get("type") in (*_ITEMS, *_LANGCHAIN)
+
+
+def _joined(answer: Mapping[str, Any], more: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return an answer with the item of the responses API that is a part of it too."""
+    both = answer, more
+    said = [flatten_said(one.get("content") or "", where) for one in both]
+    parts = [one if isinstance(one, Said) else Said(str(one)) for one in said]
+    thoughts = [
+        f"{one.get('reasoning_content') or ''}{part.reasoning}" for one, part in zip(both, parts, strict=True)
+    ]
+    calls = [call for one in both for call in one.get("tool_calls") or ()]
+    content = "".join(part.text for part in parts)
+    return {
+        "role": "assistant",
+        "content": content,
+        "reasoning_content": "".join(thoughts),
+        "tool_calls": calls,
+    }
+
+
+def _shaped(message: Any, where: str) -> Iterator[dict[str, Any]]:
+    """Yield the messages of chat completions that a message of any known shape is."""
+    if isinstance(message, str):
+        yield {"role": "user", "content": message}
+        return
+    if not isinstance(message, Mapping):
+        raise bad(where, "a message", message)
+    for is_shape, read in _SHAPES:
+        if is_shape(message):
+            yield from read(message, where)
+            return
+    yield dict(message)
+
+
+def _langchain(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
+    """Yield a message of LangChain, as `dumpd`, `message_to_dict` or `model_dump` write it."""
+    held = mapping(first(message, "kwargs", "data")) or message
+    kind = str(held.get("type") or message.get("type"))
+    if "lc" in message and kind not in _LANGCHAIN:
+        kind = str((message.get("id") or [""])[-1]).removesuffix("Chunk").removesuffix("Message").lower()
+    if kind not in _LANGCHAIN:
+        raise bad(f"{where}.type", "a message of LangChain", kind)
+    shaped = {"role": _LANGCHAIN[kind], "content": held.get("content") or ""}
+    if held.get("tool_call_id"):
+        shaped["tool_call_id"] = held["tool_call_id"]
+    if shaped["role"] == "assistant":
+        more = mapping(held.get("additional_kwargs"))
+        shaped["tool_calls"] = first(held, "tool_calls") or first(more, "tool_calls") or []
+        shaped["function_call"] = None if shaped["tool_calls"] else more.get("function_call")
+        shaped["reasoning_content"] = more.get("reasoning_content")
+    yield from _anthropic(shaped, where, keeps_calls=bool(shaped.get("tool_calls")))
+
+
+def _anthropic(
+    message: Mapping[str, Any], where: str, *, keeps_calls: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield a message whose content is blocks: results of tools first, each a message of its own, then the rest.
+
+    Args:
+        message: The message.
+        where: Its place.
+        keeps_calls: Whether its calls are given beside the blocks too, as LangChain gives them.
+    """
+    content = message.get("content")
+    if not isinstance(content, list):
+        yield dict(message)
+        return
+    said, thoughts, calls = [], [], []
+    for index, block in enumerate(content):
+        kind, at = block.get("type") if isinstance(block, Mapping) else None, f"{where}.content[{index}]"
+        if kind == "tool_use":
+            calls.append(_call(block.get("id"), block.get("name"), block.get("input")))
+        elif kind == "tool_result":
+            result = _result(block.get("content"), at)
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking") or ""))
+        elif kind not in ("redacted_thinking", "function_call", "tool_call"):
+            said.append(block)
+    others = {key: value for key, value in message.items() if key != "content"}
+    if thoughts and not others.get("reasoning_content"):
+        others["reasoning_content"] = "".join(thoughts)
+    if calls and not keeps_calls:
+        others["tool_calls"] = calls
+    if said or others.get("role") == "assistant":
+        yield {**others, "content": said}
+
+
+def _result(content: Any, where: str) -> Any:
+    """Return the result of a tool as text; parts of text become one text."""
+    is_parts = isinstance(content, list) and content and all(isinstance(each, Mapping) for each in content)
+    return _texts(content, where) if is_parts else "" if content is None else content
+
+
+def _item(item: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
+    """Yield an item of the responses API; an item of an answer continues the item of the answer before it."""
+    kind = item.get("type")
+    if kind == "function_call":
+        call = _call(first(item, "call_id", "id"), item.get("name"), item.get("arguments"))
+        yield {"role": "assistant", "content": "", "tool_calls": [call], "continues": True}
+    elif kind == "function_call_output":
+        yield {
+            "role": "tool",
+            "tool_call_id": item.get("call_id"),
+            "content": _result(item.get("output"), where),
+        }
+    elif kind == "reasoning":
+        thought = _texts(first(item, "content", "summary") or "", where)
+        yield {"role": "assistant", "content": "", "reasoning_content": thought, "continues": True}
+    else:
+        yield from _anthropic(
+            {**item, "continues": item.get("role") == "assistant"}, where
+        )  # its answers are so too
+
+
+def _of_parts(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
+    """Yield a message of OpenTelemetry's conventions, which has parts; each tool result is a message of its own."""
+    role = {"model": "assistant"}.get(str(message.get("role")), str(message.get("role")))
+    texts, thoughts, calls, results = [], [], [], []
+    for index, part in enumerate(message["parts"]):
+        part = {"type": "text", "content": part} if isinstance(part, str) else mapping(part)
+        kind, at = part.get("type", "text"), f"{where}.parts[{index}]"
+        if kind == "text":
+            texts.append(str(first(part, "content", "text") or ""))
+        elif kind in ("reasoning", "thinking"):
+            thoughts.append(str(first(part, "content", "text") or ""))
+        elif kind == "tool_call":
+            calls.append(_call(part.get("id"), part.get("name"), part.get("arguments")))
+        elif kind == "tool_call_response":
+            response = _result(first(part, "response", "result"), at)
+            results.append({"role": "tool", "tool_call_id": part.get("id"), "content": response})
+        else:
+            raise bad(at, "a part of text, thought, tool_call or tool_call_response", kind)
+    yield from results
+    if role == "assistant":
+        yield {
+            "role": role,
+            "content": "".join(texts),
+            "reasoning_content": "".join(thoughts),
+            "tool_calls": calls,
+        }
+    elif texts or not results:
+        yield {"role": role, "content": "".join(texts)}
+
+
+def _call(identity: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    """Return a call in the shape of chat completions."""
+    given = {} if arguments is None else arguments
+    return {
+        "id": identity,
+        "type": "function",
+        "function": {
+            "name": name,
+            "arguments": given if isinstance(given, str | Mapping) else json.dumps(given),
+        },
+    }
+
+
+def _texts(value: Any, where: str) -> str:
+    """Return parts of text as one text.
+
+    Raises:
+        DataError: If a part is none.
+    """
+    if isinstance(value, str):
+        return value
+    parts: Sequence[Any] = value if isinstance(value, list) else [value]
+    found = []
+    for index, part in enumerate(parts):
+        text = part if isinstance(part, str) else first(mapping(part), "text", "content")
+        if (
+            text is None
+            and isinstance(part, Mapping)
+            and part.get("type", "text") in ("text", "summary_text")
+        ):
+            text = ""
+        if not isinstance(text, str):
+            raise bad(f"{where}[{index}]", "text", part)
+        found.append(text)
+    return "".join(found)
+
+
+_Shape = tuple[
+    Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any], str], Iterator[dict[str, Any]]]
+]
+
+_SHAPES: tuple[_Shape, ...] = (
+    (lambda one: "lc" in one or (str(one.get("type")) in _LANGCHAIN and "role" not in one), _langchain),
+    (lambda one: one.get("type") in _ITEMS and ("role" in one or one["type"] != "message"), _item),
+    (lambda one: isinstance(one.get("parts"), list), _of_parts),
+    (lambda one: isinstance(one.get("content"), list), _anthropic),
+)
+"""Shapes of messages, in the order in which they are tried."""

@@ -1,0 +1,104 @@
+"""Files of logs: the format of each is told by its records, which are read one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain, islice
+
+from perturn.errors import DataError, did_you_mean
+from perturn.formats.json_stream import Record
+from perturn.formats.logs.langfuse_observations import is_langfuse, read_langfuse
+from perturn.formats.logs.langsmith_runs import is_langsmith, read_langsmith
+from perturn.formats.logs.log_entries import Entry, Fields, LogFormat
+from perturn.formats.logs.log_values import mapping, unpacked
+from perturn.formats.logs.otel_spans import is_otel, read_otel
+from perturn.formats.logs.request_logs import is_request_log, read_request_logs
+from perturn.formats.row_sources import Location, open_source
+from perturn.formats.unreadable_files import keys_of
+
+FORMATS: Mapping[str, LogFormat] = {
+    "otel": LogFormat(
+        "OpenTelemetry: spans and events, as the OTLP file exporter writes them", is_otel, read_otel
+    ),
+    "langsmith": LogFormat("LangSmith: runs and feedback", is_langsmith, read_langsmith),
+    "langfuse": LogFormat("Langfuse: observations, traces and scores", is_langfuse, read_langfuse),
+    "requests": LogFormat(
+        "requests and responses of the APIs of OpenAI and Anthropic, as proxies and LiteLLM log them",
+        is_request_log,
+        read_request_logs,
+    ),
+}
+"""Formats of logs, in the order in which they are tried."""
+
+_LOOKED_AT = 100
+"""Records that say which format a file is."""
+_ENVELOPES = ("data", "runs", "items", "logs", "log.entries")
+"""Keys under which an answer of an API holds a list of records."""
+
+
+def read_log(file: Location, format_name: str | None = None, fields: Fields | None = None) -> Iterator[Entry]:
+    """Yield the entries of a log, one record in memory at a time.
+
+    Args:
+        file: A file of JSON lines, a JSON array, Parquet and the like; or a folder of such files.
+        format_name: Name of its format in `FORMATS`; None: its first records tell.
+        fields: Fields of records that the user names.
+
+    Raises:
+        DataError: If the file cannot be read, or its records are of no known format.
+    """
+    source = open_source(file)
+    records = (each for record in source.read() for each in _without_envelope(record))
+    first = list(islice(records, _LOOKED_AT))
+    chosen = FORMATS[format_name or _told(first, source.name)]
+    yield from chosen.read(chain(first, records), fields or Fields())
+
+
+def format_of(file: Location, format_name: str | None = None) -> str:
+    """Return the name of a log's format.
+
+    Raises:
+        DataError: If there is no such format, or the records of the file are of none.
+    """
+    if format_name is not None:
+        if format_name not in FORMATS:
+            raise DataError(f"unknown format of logs {format_name!r}.{did_you_mean(format_name, FORMATS)}")
+        return format_name
+    source = open_source(file)
+    records = (each for record in source.read() for each in _without_envelope(record))
+    return _told(list(islice(records, _LOOKED_AT)), source.name)
+
+
+def _told(records: list[Record], name: str) -> str:
+    """Return the format that the first record of a known one is of."""
+    readable = [(one.where, one.value) for one in records if not isinstance(one.value, DataError)]
+    for _, value in readable:
+        for format_name, each in FORMATS.items():
+            if each.knows(value):
+                return format_name
+    known = "; ".join(f"{format_name} ({each.says})" for format_name, each in FORMATS.items())
+    if readable:
+        where, value = readable[0]
+        raise DataError(
+            f"{where}: expected a record of a log, got one with the keys {keys_of(value)}. Known formats: {known}. "
+            'Name one with --format, or write each call as {"request": ..., "response": ...}.'
+        )
+    broken = next((f" {one.where}: {one.value}" for one in records), "")
+    raise DataError(f"{name} holds no record of a log.{broken} Known formats: {known}.")
+
+
+def _without_envelope(record: Record) -> Iterator[Record]:
+    """Yield the records in a list that an answer of an API, or a HAR file, holds; else the record itself."""
+    if isinstance(record.value, DataError):
+        yield record
+        return
+    for name in _ENVELOPES:
+        key, _, inner = name.partition(".")
+        held = unpacked(record.value.get(key), "")
+        held = mapping(held).get(inner) if inner else held
+        if isinstance(held, list) and held and all(isinstance(each, dict) for each in held):
+            for index, each in enumerate(held):
+                yield replace(record, where=f"{record.where} {name}[{index}]", value=each, text="")
+            return
+    yield record

@@ -1,0 +1,223 @@
+"""Logs of requests and responses: of proxies, of LiteLLM, and of OpenAI's stored completions.
+
+A record holds the body of a request and the body of its response, of the APIs chat completions, responses (OpenAI) or
+messages (Anthropic). Known layouts:
+
+- `request` and `response`, or `request_body` and `response_body`, and the like; each the body itself, its JSON text, or
+  an object with the body under `body`. Other keys of the two, such as headers, are never read.
+- LiteLLM's `StandardLoggingPayload` (docs.litellm.ai/docs/proxy/logging_spec), alone or under
+  `standard_logging_object`: `messages`, `response`, `model_parameters`, `trace_id`, `startTime`, `status`.
+- A stored chat completion of OpenAI (API reference, "List Chat Completions") with its messages ("Get chat messages")
+  added under `messages`.
+
+A record without a request that holds a score and an id gives the score to the call, trace or session of that id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from perturn.errors import DataError
+from perturn.formats.json_stream import Record
+from perturn.formats.logs.log_entries import Call, Entry, Fields, LostEntry, Score
+from perturn.formats.logs.log_values import (
+    at_path,
+    first,
+    ids_of,
+    mapping,
+    named_scores,
+    score_value,
+    seconds,
+    text_id,
+    unpacked,
+)
+from perturn.formats.logs.provider_messages import answer_of, messages_of, parsed, tools_of
+from perturn.formats.logs.streamed_answers import joined
+from perturn.types import Action
+
+_REQUESTS = ("request", "request_body", "requestBody", "req", "proxy_server_request")
+_RESPONSES = ("response", "response_body", "responseBody", "resp", "completion")
+_BODIES = ("body", "json", "data", "postData.text", "content.text")
+"""Paths of a body within a request or response that also holds a URL, headers and the like; the last two are of HAR."""
+_SCORED = ("feedback", "reward", "rating", "score", "scores", "thumbs", "label")
+"""Fields of a record, or of its metadata, that are read as scores."""
+_SESSIONS = (
+    "session_id",
+    "sessionId",
+    "session",
+    "thread_id",
+    "threadId",
+    "conversation_id",
+    "conversationId",
+)
+_TRACES = ("trace_id", "traceId")
+_IDS = ("id", "call_id", "request_id", "requestId", "response_id", "completion_id", "generation_id")
+_TIMES = (
+    "startTime",
+    "start_time",
+    "request_created_at",
+    "created_at",
+    "createdAt",
+    "timestamp",
+    "time",
+    "created",
+)
+_CUT = ("length", "max_tokens", "max_output_tokens", "model_context_window_exceeded")
+"""Reasons of APIs to stop that mean that a limit cut the answer."""
+
+
+def is_request_log(record: Mapping[str, Any]) -> bool:
+    """Whether a record holds a request and a response, or one of them; or a score of a call."""
+    held = _payload(record)
+    if any(mapping(held.get(name)) for name in _REQUESTS) or isinstance(
+        unpacked(held.get("messages"), ""), list
+    ):
+        return any(name in held for name in (*_RESPONSES, "choices")) or bool(_request(held))
+    return bool(ids_of(*(held.get(name) for name in (*_IDS, *_TRACES, *_SESSIONS)))) and any(
+        name in held for name in _SCORED
+    )
+
+
+def read_request_logs(records: Iterator[Record], fields: Fields) -> Iterator[Entry]:
+    """Yield the calls and scores of a log of requests and responses."""
+    for record in records:
+        if isinstance(record.value, DataError):
+            yield LostEntry(record.where, "broken", str(record.value))
+            continue
+        try:
+            yield from _entries(_payload(record.value), record.where, fields)
+        except DataError as error:
+            yield LostEntry(record.where, "unsupported", str(error))
+
+
+def _payload(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return LiteLLM's payload, which a callback gets within its arguments; any other record as it is."""
+    return mapping(record.get("standard_logging_object")) or record
+
+
+def _entries(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
+    """Yield the calls of a record, one for each choice of its response; or its scores."""
+    request = _request(record)
+    scores = tuple(scores_in(record, fields))
+    if not request:
+        ids = ids_of(*(record.get(name) for name in (*_IDS, *_TRACES, *_SESSIONS)))
+        if not scores or not ids:
+            yield LostEntry(where, "no_call")
+        for one in scores if ids else ():
+            yield Score(one.name, one.value, ids[0])
+        return
+    if stored := first(request, "previous_response_id", "conversation"):
+        raise DataError(
+            f"{where}: the request continues {stored!s:.60}, which the provider stores, so the log lacks its messages."
+        )
+    response = _response(record)
+    answers = list(answers_in(response, where)) if _succeeded(record, response) else []
+    if not answers:
+        error = first(record, "error_str", "error") or mapping(response).get("error")
+        yield LostEntry(where, "no_answer", f"the call has no answer{f' ({error!s:.100})' if error else ''}.")
+        return
+    system = first(request, "system", "instructions")
+    messages = messages_of(first(request, "messages", "input"), where, system)
+    tools = tools_of(first(request, "tools") or mapping(record.get("model_parameters")).get("tools"), where)
+    metadata = mapping(record.get("metadata"))
+    requested = mapping(request.get("metadata"))
+    for index, answer in enumerate(answers):
+        ids = ids_of(*(record.get(name) for name in _IDS), mapping(response).get("id"))
+        yield Call(
+            where,
+            messages,
+            answer,
+            ids if len(answers) == 1 else tuple(f"{each}#{index}" for each in ids),
+            session=session_in(record, fields, metadata, requested),
+            trace=next(
+                iter(ids_of(*(first(each, *_TRACES) for each in (record, metadata, requested)))), None
+            ),
+            time=seconds(first(record, *_TIMES) or first(mapping(response), "created", "created_at")),
+            tools=tools,
+            model=str(
+                first(mapping(response), "model") or first(request, "model") or record.get("model") or ""
+            ),
+            scores=scores,
+            task=task_in(record, fields),
+        )
+
+
+def _request(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the body of a request; empty if a record holds none."""
+    for name in _REQUESTS:
+        body = mapping(record.get(name))
+        body = next((inner for path in _BODIES if (inner := mapping(at_path(body, path)))), body)
+        if first(body, "messages", "input") is not None:
+            return body
+    return record if isinstance(unpacked(record.get("messages"), ""), list) else {}
+
+
+def _response(record: Mapping[str, Any]) -> Any:
+    """Return the body of a response; of a stored completion, the record itself."""
+    for name in _RESPONSES:
+        if (found := joined(record.get(name))) not in (None, "", {}, []):
+            body = mapping(found)
+            inner = next((joined(held) for path in _BODIES if (held := at_path(body, path))), None)
+            return found if inner is None else inner
+    return record if isinstance(record.get("choices"), list) else None
+
+
+def _succeeded(record: Mapping[str, Any], response: Any) -> bool:
+    """Whether a call succeeded, as far as its record says."""
+    status = first(record, "status_code", "response_status", "status")
+    failed = status in ("failure", "failed", "error") or (
+        isinstance(status, int) and not isinstance(status, bool) and status >= 400
+    )
+    return not failed and not mapping(response).get("error") and bool(response)
+
+
+def answers_in(response: Any, where: str) -> Iterator[Action]:
+    """Yield the answers of a response, one for each choice; empty ones are none.
+
+    Args:
+        response: The body of a response of chat completions, responses or messages; an assistant message or its items;
+            or text.
+        where: Its place, for error messages.
+
+    Raises:
+        DataError: If an answer is of no known shape, or holds what no training here can use.
+    """
+    response = parsed(response, where)
+    body = response if isinstance(response, Mapping) else {}
+    choices = body.get("choices")
+    if isinstance(choices, list):
+        given = [(mapping(each).get("message"), mapping(each).get("finish_reason")) for each in choices]
+    elif isinstance(body.get("output"), list):
+        given = [(body["output"], mapping(body.get("incomplete_details")).get("reason"))]
+    else:
+        given = [(response, first(body, "stop_reason", "finish_reason"))]
+    for said, reason in given:
+        if said is not None and (action := answer_of(said, f"{where}: answer")) is not None:
+            yield action if reason not in _CUT else _cut(action)
+
+
+def _cut(action: Action) -> Action:
+    return Action(action.text, ended=False, tool_calls=action.tool_calls, reasoning=action.reasoning)
+
+
+def scores_in(record: Mapping[str, Any], fields: Fields) -> Iterator[Score]:
+    """Yield the scores that a record holds for its own call: of the named field, or of the usual ones."""
+    if fields.score is not None and (value := score_value(at_path(record, fields.score))) is not None:
+        yield Score(fields.score, value, "")
+        return
+    for holder in (record, mapping(record.get("metadata"))):
+        for name, value in named_scores(holder, _SCORED):
+            yield Score(name, value, "")
+
+
+def session_in(record: Mapping[str, Any], fields: Fields, *metadata: Mapping[str, Any]) -> str | None:
+    """Return the id of a record's session: of the named field; or of the usual ones, in the record or its metadata."""
+    if fields.session is not None:
+        return text_id(at_path(record, fields.session))
+    return next(iter(ids_of(*(first(each, *_SESSIONS) for each in (record, *metadata)))), None)
+
+
+def task_in(record: Mapping[str, Any], fields: Fields) -> str | None:
+    """Return the task that the named field of a record holds; None if no field is named, or it is empty."""
+    return None if fields.task is None else text_id(at_path(record, fields.task))

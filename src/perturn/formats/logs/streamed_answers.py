@@ -1,0 +1,102 @@
+"""Answers that a proxy logged as they were streamed: events of server-sent text, or a list of chunks.
+
+Sources: OpenAI's API reference (The chat completion chunk object; Streaming events of responses); Anthropic's
+"Streaming messages". The events of one answer are joined as the clients of both join them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from perturn.formats.logs.log_values import mapping, unpacked
+
+
+def joined(response: Any) -> Any:
+    """Return the answer that streamed events make together; any other response as it is.
+
+    A stream that ends early gives an answer without a reason to stop, which nobody takes for a whole one.
+    """
+    if isinstance(response, str) and ("data:" in response[:200] or response.startswith("event:")):
+        response = list(_events(response))
+    response = unpacked(response, "")
+    if (
+        not isinstance(response, list)
+        or not response
+        or not all(isinstance(each, Mapping) for each in response)
+    ):
+        return response
+    if any(each.get("object") == "chat.completion.chunk" for each in response):
+        return _of_chunks(response)
+    kinds = {each.get("type"): each for each in response}
+    if done := kinds.get("response.completed") or kinds.get("response.incomplete"):
+        return done.get("response")
+    return _of_blocks(response) if "message_start" in kinds else response
+
+
+def _events(text: str) -> Iterator[Any]:
+    """Yield the data of server-sent events."""
+    for line in text.splitlines():
+        if line.startswith("data:") and (data := line[5:].strip()) not in ("", "[DONE]"):
+            yield unpacked(data, "")
+
+
+def _of_chunks(chunks: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the chat completion of its chunks."""
+    whole: dict[str, Any] = {"object": "chat.completion", "choices": []}
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        whole |= {key: chunk[key] for key in ("id", "model", "created", "usage") if chunk.get(key)}
+        for part in chunk.get("choices") or ():
+            at = part.get("index") or 0
+            choice = choices.setdefault(at, {"index": at, "message": {"role": "assistant", "content": ""}})
+            _add(choice["message"], mapping(part.get("delta")))
+            choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
+    whole["choices"] = [choices[at] for at in sorted(choices)]
+    return whole
+
+
+def _add(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    """Add the delta of a chunk to a message."""
+    for key in ("content", "refusal", "reasoning_content", "reasoning"):
+        if isinstance(delta.get(key), str):
+            message[key] = (message.get(key) or "") + delta[key]
+    for part in delta.get("tool_calls") or ():
+        calls = message.setdefault("tool_calls", [])
+        at = part.get("index", len(calls))
+        while len(calls) <= at < len(calls) + 100:
+            calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
+        if not 0 <= at < len(calls):
+            continue
+        calls[at]["id"] = part.get("id") or calls[at]["id"]
+        for key in ("name", "arguments"):
+            calls[at]["function"][key] += mapping(part.get("function")).get(key) or ""
+
+
+def _of_blocks(events: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the message of Anthropic's events."""
+    whole: dict[str, Any] = {}
+    blocks: dict[int, dict[str, Any]] = {}
+    for event in events:
+        kind, at = event.get("type"), event.get("index", 0)
+        if kind == "message_start":
+            whole |= mapping(event.get("message"))
+        elif kind == "content_block_start":
+            blocks[at] = {**mapping(event.get("content_block")), "partial": ""}
+        elif kind == "content_block_delta" and at in blocks:
+            delta = mapping(event.get("delta"))
+            for key in ("text", "thinking"):
+                if isinstance(delta.get(key), str):
+                    blocks[at][key] = (blocks[at].get(key) or "") + delta[key]
+            blocks[at]["partial"] += delta.get("partial_json") or ""
+        elif kind == "message_delta":
+            whole |= {key: value for key, value in mapping(event.get("delta")).items() if value is not None}
+    for block in blocks.values():
+        if partial := block.pop("partial"):
+            block["input"] = json.loads(partial) if _is_json(partial) else partial
+    return {**whole, "content": [blocks[at] for at in sorted(blocks)]}
+
+
+def _is_json(text: str) -> bool:
+    return isinstance(unpacked(text, ""), Mapping)

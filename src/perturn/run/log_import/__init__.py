@@ -1,0 +1,1 @@
+"""Logs of model calls -> trajectories, and rows of training made of them."""

@@ -1,0 +1,285 @@
+"""Logs of model calls as files of trajectories, labelled rows or pairs, with an account of every entry."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from perturn.config.row_maker_settings import RowInputs
+from perturn.data.records import line_of, parse_line
+from perturn.data.store import write_records
+from perturn.episodes.sequences import Cause
+from perturn.errors import ConfigError, DataError, StorageError, did_you_mean
+from perturn.formats.logs.log_entries import Call, Fields, LostEntry, Score, Trace
+from perturn.formats.logs.read_logs import format_of, read_log
+from perturn.formats.row_sources import Location
+from perturn.rows.endings import weighted
+from perturn.rows.group_pairs import GroupPairs
+from perturn.run.log_import.log_episodes import episode_of
+from perturn.run.log_import.log_spool import LogSpool
+from perturn.types import Trajectory
+
+FORMS = ("trajectories", "labelled", "pairs")
+"""Kinds of rows that a log is written as."""
+
+_KEPT = 100
+"""Kinds of faults that are kept for messages."""
+_VARIES = re.compile(r"'[^']*'|\d+|\(.*")
+"""Parts of a fault that differ between entries of one kind."""
+
+
+@dataclass
+class LogAccount:
+    """Account of the entries of logs, each in one bin."""
+
+    format: str = ""
+    score: str | None = None
+    """Name of the score that is the reward; None: the log has none."""
+    calls: Counter[str] = field(default_factory=Counter)
+    """Entries by bin: `turns`, `unscored`, `unpaired`, `duplicate`, `no_answer`, `unsupported`, `broken`, `no_call`."""
+    episodes: Counter[str] = field(default_factory=Counter)
+    """Episodes by bin: `success`, `failure` and `no_score`, which are written; `unscored` and `unpaired`, which are
+    not."""
+    scores: Counter[str] = field(default_factory=Counter)
+    """Scores by bin: `used`, `other_names`, `unmatched`."""
+    sequences: int = 0
+    """Sequences of the episodes."""
+    broke: Counter[Cause] = field(default_factory=Counter)
+    """Why requests opened another sequence of their episode."""
+    faults: dict[str, tuple[str, str, int]] = field(default_factory=dict)
+    """Kind of fault -> the bin of such entries, the first fault in words with its place, and how many there are."""
+    shared_ids: int = 0
+    """Calls with an id that a call of other content has too."""
+    rows: int = 0
+    """Rows that were written."""
+
+    @property
+    def entries(self) -> int:
+        """Number of entries; each is in one bin."""
+        return self.calls.total()
+
+    def shown_faults(self) -> Iterator[str]:
+        """Yield a line for each reason to leave entries out, with the first place and how many there are."""
+        for why, said, count in self.faults.values():
+            yield f"{why}: {said}{f' (and {count - 1} more)' if count > 1 else ''}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the account as plain data."""
+        counts = {name: dict(getattr(self, name)) for name in ("calls", "episodes", "scores")}
+        broke = {str(cause): count for cause, count in self.broke.items()}
+        told = {"format": self.format, "score": self.score, "entries": self.entries, "rows": self.rows}
+        return {
+            **told,
+            **counts,
+            "sequences": self.sequences,
+            "broke": broke,
+            "faults": list(self.shown_faults()),
+        }
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """How a log is read, and what it is written as."""
+
+    format: str | None = None
+    """Name of the format; None: the records tell."""
+    form: str = "trajectories"
+    """Kind of the rows, one of `FORMS`."""
+    fields: Fields = field(default_factory=Fields)
+    """Fields of records that name the session, the task or the score."""
+    success_at: float | None = None
+    """Least score of a success; None: above 0."""
+    keeps_unscored: bool = False
+    """Whether episodes without a score are written too, as failures with a reward of 0."""
+    pairs: GroupPairs = field(default_factory=lambda: GroupPairs(per_group=None))
+    """How episodes of one task are paired."""
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ConfigError(f"unknown kind of rows {self.form!r}.{did_you_mean(self.form, FORMS)}")
+        if self.keeps_unscored and self.form != "trajectories":
+            raise ConfigError(
+                f"episodes without a score have no label, so they are no rows of {self.form}; leave them out."
+            )
+
+
+def import_logs(files: Sequence[Location], output: Path, settings: LogSettings | None = None) -> LogAccount:
+    """Write the episodes of logs as rows of training, and return what became of every entry.
+
+    The logs may be of any size: the calls are sorted in a file beside the output, which is removed at the end.
+
+    Args:
+        files: Files or folders, read as one log.
+        output: File of JSON lines to write, in place of what was there.
+        settings: How the log is read, and what it is written as.
+
+    Raises:
+        DataError: If a file cannot be read or is no log, if several scores could be the reward, or if there is no row.
+        StorageError: If the disk is full.
+    """
+    settings = settings or LogSettings()
+    account = LogAccount()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".import-logs-") as folder:
+        spool = LogSpool(Path(folder) / "calls.db")
+        try:
+            _fill(spool, files, settings, account)
+            _assemble(spool, settings, account)
+            if not account.episodes:
+                raise DataError(f"{_names(files)} holds no call with an answer.{_why(account)}")
+            rows = _rows(spool, settings, account)
+            account.rows = write_records(output, _some(rows, lambda: _nothing(settings, account)))
+        except sqlite3.Error as error:
+            raise StorageError(
+                f"{folder}: the calls cannot be sorted there: {error}. Make room on the disk."
+            ) from error
+        finally:
+            spool.close()
+    return account
+
+
+def _fill(spool: LogSpool, files: Sequence[Location], settings: LogSettings, account: LogAccount) -> None:
+    """Read the entries of all files."""
+    formats = [format_of(file, settings.format) for file in files]
+    account.format = " + ".join(dict.fromkeys(formats))
+    for file, format_name in zip(files, formats, strict=True):
+        for entry in read_log(file, format_name, settings.fields):
+            match entry:
+                case Call():
+                    _add_call(spool, entry, account)
+                case Score():
+                    spool.add_score(entry)
+                case Trace():
+                    spool.add_trace(entry)
+                case LostEntry():
+                    _lose(account, entry.why, entry.where, entry.reason)
+    spool.sort()
+    account.shared_ids = spool.shared_ids
+
+
+def _add_call(spool: LogSpool, call: Call, account: LogAccount) -> None:
+    """Add a call, or count why it is left out."""
+    try:
+        if not spool.add_call(call):
+            _lose(account, "duplicate", call.where, "the log has a call with its id and content before.")
+    except DataError as error:
+        _lose(account, "unsupported", call.where, str(error))
+
+
+def _lose(account: LogAccount, why: str, where: str, reason: str) -> None:
+    """Count an entry that gives no turn."""
+    account.calls[why] += 1
+    said = reason.removeprefix(f"{where}: ").removeprefix("row: ")
+    kind = _VARIES.sub("", f"{why}: {said}")
+    if reason and (kind in account.faults or len(account.faults) < _KEPT):
+        _, first, count = account.faults.get(kind, (why, f"{where}: {said}", 0))
+        account.faults[kind] = (why, first, count + 1)
+
+
+def _assemble(spool: LogSpool, settings: LogSettings, account: LogAccount) -> None:
+    """Make the trajectories of the episodes."""
+    account.score = _score(spool, settings, account)
+    for calls in spool.by_episode(account.score):
+        episode = episode_of(calls, f"log-{account.format.replace(' + ', '-')}", settings.success_at)
+        account.sequences += episode.sequences
+        account.broke += episode.broke
+        if not episode.is_scored and account.score is not None and not settings.keeps_unscored:
+            account.calls["unscored"] += len(calls)
+            account.episodes["unscored"] += 1
+            continue
+        ended = "success" if episode.trajectory.success else "failure" if episode.is_scored else "no_score"
+        account.calls["turns"] += len(calls)
+        account.episodes[ended] += 1
+        spool.add_episode(calls[0].n, episode.trajectory.task.id, line_of(episode.trajectory))
+
+
+def _score(spool: LogSpool, settings: LogSettings, account: LogAccount) -> str | None:
+    """Return the name of the score that is the reward: the only one, or the one that is named."""
+    names = spool.score_names()
+    named = settings.fields.score
+    if named is None and len(names) > 1:
+        raise DataError(f"the log has the scores {', '.join(sorted(names))}. Name one with --score.")
+    chosen = named or next(iter(names), None)
+    if named is not None and named not in names:
+        known = did_you_mean(named, names) if names else " The log has no score."
+        raise DataError(f"no score of the log is named {named!r}.{known}")
+    if chosen is None and settings.form != "trajectories":
+        raise DataError(
+            f"the log has no score, and {settings.form} rows need one. Name the field of a record that holds it with "
+            "--score, or write trajectories."
+        )
+    unmatched = spool.unmatched(chosen)
+    used = names[chosen] if chosen is not None else 0
+    account.scores.update(
+        {"used": used - unmatched, "unmatched": unmatched, "other_names": names.total() - used}
+    )
+    return chosen
+
+
+def _rows(spool: LogSpool, settings: LogSettings, account: LogAccount) -> Iterator[Any]:
+    """Yield the rows, task by task; the episodes of a task are its samples."""
+    for lines in spool.by_task():
+        read = (parse_line(Trajectory, line, "episode") for line in lines)
+        episodes = (replace(one, sample=index) for index, one in enumerate(read))
+        if settings.form == "trajectories":
+            yield from episodes
+        elif settings.form == "labelled":
+            yield from (weighted(one, 1.0 if one.success else -1.0) for one in episodes)
+        else:
+            yield from _pairs(list(episodes), settings, account)
+
+
+def _pairs(group: Sequence[Trajectory], settings: LogSettings, account: LogAccount) -> Sequence[Any]:
+    """Return the pairs of a task's episodes, and count the episodes that are in none."""
+    pairs = settings.pairs(RowInputs(explored=group)).rows
+    paired = {side.key for pair in pairs for side in (pair.chosen, pair.rejected)}
+    for one in (each for each in group if each.key not in paired):
+        account.calls.update({"unpaired": len(one.turns), "turns": -len(one.turns)})
+        account.episodes.update({"unpaired": 1, "success" if one.success else "failure": -1})
+    return pairs
+
+
+def _some(rows: Iterator[Any], nothing: Any) -> Iterator[Any]:
+    """Yield rows.
+
+    Raises:
+        DataError: If there is none.
+    """
+    is_empty = True
+    for row in rows:
+        is_empty = False
+        yield row
+    if is_empty:
+        raise DataError(nothing())
+
+
+def _nothing(settings: LogSettings, account: LogAccount) -> str:
+    """Return why no row can be written."""
+    if settings.form == "pairs" and account.episodes["unpaired"]:
+        return (
+            f"no two of the {account.episodes['unpaired']} episodes with a score are of one task and differ by more "
+            f"than {settings.pairs.threshold:g}. Name the field of a record that holds the task with --task, or write "
+            "labelled rows, which need no pairs."
+        )
+    episodes, scores = account.episodes["unscored"], account.scores["unmatched"]
+    return (
+        f"none of the {episodes} episodes has the score {account.score!r}; {scores} scores are of no call of the log. "
+        "Give the files of calls and of scores together."
+    )
+
+
+def _why(account: LogAccount) -> str:
+    """Return how many entries were left out, and the first reasons."""
+    found = ", ".join(f"{count} {name}" for name, count in account.calls.items())
+    first = next(iter(account.shown_faults()), "")
+    return f" Its entries: {found}. {first}" if found else ""
+
+
+def _names(files: Sequence[Location]) -> str:
+    return ", ".join(map(str, files))

@@ -1,0 +1,221 @@
+"""Calls of a log on disk, so that a log of any size can be sorted by episode while little of it is in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from perturn.episodes.sequences import Sequences, in_call_order
+from perturn.errors import DataError
+from perturn.formats.logs.log_entries import Call, Score, Trace
+from perturn.io.plain_data import fault, mended
+from perturn.types import Action, Message
+
+_TABLES = """
+create table calls (n integer primary key, episode text, session text, trace text, time real, digest blob, data text);
+create table ids (id text primary key, n integer) without rowid;
+create table scores (name text, value real, target text, n integer);
+create table traces (id text primary key, session text) without rowid;
+create table ends (key blob primary key, episode text) without rowid;
+create table continued (n integer primary key, episode text);
+create table episodes (n integer primary key, task text, line blob);
+"""
+_INDEXES = """
+create index by_episode on calls (episode, time, n);
+create index by_trace on calls (trace, time, n);
+create index by_session on calls (session, time, n);
+"""
+_SCORED = """
+update scores set n = coalesce(
+    n,
+    (select n from ids where id = target),
+    (select n from calls where trace = target order by time desc, n desc limit 1),
+    (select n from calls where session = target order by time desc, n desc limit 1)
+);
+create index by_call on scores (n);
+"""
+"""A score is of a call; a score of a trace or a session is of its last call."""
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A call as it is kept on disk."""
+
+    n: int
+    """Number of the call in the log."""
+    held: Mapping[str, Any]
+    score: float | None
+    """Mean of the scores of the call; None: it has none."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages of the request, the results of tools in the order of their calls."""
+        return list(self.held["messages"][:-1])
+
+    @property
+    def said(self) -> Message:
+        """The answer as a message."""
+        return dict(self.held["messages"][-1])
+
+    @property
+    def action(self) -> Action:
+        """The answer."""
+        said = self.said
+        return Action(
+            said["content"],
+            ended=self.held["ended"],
+            tool_calls=tuple(said.get("tool_calls", ())),
+            reasoning=said.get("reasoning_content", ""),
+        )
+
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """Schemas of the tools that the model could call."""
+        return tuple(self.held["tools"])
+
+
+def _packed(call: Call) -> tuple[str, bytes]:
+    """Return a call as text for the disk, and a digest of its content.
+
+    Raises:
+        DataError: If its messages are not what an episode can hold.
+    """
+    messages = in_call_order([*call.messages, call.answer.message()])
+    content = {"messages": messages, "tools": list(call.tools)}
+    if problem := fault(content, ""):
+        raise DataError(f"{call.where}: {problem.removeprefix('.')}.")
+    text = json.dumps(content, sort_keys=True)
+    held = {
+        **content,
+        "ended": call.answer.ended,
+        "model": mended(call.model),
+        "task": call.task,
+        "where": call.where,
+    }
+    return json.dumps(held), hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _key(end: tuple[bytes, tuple[str, str]]) -> bytes:
+    """Return a digest of what identifies a conversation up to an answer."""
+    key, setting = end
+    return hashlib.blake2b(key + json.dumps(setting).encode(), digest_size=16).digest()
+
+
+class LogSpool:
+    """The calls, scores and traces of a log in a database in a temporary file.
+
+    Args:
+        file: The file; it must not exist yet.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._db = sqlite3.connect(file)
+        self._db.executescript("pragma journal_mode = off; pragma synchronous = off;" + _TABLES)
+        self.shared_ids = 0
+        """Calls with an id that another call has too."""
+
+    def add_call(self, call: Call) -> bool:
+        """Add a call. Return False for one that is there already: a call with an id and the content of another.
+
+        Raises:
+            DataError: If its messages are not what an episode can hold.
+        """
+        data, digest = _packed(call)
+        marks = ", ".join("?" * len(call.ids))
+        known = self._one(f"select min(n) from ids where id in ({marks})", *call.ids)
+        if known is not None:
+            if self._one("select digest from calls where n = ?", known) == digest:
+                return False
+            self.shared_ids += 1
+        held = (call.session, call.trace, call.time, digest, data)
+        n = self._db.execute(
+            "insert into calls (session, trace, time, digest, data) values (?, ?, ?, ?, ?)", held
+        ).lastrowid
+        self._db.executemany("insert or ignore into ids values (?, ?)", [(each, n) for each in call.ids])
+        self._db.executemany(
+            "insert into scores (name, value, n) values (?, ?, ?)",
+            [(one.name, one.value, n) for one in call.scores],
+        )
+        return True
+
+    def add_score(self, score: Score) -> None:
+        """Add a score of a call, trace or session."""
+        self._db.execute(
+            "insert into scores (name, value, target) values (?, ?, ?)", (score.name, score.value, score.of)
+        )
+
+    def add_trace(self, trace: Trace) -> None:
+        """Add the session of a trace."""
+        self._db.execute("insert or replace into traces values (?, ?)", (trace.id, trace.session))
+
+    def sort(self) -> None:
+        """Find the episode of each call, and the call of each score; call it once, after the last entry."""
+        self._db.execute(
+            "update calls set session = coalesce(session, (select session from traces where id = calls.trace))"
+        )
+        self._db.execute("update calls set episode = coalesce('s' || session, 't' || trace)")
+        if self._one("select count(*) from calls where time is null"):
+            self._db.execute("update calls set time = null")  # the order of the log is then the only one
+        self._db.executescript(_INDEXES)
+        for n, data in self._db.execute("select n, data from calls where episode is null order by time, n"):
+            self._db.execute("insert into continued values (?, ?)", (n, self._by_prefix(n, data)))
+        self._db.execute(
+            "update calls set episode = (select episode from continued c where c.n = calls.n) where episode is null"
+        )
+        self._db.executescript(_SCORED)
+
+    def _by_prefix(self, n: int, data: str) -> str:
+        """Return the episode that a call without session and trace continues, or a new one."""
+        call = Logged(n, json.loads(data), None)
+        sequences = Sequences(reads_thoughts=False)  # a conversation goes on where its thoughts were stripped
+        asked = sequences.place(call.messages, call.tools)
+        found = None
+        if asked.end_key is not None:
+            found = self._one("select episode from ends where key = ?", _key(asked.end_key))
+        episode = found or f"c{n}"
+        for end in sequences.end_keys(sequences.add(asked, call.said)):
+            self._db.execute("insert or replace into ends values (?, ?)", (_key(end), episode))
+        return str(episode)
+
+    def score_names(self) -> Counter[str]:
+        """Return how many scores each name has."""
+        return Counter(dict(self._db.execute("select name, count(*) from scores group by name")))
+
+    def unmatched(self, name: str | None) -> int:
+        """Return how many scores of a name are of no call, trace or session of the log."""
+        return int(self._one("select count(*) from scores where n is null and name is ?", name) or 0)
+
+    def by_episode(self, score: str | None) -> Iterator[list[Logged]]:
+        """Yield the calls of each episode in the order of time, with their scores of a name; episodes as they began."""
+        rows = self._db.execute(
+            "select episode, n, data, (select avg(value) from scores s where s.n = calls.n and s.name is ?) from calls "
+            "order by episode, time, n",
+            (score,),
+        )
+        for _, held in groupby(rows, key=lambda row: row[0]):
+            yield [Logged(n, json.loads(data), value) for _, n, data, value in held]
+
+    def add_episode(self, n: int, task: str, line: bytes) -> None:
+        """Add the trajectory of an episode, as a line."""
+        self._db.execute("insert into episodes values (?, ?, ?)", (n, task, line))
+
+    def by_task(self) -> Iterator[list[bytes]]:
+        """Yield the trajectories of each task, as lines, in the order in which they began."""
+        rows = self._db.execute("select task, line from episodes order by task, n")
+        for _, held in groupby(rows, key=lambda row: row[0]):
+            yield [line for _, line in held]
+
+    def _one(self, query: str, *values: Any) -> Any:
+        row = self._db.execute(query, values).fetchone()
+        return None if row is None else row[0]
+
+    def close(self) -> None:
+        """Release the file."""
+        self._db.close()
