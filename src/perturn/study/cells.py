@@ -319,10 +319,10 @@ def _wrong(where: str, keys: Iterable[Any]) -> Iterator[str]:
         first, *below = key.split(".")
         if first not in known:
             value = reduce(_within, reversed(below), None)
-            yield (f"{where}: {unknown_key(first, value, known, keys_of(Recipe), typed=key)}")
+            yield f"{where}: {unknown_key(first, value, known, keys_of(Recipe), typed=key)}"
         for own, instead in _OF_THE_STUDY.items():
             if f"{key}.".startswith(f"{own}."):
-                yield (f"{where}: {key[:200]!r} is the study's to set in each cell; {instead}.")
+                yield f"{where}: {key[:200]!r} is the study's to set in each cell; {instead}."
 
 
 def _within(value: Any, key: str) -> dict[str, Any]:
