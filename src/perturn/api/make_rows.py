@@ -138,14 +138,14 @@ def _weighing_faults(maker: RowMaker, credit: Any, weighing: Mapping[str, Any]) 
     name = type(maker).__name__
     if maker.traits.makes != "groups":
         if unread := [*(["credit"] if credit is not None else []), *weighing]:
-            yield (f"rows {name} are weighed in training, so nothing reads {', '.join(unread)}; leave out.")
+            yield f"rows {name} are weighed in training, so nothing reads {', '.join(unread)}; leave out."
         return
     if "failed" in weighing:
         yield (
             f"failed is a setting of rows {name}; give it in the section, as rows={{'name': ..., 'failed': ...}}."
         )
     if credit is None:
-        yield (f"rows {name} are weighed by a credit; give credit=, such as credit='rloo', or call weigh.")
+        yield f"rows {name} are weighed by a credit; give credit=, such as credit='rloo', or call weigh."
 
 
 def _trained(

@@ -188,9 +188,9 @@ def _wrong(numbers: Mapping[str, int], reference: str, settings: Mapping[str, An
     """Yield settings of a `Trainer` that are out of their range, or that it sets itself."""
     for name, number in numbers.items():
         if not isinstance(number, int) or number < 1:
-            yield (f"{name} must be >= 1 and whole, got {number!r}.")
+            yield f"{name} must be >= 1 and whole, got {number!r}."
     if reference not in ("previous", "start"):
-        yield (f"reference must be previous or start, got {reference!r}.")
+        yield f"reference must be previous or start, got {reference!r}."
     if taken := {"num_train_epochs", "per_device_train_batch_size", "output_dir"} & settings.keys():
         yield (
             f"Trainer has no {', '.join(sorted(taken))}; give minibatches= and epochs=, and save trainer.model."

@@ -107,9 +107,9 @@ def _faults(weigher: Credit, model: Any, answer: Any, reference: Any) -> Iterato
     policies = policies_of(weigher.needs)
     if policies and model is None:
         whose = "a reference policy" if REFERENCE in policies else "the policy that acted"
-        yield (f"credit {name} reads {whose}; give model=.")
+        yield f"credit {name} reads {whose}; give model=."
     if len(policies) > 1 and reference is None:
-        yield (f"credit {name} compares a policy with its reference; give reference=.")
+        yield f"credit {name} compares a policy with its reference; give reference=."
     reads_answers = any(each.reads_answers for each in traits.values())
     if reads_answers and (not isinstance(answer, str) or answer.count(MARK) != 1):
         yield (

@@ -66,7 +66,7 @@ def _faults(credit: Any, name: str) -> Iterator[str]:
     kind = type(credit)
     check_names(kind, kind="credit", known=CREDIT_NAMES, traits=CreditTraits)
     if not isinstance(credit.traits, CreditTraits):
-        yield (f"credit {name!r} must have traits, a perturn.credit.CreditTraits, got {credit.traits!r:.80}.")
+        yield f"credit {name!r} must have traits, a perturn.credit.CreditTraits, got {credit.traits!r:.80}."
     if credit.traits.sets_clip != ("clips" in members):
         yield (
             f"credit {name!r} must have both the trait sets_clip and a method clips, or neither; see "

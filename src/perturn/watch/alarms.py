@@ -124,7 +124,7 @@ def _equal_groups(vitals: Vitals) -> Iterator[str]:
     groups = [group for group in vitals.groups if len(group) > 1]
     equal = sum(max(group) - min(group) <= 1e-9 for group in groups)
     if len(groups) >= 10 and equal / len(groups) > 0.5:
-        yield (f"{equal} of {len(groups)} tasks had samples of one score, which teach nothing; {_REMEDY}")
+        yield f"{equal} of {len(groups)} tasks had samples of one score, which teach nothing; {_REMEDY}"
 
 
 def _failed(vitals: Vitals) -> Iterator[str]:
