@@ -25,7 +25,8 @@ from perturn.config.stages import makes, policy_of
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import begun
 from perturn.data.store import read_trajectories
-from perturn.quantities.readers import open_reader, reference_of
+from perturn.quantities.readers import open_reader
+from perturn.quantities.reference_logprobs import reference_of
 from perturn.run.stages.measure_distance import measured
 from perturn.types import failed, succeeded
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from perturn.quantities.feedback import feedback_gains
 from torch.testing import assert_close
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -12,6 +11,7 @@ from perturn.chat.tokens import NO_TURN
 from perturn.errors import DataError
 from perturn.formats.trl_rows import to_trl
 from perturn.losses import LOSSES, TurnLogprobs
+from perturn.methods.infopo.feedback import feedback_gains
 from perturn.policy.examples import Example, encode_example
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import collate, count_tokens, lay_out

@@ -8,7 +8,8 @@ import pytest
 
 from perturn.config.parsing import to_yaml
 from perturn.config.recipe import read_recipe
-from perturn.data.file_seals import gather, record, seal
+from perturn.data.file_seals import seal
+from perturn.data.input_digests import gather, record
 from perturn.data.run_paths import RunPaths
 from perturn.errors import ConfigError
 from perturn.io.atomic_write import write_whole

@@ -20,8 +20,8 @@ from perturn.envs.agent.agent_expert import Expert
 from perturn.envs.agent.agent_launch import Command, Launch, function_of
 from perturn.envs.agent.agent_process import AgentProcess
 from perturn.envs.agent.agent_tasks import is_function, plain, read_tasks, sources_of
-from perturn.envs.child_variables import without_secrets
 from perturn.envs.load_environment import load_object, module_files
+from perturn.envs.world_process import without_secrets
 from perturn.episodes.episode import Episode, Job
 from perturn.episodes.prompts import system_prompt
 from perturn.errors import ConfigError, EnvironmentFailure, RunError
