@@ -161,10 +161,11 @@ def test_calls_are_sorted_by_their_time(bring):
     assert account.sequences == 1
 
 
-def test_a_score_of_a_call_is_the_reward_of_its_turn(bring):
+@pytest.mark.parametrize("of", ["session_id", "trace_id"])
+def test_a_score_of_a_call_is_the_reward_of_its_turn(of, bring):
     """One of a trace or session is the reward of its last call; the total is their sum."""
-    first, second, third = chat("s", "a", "b", "c")
-    scores = [{"session_id": "s", "feedback": "up"}, {"response_id": "r1", "feedback": 0.25}]
+    first, second, third = (each | {"session_id": None, of: "s"} for each in chat("s", "a", "b", "c"))
+    scores = [{of: "s", "feedback": "up"}, {"response_id": "r1", "feedback": 0.25}]
     first["response"]["id"] = "r1"
 
     account, (found,) = bring(first, second, third, *scores)
