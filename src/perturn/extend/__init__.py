@@ -1,6 +1,6 @@
 """Names that entries of other packages may import, without torch: types, settings, needs, interfaces of the tables.
 
-`perturn.extend.tensors` has the names for credits and losses, `perturn.extend.quantity_tools` the names for quantities.
+`perturn.extend.tensors` is for credits and losses, and `perturn.extend.quantity_tools` for quantities.
 Our own `perturn.methods` imports nothing else of Perturn.
 """
 
