@@ -104,7 +104,7 @@ def test_what_was_recorded_is_what_training_encodes(engine):
                 messages += [said.choices[0].message, {"role": "user", "content": "Nothing happens."}]
         episode = endpoint.end_session(session)
 
-    encoded = engine.tokens.encode(episode)
+    encoded = engine._tokens.encode(episode)
     for index, turn in enumerate(episode.turns):
         kept = tuple(token for token, at in zip(encoded.ids, encoded.turn, strict=True) if at == index)
         assert kept == turn.action.token_ids

@@ -65,7 +65,7 @@ def _causes(episode: Trajectory) -> list[Cause | None]:
     for index, turn in enumerate(episode.turns):
         seen = context_of(episode, index)
         asked = seen.messages[:-1]  # all but the answer
-        place = known.place(asked, seen.tools, seen.template_kwargs)
+        place = known.position(asked, seen.tools, seen.template_kwargs)
         known.add(place, turn.action.message())
         found.append(None if place.broke is None else place.broke.cause)
     return found

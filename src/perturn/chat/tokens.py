@@ -225,6 +225,10 @@ class Renderer:
         text = self._text(ids[:-1] if ended else ids, with_calls=bool(tools))
         return Action(text=text, token_ids=tuple(ids), logprobs=tuple(logprobs), ended=ended)
 
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, with special tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
     def require_tools(self) -> None:
         """Refuse a template that shows no tools, or writes calls in a way that would not be read back."""
         call = ToolCall("find_lamp", {"room": "hall", "count": 2})

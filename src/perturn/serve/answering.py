@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
+from perturn.engines.protocol import abilities_of
 from perturn.serve.engine_thread import Answered, EngineThread
 from perturn.serve.exchange import Ask, Refusal
 from perturn.serve.settings import ServeSettings
@@ -52,7 +53,7 @@ class Answering:
                 400, f"n: expected at most {settings.max_choices}, got {ask.n}.", "invalid_value", "n"
             )
         form = ask.response_format
-        if form is not None and form["type"] not in getattr(self._engine, "response_formats", ()):
+        if form is not None and form["type"] not in abilities_of(self._engine).response_formats:
             raise Refusal(
                 400,
                 f"response_format {form['type']!r} is not supported: engine {self._engine.name} cannot keep to a form. "
@@ -60,7 +61,7 @@ class Answering:
                 "unsupported_parameter",
                 "response_format",
             )
-        if ask.logprobs and not hasattr(getattr(self._engine, "tokens", None), "tokenizer"):
+        if ask.logprobs and abilities_of(self._engine).decode is None:
             raise Refusal(400, "logprobs: this engine gives no tokens.", "unsupported_parameter", "logprobs")
         if ask.template_kwargs:
             self._variables.add(repr(sorted(ask.template_kwargs.items())))
@@ -111,7 +112,8 @@ class Answering:
 
     def token_texts(self, actions: Sequence[Action]) -> tuple[tuple[str, ...], ...]:
         """Return the text of each sampled token."""
-        decode = self._engine.tokens.tokenizer.decode  # type: ignore[attr-defined]  # seen by `check`
+        decode = abilities_of(self._engine).decode
+        assert decode is not None  # `check` refuses the request otherwise
         return tuple(tuple(decode([token]) for token in action.token_ids or ()) for action in actions)
 
     def forget(self, conversations: Sequence[str], ended: Refusal) -> None:

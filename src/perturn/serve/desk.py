@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
+from perturn.engines.protocol import abilities_of
 from perturn.episodes.seeds import seed_of
 from perturn.episodes.sequences import Sequences
 from perturn.errors import ContextFull, PerturnError
@@ -61,7 +62,7 @@ class Desk:
         self._automatic: dict[tuple[bytes, tuple[str, str]], Session] = {}
         self._of_response: dict[str, Session] = {}
         self._numbers = 0
-        self._reads_thoughts = bool(getattr(engine, "reads_thoughts", True))
+        self._reads_thoughts = abilities_of(engine).reads_thoughts
         self._writer = ThreadPoolExecutor(1, "perturn-record")
 
     def start(self) -> None:
@@ -240,13 +241,12 @@ class Desk:
         self.counts["turns"] += len(answers)
         if position.broke is not None:
             self.counts[f"break: {position.broke.cause}"] += 1
-        counted = getattr(self.engine, "prompt_tokens", {})
         return Reply(
             response,
             ask.model,
             int(time.time()),
             answers,
-            int(counted.get(prompts[0].conversation, 0)),
+            abilities_of(self.engine).prompt_tokens.get(prompts[0].conversation, 0),
             self._answering.token_texts(actions) if ask.logprobs else (),
         )
 

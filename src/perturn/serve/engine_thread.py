@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from perturn.engines.protocol import CancellingEngine
+from perturn.engines.protocol import CancellingEngine, abilities_of
 from perturn.errors import EngineFailure, PerturnError
 from perturn.types import Action, Engine, Prompt, Sampling, StreamingEngine
 
@@ -32,7 +32,7 @@ class EngineThread:
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._open: dict[str, Prompt] = {}
         self._batch: list[tuple[Prompt, Sampling]] = []
-        self._pool = ThreadPoolExecutor(_AT_ONCE) if getattr(engine, "concurrent", False) else None
+        self._pool = ThreadPoolExecutor(_AT_ONCE) if abilities_of(engine).concurrent else None
         self._thread = threading.Thread(target=self._run, name="perturn-engine", daemon=True)
         self._thread.start()
 

@@ -20,6 +20,7 @@ from perturn.engines.api.ledger import Ledger, LimitedClient, OversizedAnswer
 from perturn.engines.api.settings import ApiSettings
 from perturn.engines.context_limit import says_context_full
 from perturn.engines.event_loop import EventLoop
+from perturn.engines.protocol import EngineAbilities
 from perturn.errors import (
     BudgetError,
     ConfigError,
@@ -48,12 +49,9 @@ class ApiEngine:
     with nothing recorded as failed, so that the same command goes on once it is put right.
     """
 
-    concurrent = True
-    """`generate` may be called from several threads at a time."""
-    response_formats = frozenset({"json_object", "json_schema"})
-    """Forms of an answer that its server is asked for."""
-    reads_thoughts = False
-    """Whether a server is sent the thoughts of earlier turns."""
+    abilities = EngineAbilities(
+        concurrent=True, response_formats=frozenset({"json_object", "json_schema"}), reads_thoughts=False
+    )
 
     def __init__(
         self, model: str, settings: ApiSettings, *, stop: Sequence[str] = (), ledger: Path | None = None

@@ -27,7 +27,7 @@ from perturn.engines.local.prefix_tree import Beginning, Beginnings, Row
 from perturn.engines.local.sampling import choose
 from perturn.engines.local.served_models import CHECK, check_layers, words_alone
 from perturn.engines.local.weight_files import stored_weights
-from perturn.engines.protocol import Tokens
+from perturn.engines.protocol import EngineAbilities, Tokens
 from perturn.engines.streaming import answer_all, refuse_update
 from perturn.errors import EngineFailure, ModelError
 from perturn.free_memory import return_waste
@@ -76,10 +76,13 @@ class LocalEngine:
         """
         self.name = name
         self._model = model.eval()
-        self.tokens = self._tokens = tokens
+        self._tokens = tokens
         self._limit = min(context or 2**62, steady_length(model.config) or 2**62)
         self._budget = int(cache_gigabytes * 1e9)
-        self.prompt_tokens: dict[str, int] = {}
+        self._prompt_tokens: dict[str, int] = {}
+        self.abilities = EngineAbilities(
+            decode=lambda ids: tokens.text_of(ids), prompt_tokens=self._prompt_tokens
+        )
         """Tokens of the newest prompt of each conversation."""
         self._waiting: deque[Row] = deque()
         self._running: list[Row] = []
@@ -112,7 +115,7 @@ class LocalEngine:
         """
         for prompt in prompts:
             ids = self._tokens.prompt_ids(prompt)
-            self.prompt_tokens[prompt.conversation] = len(ids)
+            self._prompt_tokens[prompt.conversation] = len(ids)
             refusal = self._refusal(ids)
             if refusal is not None:
                 self._refused.append((prompt, refusal))
@@ -183,7 +186,7 @@ class LocalEngine:
     def forget(self, conversation: str) -> None:
         """Free the keys and values of a conversation."""
         self._kept.pop(conversation, None)
-        self.prompt_tokens.pop(conversation, None)
+        self._prompt_tokens.pop(conversation, None)
         if self._drafts:
             self._drafts.forget(conversation)
         return_waste()

@@ -16,7 +16,7 @@ from typing import Any
 
 from perturn.engines.context_limit import context_full
 from perturn.engines.event_loop import EventLoop
-from perturn.engines.protocol import Tokens
+from perturn.engines.protocol import EngineAbilities, Tokens
 from perturn.engines.streaming import answer_all, home_of, refuse_update
 from perturn.engines.vllm.backend import Backend, Sampled
 from perturn.engines.vllm.settings import VllmSettings
@@ -62,9 +62,12 @@ class VllmEngine:
         self.name = name
         self.reused_tokens = 0
         """Tokens of prompts that were answered whose keys and values were there already."""
-        self.prompt_tokens: dict[str, int] = {}
+        self._prompt_tokens: dict[str, int] = {}
+        self.abilities = EngineAbilities(
+            decode=lambda ids: tokens.text_of(ids), prompt_tokens=self._prompt_tokens
+        )
         """Tokens of the newest prompt of each conversation."""
-        self.tokens = self._tokens = tokens
+        self._tokens = tokens
         self._open: dict[_Future, Prompt] = {}
         self._done: SimpleQueue[_Future] = SimpleQueue()
         self._homes: dict[str, int] = {}
@@ -83,7 +86,7 @@ class VllmEngine:
             home = home_of(prompt.conversation, self._homes, range(self._backend.replicas))
             wanted = _params(prompt, sampling, self._tokens.end_ids)
             ids = self._tokens.prompt_ids(prompt)
-            self.prompt_tokens[prompt.conversation] = len(ids)
+            self._prompt_tokens[prompt.conversation] = len(ids)
             future = loop.start(_ask(self._backend, home, ids, wanted))
             self._open[future] = prompt
             future.add_done_callback(self._done.put)
@@ -139,7 +142,7 @@ class VllmEngine:
     def forget(self, conversation: str) -> None:
         """The conversation's replica is free; its keys and values leave the cache when others need room."""
         self._homes.pop(conversation, None)
-        self.prompt_tokens.pop(conversation, None)
+        self._prompt_tokens.pop(conversation, None)
 
     def close(self) -> None:
         """End what was started."""

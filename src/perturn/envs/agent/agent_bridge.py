@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+from perturn.engines.protocol import EngineAbilities
 from perturn.errors import EngineFailure, PerturnError, RunError
 from perturn.serve.endpoint import Endpoint
 from perturn.serve.settings import ServeSettings
@@ -47,7 +48,7 @@ class _Episodes:
     """An engine whose answers come from the episodes that are being played."""
 
     name = "policy"
-    concurrent = True
+    abilities = EngineAbilities(concurrent=True)
 
     def __init__(self) -> None:
         self.of_session: dict[str, Callable[[Question], None]] = {}

@@ -44,7 +44,7 @@ def episode_of(calls: Sequence[Logged], environment: str, success_at: float | No
     broke: Counter[Cause] = Counter()
     opening = Opening()
     for index, call in enumerate(calls):
-        found = sequences.place(call.messages, call.tools)
+        found = sequences.position(call.messages, call.tools)
         opens = found.follows == OPENS
         if opens and not index:
             opening = Opening(found.prompt, call.tools)

@@ -175,7 +175,7 @@ class LogSpool:
         """Return the episode that a call without session and trace continues, or a new one."""
         call = Logged(n, json.loads(data), None)
         sequences = Sequences(reads_thoughts=False)  # a conversation goes on where its thoughts were stripped
-        asked = sequences.place(call.messages, call.tools)
+        asked = sequences.position(call.messages, call.tools)
         found = None
         if asked.end_key is not None:
             found = self._one("select episode from ends where key = ?", _key(asked.end_key))
