@@ -25,32 +25,32 @@ def played(*answers, tools=(), **settings):
     known, talk = Sequences(**settings), [SYSTEM]
     for number, answer in enumerate(answers):
         talk = [*talk, user(f"observation {number}")]
-        known.add(known.place(talk, tools), answer)
+        known.add(known.position(talk, tools), answer)
         talk = [*talk, answer]
     return known, talk
 
 
 def test_a_conversation_that_grows_is_one_sequence():
     known, talk = Sequences(), [SYSTEM, user("0")]
-    places = []
+    positions = []
     for number in range(4):
-        places.append(known.place(talk))
-        known.add(places[-1], said(f"answer {number}"))
+        positions.append(known.position(talk))
+        known.add(positions[-1], said(f"answer {number}"))
         talk = [*talk, said(f"answer {number}"), user(str(number + 1))]
 
-    assert [place.follows for place in places] == [-1, 0, 1, 2]
-    assert places[0].prompt == (SYSTEM,)
-    assert [place.heard for place in places] == [(user(str(number)),) for number in range(4)]
-    assert all(place.broke is None for place in places)
+    assert [position.follows for position in positions] == [-1, 0, 1, 2]
+    assert positions[0].prompt == (SYSTEM,)
+    assert [position.heard for position in positions] == [(user(str(number)),) for number in range(4)]
+    assert all(position.broke is None for position in positions)
     assert known.agents == 1
 
 
 def test_a_worked_example_stands_before_the_first_observation():
     talk = [SYSTEM, user("example"), said("shown"), user("task")]
 
-    place = Sequences().place(talk)
+    position = Sequences().position(talk)
 
-    assert (place.follows, place.prompt, place.heard) == (-1, tuple(talk[:3]), (user("task"),))
+    assert (position.follows, position.prompt, position.heard) == (-1, tuple(talk[:3]), (user("task"),))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_worked_example_stands_before_the_first_observation():
 def test_forms_of_one_answer_are_equal(returned):
     known, talk = played(said("go north"))
 
-    assert known.place([*talk[:-1], returned, user("x")]).follows == 0
+    assert known.position([*talk[:-1], returned, user("x")]).follows == 0
 
 
 def test_calls_are_equal_whatever_their_ids_and_the_spelling_of_their_arguments():
@@ -72,18 +72,18 @@ def test_calls_are_equal_whatever_their_ids_and_the_spelling_of_their_arguments(
     again = {"role": "assistant", "content": None, "tool_calls": [called(arguments={"at": 1}, call="other")]}
     result = {"role": "tool", "tool_call_id": "other", "content": [{"type": "text", "text": "a lamp"}]}
 
-    assert known.place([*talk[:-1], again, result], TOOLS).follows == 0
+    assert known.position([*talk[:-1], again, result], TOOLS).follows == 0
     again["tool_calls"] = [called(arguments={"at": 2})]
-    assert known.place([*talk[:-1], again, result], TOOLS).broke.cause is Cause.ANSWER
+    assert known.position([*talk[:-1], again, result], TOOLS).broke.cause is Cause.ANSWER
 
 
 def test_a_retry_follows_the_turn_that_the_first_try_followed():
     known, talk = played(said("a"), said("b"))
 
-    retried = known.place(talk[:-1])
+    retried = known.position(talk[:-1])
 
     assert (retried.follows, retried.broke) == (0, None)
-    first = known.place(talk[:2])
+    first = known.position(talk[:2])
     assert (first.follows, first.prompt, first.broke) == (-1, (SYSTEM,), None)
 
 
@@ -91,14 +91,14 @@ def test_of_equal_answers_the_one_that_nobody_continued_is_taken():
     known = Sequences()
     talk = [SYSTEM, user("0")]
     for _ in range(2):
-        known.add(known.place(talk), said("same"))
+        known.add(known.position(talk), said("same"))
     longer = [*talk, said("same"), user("1")]
 
-    first = known.place(longer)
+    first = known.position(longer)
     known.add(first, said("x"))
 
-    assert {first.follows, known.place(longer).follows} == {0, 1}
-    known.add(known.place(longer), said("y"))
+    assert {first.follows, known.position(longer).follows} == {0, 1}
+    known.add(known.position(longer), said("y"))
     assert known.agents == 2
 
 
@@ -106,9 +106,9 @@ def broken(sent, tools=(), kwargs=None, **settings):
     known, whole = played(
         said("one"), said("<think>why</think>two", reasoning_content="r"), said("three"), **settings
     )
-    place = known.place(sent(whole), tools, kwargs)
-    assert place.follows == -1
-    return place.broke
+    position = known.position(sent(whole), tools, kwargs)
+    assert position.follows == -1
+    return position.broke
 
 
 @pytest.mark.parametrize(
@@ -139,18 +139,18 @@ def test_changed_tools_and_template_variables_open_a_sequence():
 def test_a_thought_does_not_count_where_the_policy_reads_none():
     known, talk = played(said("one", reasoning_content="because"), reads_thoughts=False)
 
-    assert known.place([*talk[:-1], said("one"), user("x")]).follows == 0
+    assert known.position([*talk[:-1], said("one"), user("x")]).follows == 0
     known, talk = played(said("one", reasoning_content="because"))
-    assert known.place([*talk[:-1], said("one", reasoning="because"), user("x")]).follows == 0
-    assert known.place([*talk[:-1], said("one"), user("x")]).follows == -1
+    assert known.position([*talk[:-1], said("one", reasoning="because"), user("x")]).follows == 0
+    assert known.position([*talk[:-1], said("one"), user("x")]).follows == -1
 
 
 def test_an_answer_may_come_back_in_any_form_it_was_given_in():
     known = Sequences()
-    known.add(known.place([user("0")]), said("x = 1 </code>"), said("x = 1"))
+    known.add(known.position([user("0")]), said("x = 1 </code>"), said("x = 1"))
 
     for text in ("x = 1 </code>", "x = 1"):
-        assert known.place([user("0"), said(text), user("1")]).follows == 0
+        assert known.position([user("0"), said(text), user("1")]).follows == 0
 
 
 def test_results_stand_in_the_order_of_their_calls_without_ids():

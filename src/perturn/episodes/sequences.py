@@ -54,7 +54,7 @@ class Break:
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """Where a request belongs in an episode."""
 
     follows: int
@@ -73,7 +73,7 @@ class Place:
 
     @property
     def end_key(self) -> tuple[bytes, tuple[str, str]] | None:
-        """What identifies the conversation up to its last answer, in any episode; None where it has no answer."""
+        """Key of the conversation up to its last answer, in any episode; None where it has no answer."""
         answered = self.prompt and self.prompt[-1]["role"] == "assistant"
         return (self.keys[len(self.prompt) - 1], self.setting) if answered else None
 
@@ -84,7 +84,7 @@ class _Known:
 
     before: int
     texts: tuple[str, ...]
-    """What it adds to the conversation of the turn before it, as compared; the answer last."""
+    """Texts that it adds to the conversation of the turn before it, as compared; the answer last."""
     ends: list[tuple[bytes, tuple[str, str]]]
     """Digest of the conversation up to each form of its answer, with tools and variables."""
 
@@ -116,14 +116,14 @@ class Sequences:
             max((len(self._continued.intersection(turns)) for turns in self._asked.values()), default=0) or 1
         )
 
-    def place(
+    def position(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
         template_kwargs: Mapping[str, Any] | None = None,
-        earlier: Place | None = None,
+        earlier: Position | None = None,
         same: int = 0,
-    ) -> Place:
+    ) -> Position:
         """Find out where a request continues the episode; nothing is recorded.
 
         Args:
@@ -148,38 +148,38 @@ class Sequences:
         begun = said[-1] + 1 if said else _head(messages)
         follows = self._turn_after(keys[said[-1]], setting) if said else None
         if follows is not None:
-            return Place(follows, (), tuple(messages[begun:]), None, keys, setting)
+            return Position(follows, (), tuple(messages[begun:]), None, keys, setting)
         repeated = (keys[-1], setting) in self._asked
         broke = None
         if self._turns and not repeated:
             broke = self._break([self._compared(message) for message in messages], keys, setting)
-        return Place(-1, tuple(messages[:begun]), tuple(messages[begun:]), broke, keys, setting)
+        return Position(-1, tuple(messages[:begun]), tuple(messages[begun:]), broke, keys, setting)
 
-    def add(self, place: Place, *answers: Message) -> int:
+    def add(self, position: Position, *answers: Message) -> int:
         """Record the turn of a request; return its index.
 
         Args:
-            place: Where it belongs.
+            position: Where it belongs.
             answers: Its answer as an assistant message, in each form in which a client may send the answer back.
         """
         index = len(self._turns)
-        texts = tuple(self._compared(message) for message in place.heard)
-        if place.follows < 0:
-            texts = (*(self._compared(message) for message in place.prompt), *texts)
-            self._asked.setdefault((place.keys[-1], place.setting), []).append(index)
+        texts = tuple(self._compared(message) for message in position.heard)
+        if position.follows < 0:
+            texts = (*(self._compared(message) for message in position.prompt), *texts)
+            self._asked.setdefault((position.keys[-1], position.setting), []).append(index)
         else:
-            self._continued.add(place.follows)
+            self._continued.add(position.follows)
         compared = [self._compared(answer) for answer in answers]
-        ends = [_chained(place.keys[-1], text) for text in dict.fromkeys(compared)]
-        known = _Known(place.follows, (*texts, compared[0]), [(end, place.setting) for end in ends])
+        ends = [_chained(position.keys[-1], text) for text in dict.fromkeys(compared)]
+        known = _Known(position.follows, (*texts, compared[0]), [(end, position.setting) for end in ends])
         self._turns.append(known)
-        self._seen |= dict.fromkeys((*place.keys, *ends), index)
+        self._seen |= dict.fromkeys((*position.keys, *ends), index)
         for end in ends:
-            self._ends.setdefault(end, {}).setdefault(place.setting, []).append(index)
+            self._ends.setdefault(end, {}).setdefault(position.setting, []).append(index)
         return index
 
     def end_keys(self, index: int) -> list[tuple[bytes, tuple[str, str]]]:
-        """What identifies a conversation up to a turn's answer, in any episode; see `Place.end_key`."""
+        """Keys of the conversation up to a turn's answer, in any episode; see `Position.end_key`."""
         return self._turns[index].ends
 
     def _turn_after(self, key: bytes, setting: tuple[str, str]) -> int | None:
@@ -280,10 +280,12 @@ def in_call_order(messages: Iterable[Message]) -> list[Message]:
         elif message["role"] == "tool":
             ids = [known for known, _ in waiting]
             known_id = message.get("tool_call_id") in ids
-            place = ids.index(message["tool_call_id"]) if known_id else results  # without ids, in their order
+            position = (
+                ids.index(message["tool_call_id"]) if known_id else results
+            )  # without ids, in their order
             results += 1
-            named = {"name": waiting[place][1]} if place < len(waiting) else {}
-            found.append({"role": "tool", **named, **plain, "at": place})
+            named = {"name": waiting[position][1]} if position < len(waiting) else {}
+            found.append({"role": "tool", **named, **plain, "at": position})
         else:
             found.append(plain)
     return _sorted_results(found)

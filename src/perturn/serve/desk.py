@@ -201,7 +201,7 @@ class Desk:
         """The session whose conversation a request without a name continues, or another one."""
         reader = Reader()
         reader.read(ask)
-        key = reader.place(Sequences(reads_thoughts=self._reads_thoughts)).end_key
+        key = reader.position(Sequences(reads_thoughts=self._reads_thoughts)).end_key
         session = self._automatic.get(key) if key else None
         if session is not None:
             session.reader.read(ask)
@@ -218,8 +218,8 @@ class Desk:
         if len(session) + session.in_flight + ask.n > self.settings.max_turns:
             await self.finish(session, "cut: it reached max_turns", truncated=True)
             raise Refusal(409, f"session {session.id!r} reached max_turns and was cut.", "session_ended")
-        place = session.place()
-        prompts = session.begin(place, ask)
+        position = session.position()
+        prompts = session.begin(position, ask)
         most = min(ask.max_tokens or self.settings.default_new_tokens, self.settings.max_new_tokens)
         sampling = session.sampling or _sampling(ask.temperature, ask.top_p, most)
         try:
@@ -233,13 +233,13 @@ class Desk:
         if self._sessions.get(session.id) is not session:
             raise Refusal(409, f"session {session.id!r} has ended meanwhile.", "session_ended", "session")
         for prompt, answer in zip(prompts, answers, strict=True):
-            index = session.record(response, place, prompt, answer)
+            index = session.record(response, position, prompt, answer)
             if session.is_automatic:
                 self._automatic |= dict.fromkeys(session.end_keys(index), session)
         self._of_response[response] = session
         self.counts["turns"] += len(answers)
-        if place.broke is not None:
-            self.counts[f"break: {place.broke.cause}"] += 1
+        if position.broke is not None:
+            self.counts[f"break: {position.broke.cause}"] += 1
         counted = getattr(self.engine, "prompt_tokens", {})
         return Reply(
             response,

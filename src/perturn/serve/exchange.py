@@ -1,4 +1,4 @@
-"""What a request asks for and what it gets, whichever protocol it came in."""
+"""A request and its answer, whichever protocol it came in."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Ask:
     param: str = "messages"
     """Name of the parameter that holds the messages."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What only the protocol's own answer needs."""
+    """Values that only the protocol's own answer needs."""
 
 
 @dataclass(frozen=True)

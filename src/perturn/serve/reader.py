@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perturn.episodes.sequences import Place, Sequences, in_call_order
+from perturn.episodes.sequences import Position, Sequences, in_call_order
 from perturn.errors import DataError
 from perturn.formats.chat_messages import read_messages
 from perturn.io.plain_data import fault
@@ -29,7 +29,7 @@ class Reader:
     def __init__(self) -> None:
         self._ask: Ask | None = None
         self._messages: list[Message] = []
-        self._place: Place | None = None
+        self._position: Position | None = None
         self._known = 0
 
     def read(self, ask: Ask) -> None:
@@ -49,16 +49,16 @@ class Reader:
             ask.tools,
             ask.template_kwargs,
         ):
-            self._place = None
+            self._position = None
         self._ask, self._known = ask, known
 
-    def place(self, sequences: Sequences) -> Place:
+    def position(self, sequences: Sequences) -> Position:
         """Find the place of the request that was read last."""
         assert self._ask is not None
-        self._place = sequences.place(
-            self._messages, self._ask.tools, self._ask.template_kwargs, self._place, self._known
+        self._position = sequences.position(
+            self._messages, self._ask.tools, self._ask.template_kwargs, self._position, self._known
         )
-        return self._place
+        return self._position
 
     def _common(self, messages: Sequence[Mapping[str, Any]]) -> int:
         """How many messages need not be read again: those before the last answer that both requests hold."""

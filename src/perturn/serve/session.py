@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perturn.episodes.sequences import Place, Sequences
+from perturn.episodes.sequences import Position, Sequences
 from perturn.episodes.tool_calls import as_text, understand
 from perturn.errors import BudgetError, ContextFull, EngineFailure
 from perturn.io.plain_data import fault, mended
@@ -28,7 +28,7 @@ TURN_SEEDS = 1_000_003
 class _Taken:
     """A turn that was answered."""
 
-    place: Place
+    position: Position
     opening: Opening
     turn: Turn
     conversation: str
@@ -89,14 +89,14 @@ class Session:
         """Names under which an engine knows its conversations."""
         return [f"{self.id}#{index}" for index in range(self._begun)]
 
-    def place(self) -> Place:
+    def position(self) -> Position:
         """Find out which turn the request continues that its reader read last."""
-        return self.reader.place(self._sequences)
+        return self.reader.position(self._sequences)
 
-    def begin(self, place: Place, ask: Ask) -> list[Prompt]:
+    def begin(self, position: Position, ask: Ask) -> list[Prompt]:
         """Take a request on: a prompt for each answer that it asks for."""
-        chain = self._chain(place.follows)
-        opening = chain[0].opening if chain else Opening(place.prompt, ask.tools, ask.template_kwargs)
+        chain = self._chain(position.follows)
+        opening = chain[0].opening if chain else Opening(position.prompt, ask.tools, ask.template_kwargs)
         first = len(self) + self.in_flight
         prompts = []
         for choice in range(ask.n):
@@ -105,9 +105,9 @@ class Session:
                 Prompt(
                     opening.prompt,
                     tuple(each.turn for each in chain),
-                    place.heard,
+                    position.heard,
                     derived if ask.seed is None else ask.seed + choice,
-                    self._conversation(place.follows),
+                    self._conversation(position.follows),
                     opening.tools,
                     opening.template_kwargs,
                     ask.stop,
@@ -125,24 +125,24 @@ class Session:
         self._busy.difference_update(prompt.conversation for prompt in prompts)
         self.touched = time.monotonic()
 
-    def record(self, response: str, place: Place, prompt: Prompt, answer: Answer) -> int:
+    def record(self, response: str, position: Position, prompt: Prompt, answer: Answer) -> int:
         """Record an answer as a turn; return its index."""
         action = answer.action
         message = action.message()
         given: Message = {**message, "content": answer.text}
         opening = Opening(prompt.messages, prompt.tools, prompt.template_kwargs)
         state, self.next_state = self.next_state, None
-        turn = Turn(place.heard, action, state_key=state)
-        index = self._sequences.add(place, message, given)
-        self._taken.append(_Taken(place, opening, turn, prompt.conversation))
+        turn = Turn(position.heard, action, state_key=state)
+        index = self._sequences.add(position, message, given)
+        self._taken.append(_Taken(position, opening, turn, prompt.conversation))
         self._heads[prompt.conversation] = index
         self._of_response.setdefault(response, []).append(index)
-        if place.broke is not None:
-            self.breaks[place.broke.cause] += 1
+        if position.broke is not None:
+            self.breaks[position.broke.cause] += 1
         return index
 
     def end_keys(self, index: int) -> list[tuple[bytes, tuple[str, str]]]:
-        """What identifies the conversation up to a turn's answer, in any session."""
+        """Keys of the conversation up to a turn's answer, in any session."""
         return self._sequences.end_keys(index)
 
     def conversation_up_to(self, response: str) -> list[Message]:
@@ -208,7 +208,7 @@ class Session:
             "sample": self.sample,
             "seed": self.seed,
             "turns": len(self),
-            "sequences": sum(each.place.follows == OPENS for each in self._taken),
+            "sequences": sum(each.position.follows == OPENS for each in self._taken),
             "breaks": dict(self.breaks),
             "agents": self.agents,
             "in_flight": self.in_flight,
@@ -218,10 +218,10 @@ class Session:
 
     def _shown(self, index: int, taken: _Taken) -> dict[str, Any]:
         response = next(key for key, turns in self._of_response.items() if index in turns)
-        broke = taken.place.broke
+        broke = taken.position.broke
         return {
             "response": response,
-            "follows": taken.place.follows,
+            "follows": taken.position.follows,
             "broke": None if broke is None else {"cause": broke.cause, "message": broke.message},
             "state": taken.turn.state_key,
             "reward": taken.reward,
@@ -231,7 +231,7 @@ class Session:
 
     def _turn(self, index: int, taken: _Taken, first: Opening) -> Turn:
         """A turn as it is stored."""
-        parent = taken.place.follows
+        parent = taken.position.follows
         return replace(
             taken.turn,
             reward=taken.reward or 0.0,
@@ -251,7 +251,7 @@ class Session:
         chain = []
         while index != OPENS:
             chain.append(self._taken[index])
-            index = self._taken[index].place.follows
+            index = self._taken[index].position.follows
         return chain[::-1]
 
     def _conversation(self, follows: int) -> str:

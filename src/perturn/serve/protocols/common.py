@@ -1,4 +1,4 @@
-"""What the protocols share: reading of bodies and conversations, and server-sent events."""
+"""Parts that the protocols share: reading of bodies and conversations, and server-sent events."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def read_body(kind: type[Body], body: bytes) -> Body:
         found = kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(step) for step in first["loc"])
+        position = ".".join(str(step) for step in first["loc"])
         if first["type"] == "json_invalid":
             raise Refusal(400, f"the body is no JSON: {first['msg']}.", "invalid_json") from None
-        raise Refusal(400, f"{place}: {first['msg']}.", "invalid_value", place or None) from None
+        raise Refusal(400, f"{position}: {first['msg']}.", "invalid_value", position or None) from None
     for key, neutral in _NEUTRAL.items():
         value = (found.model_extra or {}).get(key)
         if value is not None and value not in neutral:
