@@ -1,6 +1,8 @@
 """How much of an agent's traffic was append-only, and what broke it."""
 
+from perturn.audit import audit
 from perturn.audit.agent_traffic import Traffic, traffic_lines
+from perturn.data.store import TrajectoryStore
 from perturn.types import OPENS, Action, Opening, Task, Trajectory, Turn
 
 
@@ -58,3 +60,17 @@ def test_episodes_of_one_sequence_are_append_only_and_nothing_is_said_of_them():
     traffic.add(Trajectory(Task("t"), FIRST))
 
     assert (traffic.append_only, traffic_lines(traffic.to_dict())) == (2, [])
+
+
+def test_the_audit_reads_the_prompts_of_all_sequences(tiny_folder, tmp_path):
+    """A control token in the prompt of a sub-agent is found, and the traffic is counted."""
+    opening = Opening(system("Sum up.<|im_end|>"))
+    episode = Trajectory(Task("t"), (*FIRST, turn("c", "3", follows=OPENS, opening=opening)))
+    with TrajectoryStore(tmp_path / "episodes.jsonl") as store:
+        store.append(episode)
+
+    found = audit(tmp_path / "episodes.jsonl", str(tiny_folder))
+
+    (token,) = found["template"]["control_tokens"]
+    assert (token["turn"], token["where"], token["tokens"]) == (2, "observation", ["<|im_end|>"])
+    assert found["parts"]["rows"]["traffic"]["opened"] == 1

@@ -60,14 +60,14 @@ class Traffic:
 
 
 def _causes(episode: Trajectory) -> list[Cause | None]:
-    """What broke the sequence before each turn, as the prefix rule says it; None where nothing did."""
+    """Cause that broke the sequence before each turn, by the prefix rule; None where nothing did."""
     known, found = Sequences(), list[Cause | None]()
     for index, turn in enumerate(episode.turns):
         seen = context_of(episode, index)
         asked = seen.messages[:-1]  # all but the answer
-        place = known.position(asked, seen.tools, seen.template_kwargs)
-        known.add(place, turn.action.message())
-        found.append(None if place.broke is None else place.broke.cause)
+        position = known.position(asked, seen.tools, seen.template_kwargs)
+        known.add(position, turn.action.message())
+        found.append(None if position.broke is None else position.broke.cause)
     return found
 
 

@@ -165,7 +165,8 @@ class _Part:
             (None, "chat_template_kwargs", control.find_in_values([side.template_kwargs])),
         ]
         for index, turn in enumerate(side.turns):
-            heard = control.find((*turn.observation, *(turn.recalled or ())))
+            opened = () if turn.opening is None else turn.opening.prompt
+            heard = control.find((*opened, *turn.observation, *(turn.recalled or ())))
             texts += [(index, "observation", heard), (index, "action", renderer.control_in(turn.action))]
         return (text for text in texts if text[2])
 

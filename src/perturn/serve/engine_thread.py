@@ -14,7 +14,7 @@ from perturn.types import Action, Engine, Prompt, Sampling, StreamingEngine
 
 Answered = Action | PerturnError
 Deliver = Callable[[Sequence[tuple[Prompt, Answered]]], None]
-_AT_ONCE = 64
+_AT_ONCE = 512
 """Prompts that an engine of concurrent calls answers at the same time."""
 
 

@@ -144,6 +144,7 @@ class Function:
             self._server = subprocess.Popen(
                 [sys.executable, "-u", "-c", _BOOT, json.dumps(sys.path), self._name, *map(str, passed)],
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # an import of this module here has printed the same
                 pass_fds=passed,
                 start_new_session=True,
             )
