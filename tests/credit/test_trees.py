@@ -12,6 +12,7 @@ from perturn.credit_check.meter import _compare, tree_estimates
 from perturn.credit_check.processes import PROCESSES
 from perturn.credit_check.trees import list_groups, list_trees
 from perturn.types import Action, Status
+from support.crossed import crossed
 
 LOOP, NEUTRAL, FORK, SHARED = PROCESSES
 TREES = {"value": "leaves", "baseline": "group", "normalize": "std", "count": "leaves"}
@@ -196,25 +197,24 @@ def test_all_trees_are_listed(process):
         assert [one.taken_over for one in branches] == list(range(1, len(explored.turns)))
 
 
-@pytest.mark.parametrize(("process", "samples"), [(NEUTRAL, 2), (FORK, 1), (SHARED, 1)])
-def test_nested_forks_bend_nothing(process, samples):
-    """Every turn played on from; any blend."""
-    for blend in (0.0, 0.5, 1.0):
-        estimates, chances, _ = tree_estimates(
-            CREDITS["portool"](blend=blend), process.episodes, 2, 1, samples
-        )
-        _, scale, bias, _ = _compare(estimates, chances, process.episodes.gradient(1.0))
-        assert bias <= 1e-9
-        assert scale == pytest.approx(1)
+@pytest.mark.parametrize(("blend", "where"), crossed([0.5, 0.0, 1.0], [(NEUTRAL, 2), (FORK, 1), (SHARED, 1)]))
+def test_nested_forks_bend_nothing(blend, where):
+    """Every turn played on from; any blend, and any process with so many samples."""
+    process, samples = where
+    estimates, chances, _ = tree_estimates(CREDITS["portool"](blend=blend), process.episodes, 2, 1, samples)
+    _, scale, bias, _ = _compare(estimates, chances, process.episodes.gradient(1.0))
+
+    assert bias <= 1e-9
+    assert scale == pytest.approx(1)
 
 
-def test_values_of_leaves_do_where_forks_are_nested():
+@pytest.mark.parametrize(("every", "expected"), [(1, 0.082), (2, 0.0)])
+def test_values_of_leaves_do_where_forks_are_nested(every, expected):
     """A child that is forked again has more leaves: 0.082 of it, where one fork alone costs nothing."""
-    for every, expected in ((1, 0.082), (2, 0.0)):
-        estimates, chances, _ = tree_estimates(CREDITS["portool"](value="leaves"), SHARED.episodes, 2, every)
-        assert _compare(estimates, chances, SHARED.episodes.gradient(1.0))[2] == pytest.approx(
-            expected, abs=5e-4
-        )
+    estimates, chances, _ = tree_estimates(CREDITS["portool"](value="leaves"), SHARED.episodes, 2, every)
+    bias = _compare(estimates, chances, SHARED.episodes.gradient(1.0))[2]
+
+    assert bias == pytest.approx(expected, abs=5e-4)
 
 
 def by_state(episodes):

@@ -13,6 +13,7 @@ from perturn.engines.local.engine import LocalEngine
 from perturn.engines.local.settings import LocalSettings
 from perturn.engines.protocol import Loaded, Serving
 from perturn.types import Prompt, Sampling, Turn
+from support.crossed import crossed
 
 from .playing import Numbers, fed
 
@@ -146,9 +147,8 @@ MODELS = {"llama": {}, "qwen2": {"num_key_value_heads": 4}, "mistral": {"sliding
 
 
 @pytest.mark.parametrize(
-    "sampling", [GREEDY, SAMPLED, replace(SAMPLED, top_p=0.9)], ids=["greedy", "sampled", "top_p"]
+    ("sampling", "kind"), crossed([GREEDY, SAMPLED, replace(SAMPLED, top_p=0.9)], list(MODELS))
 )
-@pytest.mark.parametrize("kind", MODELS)
 def test_answers_are_those_without_guesses(kind, sampling, cheap):
     """Token by token, with the same random numbers, so in distribution too; float32 sums in another order.
 

@@ -13,6 +13,7 @@ from perturn.engines.local import kv_cache as _history
 from perturn.engines.local.cache_blocks import Blocks
 from perturn.engines.local.kv_cache import History, _attend, attending
 from perturn.engines.local.prefix_tree import Beginnings
+from support.crossed import crossed
 
 HEADS, FEATURES = 4, 8
 LAYER = SimpleNamespace(layer_idx=0)
@@ -69,13 +70,16 @@ def feed(parts):
 TOLERANCE = {torch.float32: {"atol": 1e-5, "rtol": 0}, torch.bfloat16: {"atol": 0.03, "rtol": 0}}
 
 
+KEY_HEADS = [(4, torch.float32), (2, torch.bfloat16), (2, torch.float32), (4, torch.bfloat16)]
+"""Heads of keys, and type."""
+
+
 @pytest.mark.parametrize(
-    ("key_heads", "dtype"), [(4, torch.float32), (2, torch.float32), (4, torch.bfloat16), (2, torch.bfloat16)]
+    ("heads", "lengths"), crossed(KEY_HEADS, [(40, 150, 50, 160), (40, 50, 60, 40), (150, 50, 160, 170)])
 )
-@pytest.mark.parametrize("lengths", [(40, 150, 50, 160), (40, 50, 60, 40), (150, 50, 160, 170)])
-def test_each_gets_its_own_whatever_their_order(key_heads, dtype, lengths):
+def test_each_gets_its_own_whatever_their_order(heads, lengths):
     """Two sizes of slots in every order of rows; some feed one token, some a few, some too many."""
-    blocks = Blocks(slots=4)
+    (key_heads, dtype), blocks = heads, Blocks(slots=4)
     talks = [Conversation(blocks, seed, key_heads, dtype) for seed in range(4)]
     feeds = [list(zip(talks, lengths, strict=True))]
     feeds += [[(each, 1) for each in order] for order in itertools.permutations(talks)]
@@ -138,12 +142,10 @@ def beginnings(key_heads, dtype):
     return end.path
 
 
-@pytest.mark.parametrize("window", [None, 5, 20, 70, 100, 300])
-@pytest.mark.parametrize(
-    ("key_heads", "dtype"), [(4, torch.float32), (2, torch.float32), (4, torch.bfloat16), (2, torch.bfloat16)]
-)
-def test_what_lies_apart_is_seen_by_all_that_go_on_from_it(key_heads, dtype, window):
+@pytest.mark.parametrize(("heads", "window"), crossed(KEY_HEADS, [None, 5, 20, 70, 100, 300]))
+def test_what_lies_apart_is_seen_by_all_that_go_on_from_it(heads, window):
     """Of seven conversations four go on from all nodes, two or one, some copied in part; one has nothing apart."""
+    key_heads, dtype = heads
     path, blocks = beginnings(key_heads, dtype), Blocks(slots=4)
     talks = [Conversation(blocks, seed, key_heads, dtype, window) for seed in range(7)]
     for talk, (nodes, apart) in zip(

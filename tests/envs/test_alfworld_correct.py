@@ -40,7 +40,7 @@ def test_from_the_start_he_plays_as_alone(tasks):
     assert all(env.correct(task, []) == env.demonstration(task) for task in tasks)
 
 
-@pytest.mark.parametrize("turns", [1, 5, 20])
+@pytest.mark.parametrize("turns", [5, *(pytest.param(turns, marks=pytest.mark.slow) for turns in (1, 20))])
 def test_he_finishes_after_turns_without_a_goal(tasks, turns):
     """All of 60 games, by commands that are understood; what was said in vain before does not matter."""
     env = ALFWorldLike()

@@ -103,6 +103,10 @@ GAMES = {
 }  # fmt: skip
 
 
+LARGE = ("two", "cool what is cold already", "lamps")
+"""Games with so many states that brute force takes seconds."""
+
+
 @cache
 def problem_of(game):
     return parse_problem(game.problem, "a game")
@@ -139,7 +143,9 @@ def brute_force(game):
     return [(path, left.get(key)) for key, path in paths.items()]
 
 
-@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in GAMES]
+)
 def test_the_shortest_way_is_that_of_brute_force_in_every_state(name):
     """Of all six kinds: receptacles at one place, things in two places at once, and one that fits nowhere."""
     game = write_game(*GAMES[name])

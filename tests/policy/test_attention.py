@@ -7,6 +7,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from perturn.errors import ModelError
 from perturn.policy import attention
 from perturn.policy.attention import forest_attention, forest_mask
+from support.crossed import crossed
 from support.forests import FORESTS, Layer, dense, sight, tensors
 
 
@@ -16,8 +17,7 @@ def forest(query, key, value, segments, **others):
     return forest_attention(Layer(), query, key, value, mask, **others)[0]
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3])
-@pytest.mark.parametrize("name", FORESTS)
+@pytest.mark.parametrize(("groups", "name"), crossed([1, 2, 3], list(FORESTS)))
 def test_equals_dense_attention_with_a_mask(name, groups):
     """Values, and gradients of an arbitrary sum of them; float64 sums in another order are 1e-12 apart."""
     segments = FORESTS[name]

@@ -204,7 +204,7 @@ class Learned:
         return torch.tensor(found)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("process", PROCESSES, ids=lambda process: process.name)
 def test_a_head_that_is_fitted_on_other_episodes_leaves_the_gradient_exact(process, size):
     """All groups that a process can give, with the choice of the penalty: no bias, and no factor."""
@@ -214,7 +214,13 @@ def test_a_head_that_is_fitted_on_other_episodes_leaves_the_gradient_exact(proce
     assert found.scale == pytest.approx(1, abs=1e-9)
 
 
-@pytest.mark.parametrize("wrong", [{"wrong": "own"}, {"wrong": "others"}, {"residual": False}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(pytest.param({"wrong": whose}, marks=pytest.mark.slow) for whose in ("own", "others")),
+        {"residual": False},
+    ],
+)
 def test_what_would_bias_is_seen_to(wrong):
     """A head that knows the score, heads of others that know it, and a score that is left to the head."""
     assert measure(Learned(**wrong), PROCESSES[3], 3).relative_bias > 1e-3
