@@ -1,68 +1,13 @@
-"""One module spells the names of a run folder's files; all others ask it."""
+"""Where the files of a run folder lie."""
 
-import ast
-import re
 from pathlib import Path
 
 import pytest
 
-import perturn
-from perturn.data import run_paths
 from perturn.data.run_paths import RunPaths, begun, checkpoint_of, is_data
 from perturn.errors import RunError
 
-SOURCE = Path(perturn.__file__).parent
 RUN = RunPaths(Path("run"))
-FOLDERS = {RUN.name(folder) for folder in [*RUN.folders, RUN.tracking]}
-FILES = {RUN.pairs().name} | {
-    found.name
-    for found in (getattr(RUN, name) for name in vars(RunPaths) if not name.startswith("_"))
-    if isinstance(found, Path) and found != RUN.tracking
-}
-
-
-def spelled(source):
-    """Texts of a module, but for its docstrings, that name a file of a run folder or build a path in one."""
-    tree = ast.parse(source)
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    joined = {
-        id(text)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
-        for text in ast.walk(node.right)
-    }
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in prose:
-            continue
-        words = {word.rstrip(".") for word in re.split(r"[^\w.-]+", node.value)}
-        if words & FILES or any(f"{name}/" in node.value for name in FOLDERS):
-            yield f"{node.lineno}: {node.value!r}"
-        elif node.value in FOLDERS and id(node) in joined:
-            yield f"{node.lineno}: / {node.value!r}"
-
-
-@pytest.mark.parametrize(
-    "file",
-    [file for file in sorted(SOURCE.rglob("*.py")) if file != Path(run_paths.__file__)],
-    ids=lambda file: str(file.relative_to(SOURCE)),
-)
-def test_a_module_asks_where_things_lie(file):
-    """Docstrings may say it; but if a name changes, `data/run_paths.py` alone does."""
-    assert list(spelled(file.read_text(encoding="utf-8"))) == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "x = 'recipe.yaml'",
-        "x = y / 'metrics' / z",
-        "x = f'{y} has no manifest.json.'",
-        "x = f'evaluation/{y}'",
-    ],
-)
-def test_a_spelled_name_is_seen(source):
-    """The check above sees what it is for."""
-    assert len(list(spelled(source))) == 1
 
 
 def test_evaluations_come_in_the_order_of_training(tmp_path):
