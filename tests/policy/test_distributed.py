@@ -162,6 +162,18 @@ def train(folder, output, *worlds):
     return output
 
 
+@pytest.fixture(scope="module")
+def trained(tiny_folder, tmp_path_factory):
+    """The folder of what one process and two logged and learned."""
+    return train(tiny_folder, tmp_path_factory.mktemp("distributed"), 2)
+
+
+@pytest.fixture(scope="module")
+def trained_by_four(tiny_folder, tmp_path_factory):
+    """The folder of what one process and four logged and learned."""
+    return train(tiny_folder, tmp_path_factory.mktemp("distributed"), 4)
+
+
 def entries(trained, name, world):
     """Log entries without what the clock says."""
     logged = json.loads((trained / f"{name}-{world}.json").read_text())
