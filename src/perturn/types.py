@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from perturn.checks import are_factors
-from perturn.errors import DataError, EngineFailure, NotComeBack
+from perturn.errors import DataError, EngineFailure, JudgeFailure, NotComeBack
 from perturn.remaining import Remaining as Remaining
 from perturn.rules import EpisodeProtocol as EpisodeProtocol
 from perturn.rules import Message as Message
@@ -88,7 +88,7 @@ class Turn:
     """Messages since the previous action: user or tool messages. Empty if two actions follow each other."""
     action: Action
     reward: float = 0.0
-    """Reward the environment gave for this action."""
+    """Reward of this action: the environment's, unless a judge's has taken its place."""
     valid: bool = True
     """Whether the action could be parsed and the environment understood it."""
     state_key: str | None = None
@@ -99,6 +99,13 @@ class Turn:
     """The way that is left before and after the action; None: not measured."""
     trained: bool = field(default=True, metadata=SPARSE)
     """Whether training may put loss on the action; see `carries_loss`."""
+    environment_reward: float | None = field(default=None, metadata=SPARSE)
+    """Reward that the environment gave, where `reward` is a judge's or has a judge's part; None: `reward` itself."""
+
+    @property
+    def own_reward(self) -> float:
+        """Reward that the environment gave."""
+        return self.reward if self.environment_reward is None else self.environment_reward
 
     @property
     def carries_loss(self) -> bool:
@@ -182,6 +189,11 @@ class Trajectory:
 def failed(trajectory: Trajectory) -> bool:
     """Whether the environment or the engine raised; such an episode stays in every denominator."""
     return trajectory.status is Status.FAILED
+
+
+def unjudged(trajectory: Trajectory) -> bool:
+    """Whether an episode FAILED since a judge gave no rating of it, though it was played to its end."""
+    return failed(trajectory) and (trajectory.error or "").startswith(JudgeFailure.__name__)
 
 
 def unfinished(trajectory: Trajectory) -> bool:

@@ -145,7 +145,7 @@ def test_the_choices_of_a_recipe_are_known():
         "base.loss_on",
         "sft.loss_on",
         "align.reference",
-        "reward.reference",
+        "reward.model.reference",
     ]
 
 

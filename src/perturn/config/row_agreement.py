@@ -21,8 +21,17 @@ def check_rows(recipe: Recipe) -> None:
     """
     grouped = recipe.rows is not None and recipe.rows.traits.makes == "groups"
     require(
-        recipe.reward is None or grouped,
-        "reward is read by credits of groups alone; take rows.name=groups, or leave it out.",
+        recipe.reward_model is None or grouped,
+        "reward.model is read by credits of groups alone; take rows.name=groups, or leave it out.",
+    )
+    judge, corrects = recipe.judge, recipe.rows is not None and recipe.rows.traits.corrects
+    require(
+        judge is None or recipe.explore is not None or judge.evaluates,
+        "reward.judge rates what is explored, and the recipe explores nothing; set explore or reward.judge.evaluates.",
+    )
+    require(
+        judge is None or not corrects,
+        "reward.judge rates no corrections, which the rows compare with the episodes that it rates; leave it out.",
     )
     if recipe.rows is None:
         return

@@ -241,29 +241,6 @@ class Align(Train):
 
 
 @dataclass(frozen=True)
-class Reward(Train):
-    """An implicit reward model that learns in each iteration from own pairs, before the credit reads it.
-
-    It begins as the policy that the first iteration starts from, and then goes on from the iteration before. A pair is
-    one of two explored episodes of a task: the best over the worst, then the second best over the second worst, and so
-    on. An iteration without a pair leaves it as it is.
-    """
-
-    loss: Annotated[Section, EntryOf("losses")] = field(default_factory=lambda: {"name": "dpo"})
-    """`name` of a loss on pairs and its settings."""
-    learning_rate: Annotated[float, Bound(above=0)] = 1e-6
-    """Peak learning rate of AdamW, with a fresh optimizer and schedule in each iteration."""
-    threshold: Annotated[float, Bound(least=0)] = 0.0
-    """Score gap that a pair must exceed."""
-    per_group: Annotated[int, COUNT] | None = None
-    """Pairs of a task, at most; None: as many as there are, each episode in one."""
-    reference: Literal["previous", "start"] = "start"
-    """Reference of the model, in training and for its rewards: the policy that the first iteration started from
-    (start), or the one that explored (previous), as OPRL has it. With start, a model that has met no pair yet rewards
-    nothing."""
-
-
-@dataclass(frozen=True)
 @bounded
 class Worlds:
     """Where environments run, and how long they may take; none of it changes what an episode is."""

@@ -186,7 +186,7 @@ def _check_back(recorded: Sequence[Turn], turns: Sequence[Turn], heard: tuple[Me
     """
     at = len(turns)
     told = (heard, recorded[at].observation if at < len(recorded) else heard)
-    then = [each.reward for each in recorded[:at]]
+    then = [each.own_reward for each in recorded[:at]]
     rewards = [each.reward for each in turns]
     if told[0] != told[1]:
         texts = [json.dumps(each, ensure_ascii=False) for each in told]  # repr would quote them in two ways

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from perturn.envs.benchmark import NO_EPISODE, check_known, short_hash
 from perturn.envs.mt_bench.data import data_files, read_tasks
-from perturn.envs.mt_bench.judge import BEST, Judge, JudgeSettings
+from perturn.envs.mt_bench.judge import SCALE, Examiner, JudgeSettings
 from perturn.errors import EnvironmentFailure
 from perturn.traits import EnvironmentTraits
 from perturn.types import EpisodeProtocol, Observation, Sampling, Task
@@ -53,7 +53,7 @@ class MTBench:
             data: Folder of the questions. None: `$MTBENCH_DATA`.
         """
         self._tasks = read_tasks(data)
-        self._judge = Judge(judge)
+        self._judge = Examiner(judge)
         digest = short_hash(repr([[task.data for task in self._tasks], sorted(self._judge.forms.items())]))
         self.name = f"mt-bench-1-{judge.model}-{digest[:8]}"
         self._task: Task | None = None
@@ -76,7 +76,7 @@ class MTBench:
             raise EnvironmentFailure(NO_EPISODE)
         self._answers.append(action)
         self._ratings.append(self._rate(self._task))
-        reward = self._ratings[-1] / (2 * BEST)
+        reward = self._ratings[-1] / (2 * SCALE[1])
         if len(self._answers) == 1:
             return Observation(self._task.data["turns"][1], reward=reward)
         self._task = None

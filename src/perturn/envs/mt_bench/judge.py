@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -12,16 +11,17 @@ from typing import Annotated
 
 from perturn.bounds import PATH, Bound, bounded
 from perturn.engines.api.settings import ApiSettings
+from perturn.engines.judging.judge import Judge, Question
 from perturn.envs.mt_bench.judge_prompts import OWN, read_forms
-from perturn.errors import ConfigError, EngineFailure, EnvironmentFailure, RunError
+from perturn.errors import EnvironmentFailure
 from perturn.io.read_input import user_path
 from perturn.table import require
-from perturn.types import Engine, Message, Prompt, Sampling
+from perturn.types import Engine, Sampling
 
-BEST = 10
-"""The highest rating; the lowest is 1."""
+SCALE = (1, 10)
+"""Lowest and highest rating."""
 _SAMPLING = Sampling(temperature=0.0, max_new_tokens=2048)
-_RATING = re.compile(r"\[\[\s*(\d{1,2}(?:\.\d{1,4})?)\s*\]\]")
+_SETTINGS = "environment.judge has model.name as model, and engine as server"
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,8 @@ class JudgeSettings:
     """Judgments of one answer, at most; if none has a rating, the episode fails."""
 
 
-class Judge:
-    """Rates answers at temperature 0. A judgment without a rating is asked for again, and never made up.
-
-    A server that leaves one judgment unanswered fails its episode. What is wrong with all of them (key, model, rate,
-    budget, a server that is down) ends the run with nothing recorded as failed, as with the engine `api`.
-    """
+class Examiner:
+    """Rates answers at temperature 0 by the forms of MT-Bench."""
 
     def __init__(self, settings: JudgeSettings) -> None:
         """Read the forms, and the key from the environment; nothing is sent yet.
@@ -54,11 +50,12 @@ class Judge:
         """
         file = settings.template
         self.forms = OWN if file is None else read_forms(user_path(file, "environment.judge.template"))
-        self._tries = settings.tries
-        self._engine = open_engine(settings.model, json.dumps(asdict(settings.server), sort_keys=True))
+        self.model = settings.model
+        engine = open_engine(settings.model, json.dumps(asdict(settings.server), sort_keys=True))
+        self.judge = Judge(engine, _SAMPLING, SCALE, _SETTINGS, tries=settings.tries)
 
     def rate(self, conversation: str, form: str, texts: Mapping[str, str]) -> float:
-        """The rating of one answer, from 1 to `BEST`.
+        """The rating of one answer, on `SCALE`.
 
         Args:
             conversation: Whose answer it is.
@@ -69,28 +66,13 @@ class Judge:
             EnvironmentFailure: If there is no rating.
             RunError: If no answer at all can be rated.
         """
-        system: Message = {"role": "system", "content": self.forms[form].system}
-        asked: Message = {"role": "user", "content": self.forms[form].fill(texts)}
-        said = ""
-        for attempt in range(self._tries):  # an equal prompt with an equal seed is not sent again
-            said = self._ask(Prompt((system,), (), (asked,), seed=attempt, conversation=conversation))
-            if (rating := read_rating(said)) is not None:
-                return rating
-        raise EnvironmentFailure(
-            f"the judge gave no rating from 1 to {BEST}, such as [[7]], in {self._tries} judgments, the last of which "
-            f"ends with {said[-100:]!r}; if it was cut, set environment.judge.server.request={{max_tokens: 8192}}."
-        )
-
-    def _ask(self, prompt: Prompt) -> str:
-        """A judgment."""
-        try:
-            (answer,) = self._engine.generate([prompt], _SAMPLING)
-        except (ConfigError, RunError) as error:
-            where = "environment.judge has model.name as model, and engine as server"
-            raise RunError(f"the judge cannot be asked: {error} ({where}.)") from error
-        if isinstance(answer, EngineFailure):
-            raise EnvironmentFailure(f"the judge gave no judgment: {answer}")
-        return answer.text
+        chosen = self.forms[form]
+        (found,) = self.judge.rate([Question(chosen.system, chosen.fill(texts), conversation)])
+        for problem in found.problems:
+            raise EnvironmentFailure(
+                f"{problem}; if it was cut, set environment.judge.server.request={{max_tokens: 8192}}."
+            )
+        return found.ratings[0]
 
 
 @cache
@@ -110,12 +92,3 @@ def open_engine(model: str, server: str) -> Engine:
     engine = ApiEngine(model, ApiSettings(**json.loads(server)))
     atexit.register(engine.close)
     return engine
-
-
-def read_rating(judgment: str) -> float | None:
-    """The rating in a judgment; None if it has none, two that differ, or one that is not from 1 to `BEST`."""
-    found = {float(number) for number in _RATING.findall(judgment)}
-    if len(found) != 1:
-        return None
-    (rating,) = found
-    return rating if 1 <= rating <= BEST else None

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from typing_extensions import TypedDict
 
+from perturn.engines.judging.forms import NAME, Form
 from perturn.envs.json_rows import read_rows
 from perturn.errors import DataError
 from perturn.io.read_input import check_shape
 
-_NAME = re.compile(r"\{(\w+)\}")
 _FIRST, _SECOND = ("question", "answer"), ("question_1", "answer_1", "question_2", "answer_2")
 HOLDS = {
     "single-v1": _FIRST,
@@ -31,18 +28,6 @@ class _Row(TypedDict):
     prompt_template: str
 
 
-@dataclass(frozen=True)
-class Form:
-    """One way to ask for a rating."""
-
-    system: str
-    template: str
-
-    def fill(self, texts: Mapping[str, str]) -> str:
-        """The template with texts for its names; braces in a text are left as they are."""
-        return _NAME.sub(lambda name: texts.get(name[1], name[0]), self.template)
-
-
 def read_forms(file: Path) -> dict[str, Form]:
     """The four forms of a file; further ones are ignored.
 
@@ -55,7 +40,7 @@ def read_forms(file: Path) -> dict[str, Form]:
         found[row["name"]] = Form(row["system_prompt"], row["prompt_template"])
     for name, held in HOLDS.items():
         template = found[name].template if name in found else ""
-        if missing := [each for each in held if each not in _NAME.findall(template)]:
+        if missing := [each for each in held if each not in NAME.findall(template)]:
             raise DataError(
                 f"{file}: expected a form {name!r} whose prompt_template holds {{{'}, {'.join(held)}}}, got none with "
                 f"{{{missing[0]}}}. Correct it, or leave environment.judge.template out."

@@ -89,9 +89,9 @@ def _check_reward(recipe: Recipe, name: str, credit: Credit) -> None:
     Raises:
         ConfigError: Saying what to set.
     """
-    if recipe.reward is not None and REWARD not in policies_of(credit.needs):
+    if recipe.reward_model is not None and REWARD not in policies_of(credit.needs):
         raise ConfigError(
-            f"credit {name} reads no reward model of the run; leave reward out, or take credit.name=oprl without "
+            f"credit {name} reads no reward model of the run; leave reward.model out, or take credit.name=oprl without "
             "checkpoint."
         )
 
