@@ -26,7 +26,7 @@ name: judged
 model: {name: policy}
 environment: {name: "letters.py:Letters"}
 protocol: {name: tiny, format: action, system: Talk., max_turns: 3}
-engine: &server {name: api, base_url: URL, max_retries: 0}
+engine: &server {name: api, base_url: URL, max_retries: 3}
 explore: {per_iteration: 3, samples: 2, sampling: {temperature: 1.0, max_new_tokens: 4}}
 evaluate: {tasks: {split: test, n: 2}}
 reward:

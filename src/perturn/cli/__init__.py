@@ -7,6 +7,7 @@ import sys
 from perturn.cli import (  # noqa: F401  each registers its commands
     credit_commands,
     export_commands,
+    judge_commands,
     loop_commands,
     score_commands,
     setup_commands,
@@ -20,7 +21,7 @@ from perturn.io.atomic_write import is_storage_error, storage_error
 
 ORDER = (
     *("run", "collect", "pair", "credit", "train", "evaluate", "report", "study", "import-expert"),
-    *("init", "check-env", "check-credit", "convert"),
+    *("init", "check-env", "check-credit", "check-judge", "convert"),
     *("inspect", "watch", "verify", "list", "export", "compare", "play"),
 )
 """Order of the commands in `perturn --help`: the loop, in the order of its stages, comes first."""

@@ -64,7 +64,7 @@ class Recipe:
     align: Align | None = None
     """None: nothing is aligned."""
     reward: Reward | None = None
-    """What rewards episodes beside the environment. None: the environment alone does."""
+    """Rewards beside the environment's. None: the environment alone rewards."""
     credit: Annotated[Section | None, EntryOf("credits")] = None
     """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
     explore: Annotated[ExploreSettings | None, EXPLORER] = None

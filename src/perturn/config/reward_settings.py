@@ -1,4 +1,4 @@
-"""The section `reward` of a recipe: what rewards episodes beside the environment."""
+"""The section `reward` of a recipe: rewards beside the environment's."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class JudgeSettings:
     model: Annotated[str, MODEL]
     """Folder, Hub id or bundled name; with `engine.name=api` the model's name at its server."""
     rubric: str
-    """What is good and what is bad, in words for the judge. `{answer}`, or another key of the data of a task, stands
+    """Words for the judge on what is good and bad. `{answer}`, or another key of the data of a task, stands
     for its text."""
     engine: Annotated[Section, EntryOf("engines")] = field(default_factory=lambda: {"name": "api"})
     """`name` of the engine that serves the judge, and its settings."""
     scale: tuple[float, float] = (1.0, 10.0)
     """Lowest and highest rating."""
     of: Literal["episode", "turn"] = "episode"
-    """What is rated: a whole episode, which rewards its last turn, or each action in view of what came before it."""
+    """Part that is rated: a whole episode, which rewards its last turn, or each action in view of what came before."""
     samples: Annotated[int, COUNT] = 1
     """Ratings of each episode or turn. Several need a temperature above 0."""
     tries: Annotated[int, COUNT] = 3
@@ -80,7 +80,7 @@ class JudgeSettings:
 
 @dataclass(frozen=True)
 class Reward:
-    """What rewards episodes beside the environment: a judge, a model that learns in the run, or both."""
+    """Rewards beside the environment's: of a judge, of a model that learns in the run, or both."""
 
     judge: JudgeSettings | None = None
     """Rates the episodes that are explored, and those of the expert where rows compare them. None: nobody rates."""

@@ -46,7 +46,7 @@ class RunPaths:
     judgments = _File("judgments.jsonl")
     """Answers of a judge, in the folder of what it keeps."""
     judge = _File("judge")
-    """What a judge keeps."""
+    """Answers of the judge, and its ledger."""
     tracking = _File("tracking")
     """Files of TensorBoard or Weights & Biases."""
     summary = _File("summary.json")

@@ -7,7 +7,7 @@ measure.
 from perturn.stats.intervals import Bounds, Estimate, cluster_interval, mean_interval, rate_interval
 from perturn.stats.multiple_comparisons import holm, smallest_difference
 from perturn.stats.paired_tests import PairedComparison, paired_comparison
-from perturn.stats.rank_correlation import rank_correlation, spearman
+from perturn.stats.rank_correlation import kappa, rank_correlation, spearman
 from perturn.stats.seeds_and_tasks import (
     CrossedComparison,
     Spread,
@@ -29,6 +29,7 @@ __all__ = [
     "crossed_interval",
     "crossed_spread",
     "holm",
+    "kappa",
     "mean_interval",
     "paired_comparison",
     "rank_correlation",

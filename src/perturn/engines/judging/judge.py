@@ -20,7 +20,7 @@ _END = 100
 
 @dataclass(frozen=True)
 class Question:
-    """What a judge is asked."""
+    """A question to a judge."""
 
     system: str
     text: str
@@ -30,7 +30,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Judgment:
-    """What a judge said of one question in the end."""
+    """The ratings that a judge gave one question."""
 
     ratings: tuple[float, ...]
     """The rating of each sample that has one."""
@@ -57,7 +57,7 @@ class Judge:
     tries: int = 3
     """Judgments of one sample, at most."""
     answers: MutableMapping[str, str] = field(default_factory=dict)
-    """What was answered before, by the digest of the question; it grows."""
+    """Earlier answers by the digest of their question; the mapping grows."""
 
     def rate(self, questions: Sequence[Question]) -> list[Judgment]:
         """Return the judgment of each question, in order.
@@ -111,7 +111,7 @@ class Judge:
                 self.engine.forget(prompt.conversation)
 
     def _digest(self, prompt: Prompt) -> str:
-        """What an answer depends on, in short."""
+        """Return a digest of all that an answer depends on."""
         sampling = self.sampling
         told = [each["content"] for each in (*prompt.messages, *prompt.observation)]
         decoding = [sampling.temperature, sampling.top_p, sampling.max_new_tokens]

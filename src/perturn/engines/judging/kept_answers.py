@@ -1,4 +1,4 @@
-"""What a judge answered, kept in a file that only grows, so that a run that was stopped asks nothing twice."""
+"""Answers of a judge in a file that only grows, so that a run that was stopped asks nothing twice."""
 
 from __future__ import annotations
 
