@@ -18,6 +18,7 @@ from perturn.remaining import Remaining as Remaining
 from perturn.rules import EpisodeProtocol as EpisodeProtocol
 from perturn.rules import Message as Message
 from perturn.rules import Sampling as Sampling
+from perturn.rules import SimulatedUser as SimulatedUser
 
 SPARSE = {"sparse": True}
 """Metadata of a field that is written to a file only where it differs from its default."""
@@ -99,6 +100,9 @@ class Turn:
     """The way that is left before and after the action; None: not measured."""
     trained: bool = field(default=True, metadata=SPARSE)
     """Whether training may put loss on the action; see `carries_loss`."""
+    user_said: tuple[str, ...] = field(default=(), metadata=SPARSE)
+    """Texts of the user, in order, where the environment handed over the user's turn before this observation. A resumed
+    episode hears them again. They carry no loss."""
     environment_reward: float | None = field(default=None, metadata=SPARSE)
     """Reward that the environment gave, where `reward` is a judge's or has a judge's part; None: `reward` itself."""
 
@@ -155,6 +159,8 @@ class Trajectory:
     """Sample of the explored episode that these turns are of, where an episode was played on from there; else None."""
     filled_context: bool | None = field(default=None, metadata=SPARSE)
     """True where the episode was truncated since the model's context left no room for another answer; else None."""
+    user_said: tuple[str, ...] = field(default=(), metadata=SPARSE)
+    """Texts of the user after the last turn; see `Turn.user_said`."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)
     """Further variables for the chat template, such as `{"enable_thinking": False}`."""
 
@@ -279,6 +285,21 @@ class Prompt:
     conversation: str
     """Identity of the conversation, by which an engine may keep its keys and values."""
     tools: tuple[Mapping[str, Any], ...] = ()
+    of_user: bool = False
+    """Whether the answer is the user's, whom another model plays than the policy."""
+
+
+@dataclass(frozen=True)
+class UserTurn:
+    """The user's turn, which an environment hands over: a model speaks for the user, or a script does."""
+
+    instructions: str
+    """What the user knows, wants and does, for the system text of the user's model."""
+    heard: tuple[Message, ...]
+    """The conversation as the user sees it: the agent's texts as messages of the role `user`, and the user's own as
+    `assistant`. It ends with a message of the agent."""
+    scripted: str | None = None
+    """What the user says where no model plays the user; None: a model must."""
 
 
 @dataclass(frozen=True)
@@ -302,6 +323,9 @@ class Observation:
     results: tuple[str, ...] = ()
     """Results of the action's calls, one text a call in their order; `text` is then the user's next message,
     if anything."""
+    user: UserTurn | None = None
+    """The user's turn, which is handed over: what the user says is sent to `step`, and the answer to that is what the
+    policy sees. None: `text` says all."""
 
 
 class Environment(Protocol):

@@ -25,6 +25,7 @@ RECIPE = """
 name: judged
 model: {name: policy}
 environment: {name: "letters.py:Letters"}
+worlds: {processes: 0}
 protocol: {name: tiny, format: action, system: Talk., max_turns: 3}
 engine: &server {name: api, base_url: URL, max_retries: 3}
 explore: {per_iteration: 3, samples: 2, sampling: {temperature: 1.0, max_new_tokens: 4}}
@@ -251,7 +252,7 @@ def test_evaluations_have_the_environments_score_unless_the_recipe_says_otherwis
 
 def test_an_expert_that_rows_compare_is_rated_too(collect):
     """`left` and `right` have 0.75 from the judge, as the explored episodes have, and not the environment's reward."""
-    run, asked = collect("rows.name=expert-pairs", "align={loss: {name: dpo}}")
+    run, asked = collect("rows.name=expert-pairs")
 
     episodes = list(read_trajectories(run / "trajectories/expert.jsonl"))
     assert {one.total_reward for one in episodes} == {0.75}

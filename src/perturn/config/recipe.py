@@ -28,6 +28,7 @@ from perturn.config.sections import (
     Section,
     Sft,
     Train,
+    User,
     Worlds,
     require,
 )
@@ -55,6 +56,8 @@ class Recipe:
     """The rules of an episode; None: what the environment declares, else defaults, where anything is played."""
     engine: Annotated[Section, EntryOf("engines")] = field(default_factory=lambda: {"name": "local"})
     """`name` of what answers the prompts and its settings."""
+    user: User | None = None
+    """Plays the user, where the environment hands over the user's turn. None: the environment's script does."""
     base: Base | None = None
     """The model is made from nothing, and then `model.name` is `base`; None: it is there."""
     expert: Expert | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from perturn.bounds import MODEL, ROWS, SECONDS, SEED, TEMPLATE, Bound, EntryOf, bounded, check_bounds
-from perturn.types import Message
+from perturn.types import Message, Sampling
 
 TOKEN_BUDGET = 4096
 """Tokens that go through a model together, unless a setting says otherwise."""
@@ -238,6 +238,23 @@ class Align(Train):
     average of both and all between."""
     reference_decay: Annotated[float, Bound(least=0, below=1)] = 0.9
     """Share of itself that the moving average keeps when an iteration ends."""
+
+
+@dataclass(frozen=True)
+class User:
+    """A simulated user: a model that speaks where the environment hands over the user's turn, behind any engine."""
+
+    model: Annotated[str, MODEL]
+    """Folder, Hub id or bundled name; with `engine.name=api` the model's name at its server."""
+    engine: Annotated[Section, EntryOf("engines")] = field(default_factory=lambda: {"name": "api"})
+    """`name` of the engine that serves the user's model, and its settings."""
+    prompt: str | None = None
+    """System text of the user's model, in which `{instructions}` stands for the environment's; None: these alone."""
+    sampling: Sampling = field(default_factory=lambda: Sampling(max_new_tokens=256))
+    """How the user's answers are decoded."""
+
+    def __post_init__(self) -> None:
+        require("name" in self.engine, "engine.name is missing; `perturn list engines` shows them.")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from perturn.table_index import table
 _WORLD = ("seed", "environment", "protocol")
 _MODEL = ("model", "base")
 _LESSONS = ("base", "environment", "protocol")  # the base has a seed of its own
-_PLAY = (*_WORLD, *_MODEL, "engine", "deterministic")
+_PLAY = (*_WORLD, *_MODEL, "engine", "user", "deterministic")
 _JUDGE = "reward.judge"
 _SCORE = (
     _JUDGE,

@@ -327,6 +327,7 @@ def _may_differ(recipe: Recipe) -> set[str]:
         ("engine", "engines", recipe.engine),
         ("environment", "environments", recipe.environment or {}),
         ("reward.judge.engine", "engines", judge),
+        ("user.engine", "engines", recipe.user.engine if recipe.user else {}),
     )
     for section, kind, settings in sections:
         entry = table(kind).get(str(settings.get("name")))

@@ -47,6 +47,8 @@ class RunPaths:
     """Answers of a judge, in the folder of what it keeps."""
     judge = _File("judge")
     """Answers of the judge, and its ledger."""
+    user = _File("user")
+    """Ledger of the simulated user."""
     tracking = _File("tracking")
     """Files of TensorBoard or Weights & Biases."""
     summary = _File("summary.json")

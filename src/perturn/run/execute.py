@@ -208,6 +208,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     engine.check(lambda: locate("perturn.run.model_check:empty_base")(recipe), to_yaml(recipe))
     if recipe.judge is not None:
         check_side_engine(recipe.judge.engine, recipe.judge.model, ENGINE, to_yaml(recipe))
+    if recipe.user is not None:
+        check_side_engine(recipe.user.engine, recipe.user.model, "user.engine", to_yaml(recipe))
     renderer = None
     if engine.traits.serves_checkpoints:
         renderer = make_renderer(recipe, recipe.model.name) if recipe.base is None else None

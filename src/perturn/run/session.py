@@ -22,6 +22,7 @@ from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.display.episode_progress import episode_bar
 from perturn.display.progress_bars import console
 from perturn.engines import EngineSettings, Loaded, Serving, Updatable
+from perturn.engines.with_user import with_user
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.envs.world_process import ProcessWorlds, runs_here, world_count
@@ -35,7 +36,7 @@ from perturn.free_memory import release_memory
 from perturn.run.failure_limits import Failures
 from perturn.run.policy_origin import Maker
 from perturn.run.recorded_episodes import drop_broken, require_worlds, tell_filled
-from perturn.run.side_engines import checked_settings
+from perturn.run.side_engines import checked_settings, open_side_engine
 from perturn.run.stages.evaluation_strategy import PLAIN, Strategy, controlled
 from perturn.run.stages.judged_rewards import ENGINE, judge_file
 from perturn.run.task_lists import Panels, look_up, read_panels
@@ -45,6 +46,7 @@ from perturn.types import (
     Environment,
     EpisodeProtocol,
     Sampling,
+    SimulatedUser,
     Trajectory,
     failed,
     unjudged,
@@ -207,6 +209,7 @@ class Session:
     def __init__(self, run: Run) -> None:
         self.run, self.recipe = run, run.recipe
         self._engine: tuple[str, Engine] | None = None
+        self._user: Engine | None = None
         self._architecture = ""
 
     @cached_property
@@ -264,7 +267,10 @@ class Session:
         return True
 
     def release(self) -> None:
-        """Close the engine, if there is one."""
+        """Close the engines, if there are some."""
+        if self._user is not None:
+            user, self._user = self._user, None
+            user.close()
         if self._engine is not None:
             engine, self._engine = self._engine[1], None
             engine.close()
@@ -289,6 +295,8 @@ class Session:
     ) -> dict[str, int]:
         """Play the episodes that a file lacks with a policy, by a strategy, and have them judged; see `record`."""
         protocol = controlled(self.rules(policy), strategy.turns)
+        if self.recipe.user is not None:
+            protocol = replace(protocol, user=SimulatedUser(self.recipe.user.model, self.recipe.user.prompt))
         blocks = concurrency if self.recipe.deterministic else None
 
         def played(
@@ -297,9 +305,9 @@ class Session:
             retries = self.recipe.worlds.retries
             how: Any = {"protocol": protocol, "sampling": sampling, "retries": retries, "hear": hear}
             if blocks is None:
-                return play(missing, strategy.serve(self.engine(policy)), make, concurrency=at_once, **how)
+                return play(missing, self._serve(policy, strategy), make, concurrency=at_once, **how)
             require_worlds(what, min(blocks, len(missing)), at_once)
-            return play_blocks(blocks_of(missing, blocks), strategy.serve(self.engine(policy)), make, **how)
+            return play_blocks(blocks_of(missing, blocks), self._serve(policy, strategy), make, **how)
 
         counts = self.record(file, jobs, played, concurrency, what, blocks=blocks, protocol=protocol)
         if judged:
@@ -309,6 +317,15 @@ class Session:
         if ids:  # a server's answers have none, and its model may have no tokenizer here
             note_tokens(self.run.paths.tokens, ids, load_tokenizer(policy_path(self.run, policy)))
         return counts
+
+    def _serve(self, policy: str, strategy: Strategy) -> Engine:
+        """The engine that is asked for a policy's actions, and for what the user says."""
+        served, user = strategy.serve(self.engine(policy)), self.recipe.user
+        if user is None:
+            return served
+        if self._user is None:
+            self._user = open_side_engine(user.engine, user.model, "user.engine", self.run.paths.user)
+        return with_user(served, self._user, user.sampling)
 
     def judge(self, file: Path, what: str) -> dict[str, int]:
         """Write the rewards of the recipe's judge into a file of episodes, if there is a judge; counts of judgments."""

@@ -81,6 +81,7 @@ def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
     told = {policy: suffix for policy, suffix in asked.items() if suffix is not None}
     found |= {"told": told} if told else {}
     found |= {"judge": to_mapping(recipe.judge)} if recipe.judge and recipe.judge.evaluates else {}
+    found |= {"user": to_mapping(recipe.user)} if recipe.user else {}
     if settings.select is None:
         return found
     seen = {"sees_outcome": True} if traits_of(settings.select).sees_outcome else {}
