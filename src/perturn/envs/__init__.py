@@ -18,6 +18,7 @@ ENVIRONMENTS: Table[type[Environment]] = Table(
         "bfcl": "perturn.envs.bfcl.environment:Bfcl",
         "gymnasium": "perturn.envs.gymnasium:Gymnasium",
         "hotpotqa": "perturn.envs.hotpotqa.environment:HotpotQA",
+        "mcp": "perturn.envs.mcp.environment:Mcp",
         "mt-bench": "perturn.envs.mt_bench.environment:MTBench",
         "openenv": "perturn.envs.openenv:OpenEnv",
         "scienceworld": "perturn.envs.scienceworld.environment:ScienceWorld",
