@@ -22,6 +22,7 @@ ENVIRONMENTS: Table[type[Environment]] = Table(
         "mt-bench": "perturn.envs.mt_bench.environment:MTBench",
         "openenv": "perturn.envs.openenv:OpenEnv",
         "scienceworld": "perturn.envs.scienceworld.environment:ScienceWorld",
+        "tau3": "perturn.envs.tau3.environment:Tau3",
         "trl": "perturn.envs.trl_factory:TrlFactory",
         "webshop": "perturn.envs.webshop.environment:WebShop",
     },

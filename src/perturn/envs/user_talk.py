@@ -28,6 +28,11 @@ class UserTalk:
         self.over = False
         """Whether the user has ended the talk."""
 
+    @property
+    def heard(self) -> list[Message]:
+        """The talk so far."""
+        return list(self._heard)
+
     def hand_over(self, said: str = "") -> Observation:
         """Return the observation that hands over the user's turn.
 
