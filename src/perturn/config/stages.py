@@ -23,6 +23,7 @@ _SCORE = (
     "evaluate.tasks",
     "evaluate.sampling",
     "evaluate.concurrency",
+    "evaluate.samples",
     "evaluate.select",
     "evaluate.turns",
 )

@@ -189,7 +189,7 @@ def _cost(
         found = _controlled(found, recipe.evaluate.turns)
     candidates, taught = 1, False
     if not explores and recipe.evaluate:
-        episodes *= recipe.evaluate.candidates("episodes")
+        episodes *= recipe.evaluate.samples * recipe.evaluate.candidates("episodes")
         candidates, taught = recipe.evaluate.candidates("actions"), "explored" in recipe.evaluate.needs
     learned_from = f"{found.explore} {'explored ones' if recipe.explore else 'that another run explored'}"
     work = (

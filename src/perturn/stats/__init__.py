@@ -4,7 +4,7 @@ Pure functions on plain numbers. How often the intervals hold, `benchmarks/inter
 measure.
 """
 
-from perturn.stats.intervals import Bounds, Estimate, cluster_interval, mean_interval, rate_interval
+from perturn.stats.intervals import Bounds, Estimate, cluster_interval, mean_interval, pass_hat, rate_interval
 from perturn.stats.multiple_comparisons import holm, smallest_difference
 from perturn.stats.paired_tests import PairedComparison, paired_comparison
 from perturn.stats.rank_correlation import kappa, rank_correlation, spearman
@@ -32,6 +32,7 @@ __all__ = [
     "kappa",
     "mean_interval",
     "paired_comparison",
+    "pass_hat",
     "rank_correlation",
     "rate_interval",
     "smallest_difference",

@@ -32,7 +32,7 @@ def evaluate(session: Session, stage: Stage) -> None:
     run, recipe = session.run, session.recipe
     settings, tasks = recipe.evaluate, session.panels.tasks["evaluate"]
     assert settings is not None
-    jobs = make_jobs(tasks, recipe.seed, settings.candidates("episodes"))
+    jobs = make_jobs(tasks, recipe.seed, settings.samples * settings.candidates("episodes"))
     file, drawn = run.paths.evaluation(stage.policy), run.paths.drawn(stage.policy)
     selection = Selection(run, stage.policy, settings.select) if settings.select else None
     reranks, draws = settings.candidates("actions") > 1, settings.candidates("episodes") > 1
@@ -81,6 +81,7 @@ def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
     told = {policy: suffix for policy, suffix in asked.items() if suffix is not None}
     found |= {"told": told} if told else {}
     found |= {"judge": to_mapping(recipe.judge)} if recipe.judge and recipe.judge.evaluates else {}
+    found |= {"samples": settings.samples} if settings.samples > 1 else {}
     found |= {"user": to_mapping(recipe.user)} if recipe.user else {}
     if settings.select is None:
         return found
