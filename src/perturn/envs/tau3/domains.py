@@ -32,6 +32,7 @@ _REMEDY = (
     "(`pip install -e tau2-bench`), and name its folder data/tau2/domains in environment.data or that of data in "
     "$TAU2_DATA_DIR."
 )
+_SECTION = re.compile(r"\n(?=(?:Args|Returns|Raises):)")
 _ARGUMENT = re.compile(r"^\s{4,8}(\w+)(?: \([^)]*\))?:\s*(.+)$", re.MULTILINE)
 
 
@@ -134,7 +135,7 @@ def open_domain(domain: str, data: str | None) -> Domain:
     try:
         base = kind.model_validate(_json(database))
     except ValueError as error:  # of pydantic
-        raise DataError(f"{database}: {str(error)[:300]}. Get the file again.") from error
+        raise DataError(f"{database}: {' '.join(str(error).split())[:300]}. Get the file again.") from error
     rows = {}
     for number, row in enumerate(_json(tasks)):
         known = {key: row[key] for key in Row.__annotations__ if key in row}
@@ -178,8 +179,8 @@ def methods_of(tools: Any) -> dict[str, Callable[..., Any]]:
 def schema(method: Callable[..., Any]) -> dict[str, Any]:
     """Return the schema of a tool, of its signature and its docstring."""
     text = inspect.getdoc(method) or ""
-    said, _, rest = text.partition("\nArgs:\n")
-    described = dict(_ARGUMENT.findall(rest.partition("\nReturns:")[0]))
+    said, *sections = _SECTION.split(text)
+    described = dict(_ARGUMENT.findall("".join(each for each in sections if each.startswith("Args:"))))
     fields: dict[str, Any] = {}
     for name, each in inspect.signature(method).parameters.items():
         default = ... if each.default is each.empty else each.default
