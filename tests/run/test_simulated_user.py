@@ -9,6 +9,7 @@ from engines.serving import serve
 from perturn.config.recipe import read_recipe
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
+from perturn.report import summarize
 from perturn.run.execute import open_run, run_stages
 
 RECIPE = """
@@ -117,3 +118,23 @@ def test_a_users_missing_key_shows_before_work(do, monkeypatch):
     monkeypatch.delenv("OTHER_KEY", raising=False)
     with pytest.raises(ConfigError, match="OTHER_KEY is not set"):
         do("user.engine.api_key_env=OTHER_KEY")
+
+
+def test_several_episodes_of_each_task_tell_pass_hat_k(do):
+    """The apple is sold each time and the pear never: half of the tasks, however many episodes must succeed."""
+    run, _ = do("evaluate.samples=3", command="evaluate")
+
+    (row,) = summarize(run)["policies"]
+    assert (row["n"], row["success_rate"]) == (6, 0.5)
+    assert {k: (each["mean"], each["n"]) for k, each in row["pass_hat"].items()} == {
+        "1": (0.5, 2),
+        "2": (0.5, 2),
+        "3": (0.5, 2),
+    }
+    assert json.loads((run / "evaluation/protocol.json").read_text())["samples"] == 3
+
+
+def test_samples_beside_a_selector_are_refused(do, tmp_path):
+    words = ["evaluate.samples=2", "evaluate.select={name: outcome}"]
+    with pytest.raises(ConfigError, match="samples are all scored, and select scores one of several"):
+        read_recipe(tmp_path / "shop.yaml", words)
