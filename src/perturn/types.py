@@ -294,12 +294,12 @@ class UserTurn:
     """The user's turn, which an environment hands over: a model speaks for the user, or a script does."""
 
     instructions: str
-    """What the user knows, wants and does, for the system text of the user's model."""
+    """Facts, wishes and conduct of the user, for the system text of the user's model."""
     heard: tuple[Message, ...]
     """The conversation as the user sees it: the agent's texts as messages of the role `user`, and the user's own as
     `assistant`. It ends with a message of the agent."""
     scripted: str | None = None
-    """What the user says where no model plays the user; None: a model must."""
+    """The user's text where no model plays the user; None: a model must."""
 
 
 @dataclass(frozen=True)

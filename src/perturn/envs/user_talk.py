@@ -11,7 +11,7 @@ STOPS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 
 
 class UserTalk:
-    """What an agent and a user have said to each other, the user's turn, and whether the talk is over."""
+    """Messages of an agent and a user, the user's turn, and whether the talk is over."""
 
     def __init__(self, instructions: str, greeting: str, script: Sequence[str] = ()) -> None:
         """Nobody has spoken but the agent, who greets.

@@ -61,7 +61,7 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a tool returned, as text."""
+    """Result of a tool, as text."""
 
     text: str
     failed: bool = False

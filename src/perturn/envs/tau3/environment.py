@@ -178,7 +178,7 @@ def _called(methods: Mapping[str, Any], name: str, arguments: Mapping[str, Any])
 
 
 def _text(result: Any) -> str:
-    """What a tool returned, as the agent reads it."""
+    """Result of a tool, as the agent reads it."""
     return result if isinstance(result, str) else json.dumps(_plain(result), default=str)
 
 
@@ -199,7 +199,7 @@ def _is_told(wanted: Sequence[str], told: Sequence[str]) -> bool:
 
 
 def _scenario(row: Row) -> str:
-    """What the user knows and wants."""
+    """Facts and wishes of the user."""
     scenario = row["user_scenario"]
     instructions = scenario["instructions"]
     parts = (
