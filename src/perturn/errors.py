@@ -50,6 +50,10 @@ class NotComeBack(EnvironmentFailure):
     """A world did not answer recorded actions as it did when they were recorded."""
 
 
+class JudgeFailure(PerturnError):
+    """A judge gave no rating of an episode, or of one of its turns."""
+
+
 class WorldLost(EnvironmentFailure):
     """A world's process died or ran into a time limit; its episode may be played again."""
 

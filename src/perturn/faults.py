@@ -14,7 +14,7 @@ from typing import Any
 
 from perturn.errors import EnvironmentFailure
 from perturn.io.plain_data import fault, told
-from perturn.types import Environment, Observation, Task
+from perturn.types import Environment, Observation, Task, UserTurn
 
 _logger = logging.getLogger(__name__)
 
@@ -87,10 +87,25 @@ def observation_faults(answer: object) -> list[str]:
     for flag in ("terminated", "success", "valid"):
         if not isinstance(getattr(answer, flag), bool):
             found.append(f"{flag}={getattr(answer, flag)!r:.60}. Remedy: return True or False.")
+    if answer.user is not None and not _is_user_turn(answer.user):
+        found.append(
+            f"user={answer.user!r:.60}. Remedy: return perturn.types.UserTurn(instructions, heard, scripted)."
+        )
     for name in () if found else ("text", "state_key", "admissible", "tools", "results"):
         if problem := fault(getattr(answer, name), name):
             found.append(f"{problem}. Remedy: {_PLAIN}.")
     return found
+
+
+def _is_user_turn(given: object) -> bool:
+    """Whether an object is the user's turn, of plain data, that ends with a message of the agent."""
+    if not isinstance(given, UserTurn) or not isinstance(given.heard, tuple | list) or not given.heard:
+        return False
+    fields: list[object] = [given.instructions, *given.heard, given.scripted or ""]
+    messages = [
+        each for each in given.heard if isinstance(each, Mapping) and each.get("role") and "content" in each
+    ]
+    return len(messages) == len(given.heard) and fault(fields, "user") is None
 
 
 def sound(answer: Observation, call: str) -> Observation:

@@ -90,6 +90,24 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class SimulatedUser:
+    """A model that plays the user, where an environment hands the user's turn over."""
+
+    model: str
+    """Its name."""
+    prompt: str | None = None
+    """System text of the user's model, in which `{instructions}` stands for those of the environment; None: these."""
+
+    def system(self, instructions: str) -> str:
+        """Return the system text of the user's model.
+
+        Args:
+            instructions: Of the environment.
+        """
+        return instructions if self.prompt is None else self.prompt.replace("{instructions}", instructions)
+
+
+@dataclass(frozen=True)
 class EpisodeProtocol:
     """The rules an episode is played by; scores are comparable only under equal rules."""
 
@@ -116,6 +134,8 @@ class EpisodeProtocol:
     its own. None: the protocol leaves it open."""
     turns: TurnControl | None = None
     """A limit that takes the place of those above, reminders of it, and extensions. None: there are none."""
+    user: SimulatedUser | None = None
+    """Who plays the user, where the environment hands the user's turn over. None: its script does."""
 
     def __post_init__(self) -> None:
         for name in ("system", "suffix"):

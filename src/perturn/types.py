@@ -13,11 +13,12 @@ from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from perturn.checks import are_factors
-from perturn.errors import DataError, EngineFailure, NotComeBack
+from perturn.errors import DataError, EngineFailure, JudgeFailure, NotComeBack
 from perturn.remaining import Remaining as Remaining
 from perturn.rules import EpisodeProtocol as EpisodeProtocol
 from perturn.rules import Message as Message
 from perturn.rules import Sampling as Sampling
+from perturn.rules import SimulatedUser as SimulatedUser
 from perturn.turn_tree import OPENS as OPENS
 from perturn.turn_tree import Opening as Opening
 from perturn.turn_tree import misplaced
@@ -91,7 +92,7 @@ class Turn:
     """Messages since the previous action: user or tool messages. Empty if two actions follow each other."""
     action: Action
     reward: float = 0.0
-    """Reward the environment gave for this action."""
+    """Reward of this action: the environment's, unless a judge's has taken its place."""
     valid: bool = True
     """Whether the action could be parsed and the environment understood it."""
     state_key: str | None = None
@@ -107,6 +108,16 @@ class Turn:
     opens another sequence, as after a compaction or in a sub-agent."""
     opening: Opening | None = field(default=None, metadata=SPARSE)
     """Messages and tools before the observation of a turn that opens another sequence; None: the trajectory's own."""
+    user_said: tuple[str, ...] = field(default=(), metadata=SPARSE)
+    """Texts of the user, in order, where the environment handed over the user's turn before this observation. A resumed
+    episode hears them again. They carry no loss."""
+    environment_reward: float | None = field(default=None, metadata=SPARSE)
+    """Reward that the environment gave, where `reward` is a judge's or has a judge's part; None: `reward` itself."""
+
+    @property
+    def own_reward(self) -> float:
+        """Reward that the environment gave."""
+        return self.reward if self.environment_reward is None else self.environment_reward
 
     @property
     def carries_loss(self) -> bool:
@@ -156,6 +167,8 @@ class Trajectory:
     """Sample of the explored episode that these turns are of, where an episode was played on from there; else None."""
     filled_context: bool | None = field(default=None, metadata=SPARSE)
     """True where the episode was truncated since the model's context left no room for another answer; else None."""
+    user_said: tuple[str, ...] = field(default=(), metadata=SPARSE)
+    """Texts of the user after the last turn; see `Turn.user_said`."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)
     """Further variables for the chat template, such as `{"enable_thinking": False}`."""
 
@@ -222,6 +235,11 @@ class Trajectory:
 def failed(trajectory: Trajectory) -> bool:
     """Whether the environment or the engine raised; such an episode stays in every denominator."""
     return trajectory.status is Status.FAILED
+
+
+def unjudged(trajectory: Trajectory) -> bool:
+    """Whether an episode FAILED since a judge gave no rating of it, though it was played to its end."""
+    return failed(trajectory) and (trajectory.error or "").startswith(JudgeFailure.__name__)
 
 
 def unfinished(trajectory: Trajectory) -> bool:
@@ -313,6 +331,21 @@ class Prompt:
     """Texts that end this answer, besides the end of turn. The answer holds the one that ended it."""
     response_format: Mapping[str, Any] | None = None
     """Form that the answer must have, as in the chat-completions protocol, for engines that can keep to one."""
+    of_user: bool = False
+    """Whether the answer is the user's, whom another model plays than the policy."""
+
+
+@dataclass(frozen=True)
+class UserTurn:
+    """The user's turn, which an environment hands over: a model speaks for the user, or a script does."""
+
+    instructions: str
+    """Facts, wishes and conduct of the user, for the system text of the user's model."""
+    heard: tuple[Message, ...]
+    """The conversation as the user sees it: the agent's texts as messages of the role `user`, and the user's own as
+    `assistant`. It ends with a message of the agent."""
+    scripted: str | None = None
+    """The user's text where no model plays the user; None: a model must."""
 
 
 @dataclass(frozen=True)
@@ -336,6 +369,9 @@ class Observation:
     results: tuple[str, ...] = ()
     """Results of the action's calls, one text a call in their order; `text` is then the user's next message,
     if anything."""
+    user: UserTurn | None = None
+    """The user's turn, which is handed over: what the user says is sent to `step`, and the answer to that is what the
+    policy sees. None: `text` says all."""
 
 
 class Environment(Protocol):

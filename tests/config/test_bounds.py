@@ -34,7 +34,8 @@ FREE = {
         "cluster.address",
     ),
     *("sft.lora.target_modules", "align.lora.target_modules", "sft.scheduler", "align.scheduler"),
-    *("reward.tasks.split", "reward.lora.target_modules", "reward.scheduler", "reward.shared_prefix"),
+    *("reward.model.tasks.split", "reward.model.lora.target_modules", "reward.model.scheduler"),
+    *("reward.model.shared_prefix", "reward.judge.model", "reward.judge.rubric", "user.model", "user.prompt"),
     *("base.lora.target_modules", "base.scheduler", "base.shared_prefix"),
     *(
         "model.dtype",
@@ -69,7 +70,10 @@ def fields(kind, where=""):
 
 def with_value(path, value):
     """The small recipe with one setting more."""
-    data = small(cluster={"address": "auto"}) if path.startswith("cluster.") else small()
+    first, whole = path.partition(".")[0], {"cluster": {"address": "auto"}, "user": {"model": "m"}}
+    data = small(**{first: whole[first]} if first in whole else {})
+    if path.startswith("reward.judge."):
+        data = small(reward={"judge": {"model": "m", "rubric": "r"}})
     *sections, name = path.split(".")
     inner = data
     for section in sections:
@@ -145,7 +149,9 @@ def test_the_choices_of_a_recipe_are_known():
         "base.loss_on",
         "sft.loss_on",
         "align.reference",
-        "reward.reference",
+        "reward.judge.of",
+        "reward.judge.rewards",
+        "reward.model.reference",
     ]
 
 

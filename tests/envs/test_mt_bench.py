@@ -14,7 +14,8 @@ from perturn.data.store import read_trajectories
 from perturn.engines.api.settings import ApiSettings
 from perturn.envs.environment_check import check_environment
 from perturn.envs.mt_bench.environment import MT_BENCH, MTBench, read_tasks
-from perturn.envs.mt_bench.judge import HOLDS, OWN, JudgeSettings, open_engine, read_forms, read_rating
+from perturn.envs.mt_bench.judge import JudgeSettings, open_engine
+from perturn.envs.mt_bench.judge_prompts import HOLDS, OWN, read_forms
 from perturn.episodes.episode import Job, episode
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, RunError
 from perturn.types import Action, Status
@@ -68,7 +69,7 @@ def make(folder, server):
     def world(tries=3, template=None, **settings):
         asked = ApiSettings(**{"base_url": server.url, "max_retries": 0} | settings)
         made = MTBench(JudgeSettings("gpt-judge", asked, template, tries))
-        opened.append(made._judge._engine)
+        opened.append(made._judge.judge.engine)
         return made
 
     yield world
@@ -87,28 +88,6 @@ def played(world, number=0, answers=("First.", "Second.")):
             steps.send(Action(next(said)))
     except StopIteration as end:
         return end.value
-
-
-@pytest.mark.parametrize(
-    ("judgment", "rating"),
-    [
-        ("Good. [[7]]", 7),
-        ("Rating: [[ 7.5 ]]\nThat is all.", 7.5),
-        ("[[10]] as I said: [[10]]", 10),
-        ("[[1]]", 1),
-        ("Good.", None),
-        ("", None),
-        ("7/10, [7], [[seven]], [[rating]], [[8/10]]", None),
-        ("[[3]] or [[8]]", None),
-        ("[[0]]", None),
-        ("[[11]]", None),
-        ("[[-3]]", None),
-        ("[[777]]", None),
-    ],
-)
-def test_a_rating_is_one_number_from_1_to_10_in_two_pairs_of_brackets(judgment, rating):
-    """Anything else is none: no number is guessed."""
-    assert read_rating(judgment) == rating
 
 
 def test_rewards_are_the_ratings_over_20(make):

@@ -9,7 +9,8 @@ import yaml
 
 from perturn.config.parsing import build, parse
 from perturn.config.recipe import Recipe, read_recipe
-from perturn.config.sections import Base, Reward, Sft
+from perturn.config.reward_settings import RewardModel
+from perturn.config.sections import Base, Sft
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.rows import ROWS
@@ -77,7 +78,7 @@ def test_what_is_commented_out_is_the_default(file, loss, lora):
     data = yaml.safe_load(uncommented(file.read_text()))
     reward = data.pop("reward")  # which groups alone have
     assert {**reward, "loss": {"name": "dpo"}} | {"lora": None, "tasks": None} == (
-        dataclasses.asdict(Reward())
+        dataclasses.asdict(RewardModel())
     )
     assert build(LOSSES, reward["loss"], "") == build(LOSSES, {"name": "dpo"}, "")
     every = parse(Recipe, data)

@@ -36,7 +36,7 @@ from support.weights import weights_of
 from .kills import Forks
 from .online import GROUPS, recipe_of
 
-REWARD = "reward={learning_rate: 3.0e-3, batch_size: 2, epochs: 2}"
+REWARD = "reward={model: {learning_rate: 3.0e-3, batch_size: 2, epochs: 2}}"
 WORDS = [*GROUPS, "credit.name=oprl", REWARD, "iterations=2", "align.learning_rate=1.0e-4"]
 ALONE = ["explore.concurrency=1", "engine={name: local, speculate: false}"]
 """One episode at a time and no guesses, so that rounding is the same whenever it is killed."""
@@ -104,12 +104,12 @@ def test_the_model_learns_before_the_credit_reads_it(tmp_path):
         *(f"{name}-002" for name in names),
         "evaluate-ppo-clip-002",
     ]
-    made = [(one.policy, one.start, one.reference) for one in found.values() if one.section == "reward"]
+    made = [(one.policy, one.start, one.reference) for one in found.values() if one.section == "reward.model"]
     assert made == [("prm-001", "sft", "sft"), ("prm-002", "prm-001", "sft")]
     assert found["credit-002"].needs == ("explore-002", "reward-002")
     assert found["credit-002"].reference == "sft"
-    moving = stages(recipe_of(tmp_path, *WORDS, "reward.reference=previous"))
-    assert [one.reference for one in moving if one.section == "reward" or one.command == "credit"] == [
+    moving = stages(recipe_of(tmp_path, *WORDS, "reward.model.reference=previous"))
+    assert [one.reference for one in moving if one.section == "reward.model" or one.command == "credit"] == [
         *("sft", "sft"),
         *("ppo-clip-001", "ppo-clip-001"),
     ]
@@ -193,7 +193,7 @@ def test_pairs_of_a_reward_model_are_measured(forks):
     (forks.place / "perturn_measured.py").write_text(MEASURED)
     words = [*WORDS, "environment.name=perturn_measured:Measured", "iterations=1", "evaluate=null"]
     words += [
-        "reward={loss: {name: w-dpo}}",
+        "reward={model: {loss: {name: w-dpo}}}",
         "rows={name: groups}",
         "worlds.processes=0",
     ]
@@ -225,7 +225,7 @@ def test_a_run_that_is_killed_in_its_second_iteration_ends_as_the_other_did(fork
 @pytest.mark.slow
 def test_an_iteration_without_pairs_keeps_the_model(forks):
     """No gap is so large: the model stays what the loop began with, and the outcome alone counts, as in GRPO."""
-    forks.run("unpaired", "online.yaml", *WORDS, "iterations=1", "reward.threshold=9")
+    forks.run("unpaired", "online.yaml", *WORDS, "iterations=1", "reward.model.threshold=9")
     said = (forks.place / "unpaired.txt").read_text()
     run = forks.place / "runs" / "unpaired"
     episodes = list(read_trajectories(run / "trajectories/explore.jsonl"))
@@ -279,9 +279,9 @@ def test_the_first_policy_is_its_own_reference_and_the_second_is_not(forks):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["credit.name=oprl"], "add a section reward"),
-        (["credit.name=rloo", "reward={}"], "credit rloo reads no reward model of the run"),
-        (["credit={name: oprl, checkpoint: sft}", "reward={}"], "reads no reward model of the run"),
+        (["credit.name=oprl"], "add reward.model"),
+        (["credit.name=rloo", "reward={model: {}}"], "credit rloo reads no reward model of the run"),
+        (["credit={name: oprl, checkpoint: sft}", "reward={model: {}}"], "reads no reward model of the run"),
         (
             ["credit.name=progress-advantage", "align.reference=previous"],
             "would compare each policy with itself",
@@ -290,7 +290,10 @@ def test_the_first_policy_is_its_own_reference_and_the_second_is_not(forks):
         (["credit={name: progress-advantage, checkpoint: sft}"], "would compare each policy with itself"),
         (["credit={name: progress-advantage, checkpoint: ppo-clip-001}"], "is not there before the loop"),
         (["credit={name: progress-advantage, checkpoint: nowhere/model}"], "nowhere/model"),
-        (["credit.name=oprl", "reward.loss.name=sft"], "reward.loss.name must be a loss on pairs"),
+        (
+            ["credit.name=oprl", "reward.model.loss.name=sft"],
+            "reward.model.loss.name must be a loss on pairs",
+        ),
     ],
 )
 def test_what_could_not_be_compared_is_refused_before_work(place, monkeypatch, words, said):
@@ -300,8 +303,8 @@ def test_what_could_not_be_compared_is_refused_before_work(place, monkeypatch, w
 
 
 def test_a_reward_model_without_groups_is_refused(place):
-    with pytest.raises(ConfigError, match="reward is read by credits of groups alone"):
-        recipe_of(place, "reward={}")
+    with pytest.raises(ConfigError, match=r"reward\.model is read by credits of groups alone"):
+        recipe_of(place, "reward={model: {}}")
 
 
 def test_stored_episodes_of_a_policy_that_is_its_own_reference_are_refused(explored, tiny_folder):

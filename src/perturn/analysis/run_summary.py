@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,15 @@ from perturn.analysis.number_text import interval, number
 from perturn.analysis.run_contents import RecordedRun, read_run
 from perturn.episodes.triage import SIGNALS, signals_of
 from perturn.errors import RunError
-from perturn.stats import Estimate, PairedComparison, mean_interval, paired_comparison, rate_interval
+from perturn.stats import (
+    Estimate,
+    PairedComparison,
+    cluster_interval,
+    mean_interval,
+    paired_comparison,
+    pass_hat,
+    rate_interval,
+)
 from perturn.types import Trajectory, failed, score, succeeded
 
 
@@ -26,6 +34,7 @@ def summary_of(run: RecordedRun) -> dict[str, Any]:
         {
             "name": name,
             **policy_row(trajectories),
+            **_passed(trajectories),
             **_drawn(run, name),
             **_candidates(run, name),
             **_taught(run, name),
@@ -95,6 +104,23 @@ def _extended(run: RecordedRun, policy: str) -> dict[str, Any]:
             "action_tokens": counts.get(f"{mark}action_tokens", 0),
             "extended": counts["extended"],
             "extensions": counts["extensions"],
+        }
+    }
+
+
+def _passed(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Pass^k of a score with several episodes of each task: how often k of them all succeed."""
+    outcomes: dict[str, list[bool]] = {}
+    for one in trajectories:
+        outcomes.setdefault(one.task.id, []).append(succeeded(one))
+    most = min(map(len, outcomes.values()))
+    if most == 1:
+        return {}
+    counts = [(len(each), sum(each)) for each in outcomes.values()]
+    found = {k: pass_hat(counts, k) for k in range(1, most + 1)}
+    return {
+        "pass_hat": {
+            str(k): {"mean": one.mean, "interval": _ends(one), "n": one.n} for k, one in found.items()
         }
     }
 
@@ -183,8 +209,8 @@ def _set_row(name: str, items: Sequence[Trajectory]) -> dict[str, Any]:
 
 def policy_row(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """The scores of a policy's episodes; see `report.summarize`."""
-    mean = _mean([score(trajectory) for trajectory in trajectories])
-    success = rate_interval(sum(map(succeeded, trajectories)), len(trajectories))
+    mean = _mean(trajectories)
+    success = _success(trajectories)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     written = [turn.action.token_ids for turn in turns]
     return {
@@ -208,9 +234,9 @@ def _by_kind(evaluation: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[s
     table: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
     for name, trajectories in evaluation.items():
         for kind in kinds:
-            scores = [score(trajectory) for trajectory in trajectories if trajectory.task.kind == kind]
-            if scores:
-                mean = _mean(scores)
+            its = [trajectory for trajectory in trajectories if trajectory.task.kind == kind]
+            if its:
+                mean = _mean(its)
                 table[kind][name] = {"n": mean.n, "mean_score": mean.mean, "interval": _ends(mean)}
     return table
 
@@ -220,8 +246,20 @@ def _percentile(counts: Sequence[int], percent: int) -> int:
     return sorted(counts)[math.ceil(percent * len(counts) / 100) - 1]
 
 
-def _mean(scores: Sequence[float]) -> Estimate:
-    return mean_interval(scores, bounds=_bounds(scores))
+def _mean(trajectories: Sequence[Trajectory]) -> Estimate:
+    """Mean score; episodes of one task may be alike."""
+    scores, tasks = [score(one) for one in trajectories], [one.task.id for one in trajectories]
+    if len(set(tasks)) == len(tasks):
+        return mean_interval(scores, bounds=_bounds(scores))
+    return replace(cluster_interval(scores, tasks, bounds=_bounds(scores)), n=len(scores))
+
+
+def _success(trajectories: Sequence[Trajectory]) -> Estimate:
+    """Success rate; episodes of one task may be alike."""
+    solved, tasks = [succeeded(one) for one in trajectories], [one.task.id for one in trajectories]
+    if len(set(tasks)) == len(tasks):
+        return rate_interval(sum(solved), len(solved))
+    return cluster_interval([float(each) for each in solved], tasks)
 
 
 def _bounds(scores: Sequence[float]) -> tuple[float, float] | None:

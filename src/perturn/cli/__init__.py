@@ -7,6 +7,7 @@ import sys
 from perturn.cli import (  # noqa: F401  each registers its commands
     credit_commands,
     export_commands,
+    judge_commands,
     log_commands,
     loop_commands,
     score_commands,
@@ -22,7 +23,7 @@ from perturn.io.atomic_write import is_storage_error, storage_error
 
 ORDER = (
     *("run", "collect", "pair", "credit", "train", "evaluate", "serve", "report", "study", "import-expert"),
-    *("init", "check-env", "check-credit", "convert", "import-logs"),
+    *("init", "check-env", "check-credit", "check-judge", "convert", "import-logs"),
     *("inspect", "watch", "verify", "list", "export", "compare", "play"),
 )
 """Order of the commands in `perturn --help`: the loop, in the order of its stages, comes first."""

@@ -34,6 +34,11 @@ def print_summary(summary: Mapping[str, Any]) -> None:
             str(row["failed"]),
         )
     results.print(table)
+    for row in summary["policies"]:
+        found = row.get("pass_hat", {}).items()
+        said = [f"pass^{k} {number(each['mean'])} [{interval(each['interval'])}]" for k, each in found]
+        if said:
+            results.print(f"{row['name']}: {', '.join(said)}", markup=False, soft_wrap=True)
     if stamp:
         results.print(protocol_line(stamp), style="dim", markup=False, soft_wrap=True)
     for sentence in cost_lines(summary["policies"]):

@@ -126,8 +126,18 @@ def explorer_faults(recipe: Recipe) -> Iterator[str]:
 def row_faults(recipe: Recipe) -> Iterator[str]:
     """Yield how sections contradict the rows of the alignment."""
     grouped = recipe.rows is not None and recipe.rows.traits.makes == "groups"
-    if recipe.reward is not None and not grouped:
-        yield "reward is read by credits of groups alone; take rows.name=groups, or leave it out."
+    if recipe.reward_model is not None and not grouped:
+        yield "reward.model is read by credits of groups alone; take rows.name=groups, or leave it out."
+    judge, corrects = recipe.judge, recipe.rows is not None and recipe.rows.traits.corrects
+    if judge is not None and recipe.explore is None and not judge.evaluates:
+        yield (
+            "reward.judge rates what is explored, and the recipe explores nothing; set explore or "
+            "reward.judge.evaluates."
+        )
+    if judge is not None and corrects:
+        yield (
+            "reward.judge rates no corrections, which the rows compare with the episodes that it rates; leave it out."
+        )
     if recipe.rows is None:
         return
     name, traits = name_of(table(ROWS.table), type(recipe.rows)), recipe.rows.traits

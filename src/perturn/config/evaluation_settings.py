@@ -40,6 +40,9 @@ class Evaluate:
     concurrency: Annotated[int, COUNT] = 16
     every: Annotated[int, COUNT] = 1
     """Score the policy of every so many iterations, and of the last one."""
+    samples: Annotated[int, COUNT] = 1
+    """Episodes of each task, all of which are scored. Several tell pass^k: how often k of them all succeed. They need a
+    temperature above 0, or a world or user that is not always the same."""
     select: Annotated[Section | None, EntryOf("selectors", Candidates)] = None
     """`name` of what chooses one of several candidates, at a temperature above 0; what it chooses among; and its
     settings. None: each task is played once, and one action is sampled at each turn."""
@@ -49,6 +52,8 @@ class Evaluate:
     def __post_init__(self) -> None:
         check_bounds(self)
         if self.select is not None:
+            if self.samples > 1:
+                raise ValueError("samples are all scored, and select scores one of several; leave one out.")
             if "name" not in self.select:
                 raise ValueError("select.name is missing; `perturn list selectors` shows them.")
             shared = {key: self.select[key] for key in asdict(Candidates()) if key in self.select}

@@ -14,6 +14,7 @@ from perturn.config.compatibility import explorer_faults, row_faults
 from perturn.config.evaluation_settings import Evaluate
 from perturn.config.explorer_settings import EXPLORER, ExploreSettings
 from perturn.config.parsing import apply_overrides, build_entry, parse, refuse_secrets
+from perturn.config.reward_settings import JudgeSettings, Reward, RewardModel
 from perturn.config.row_maker_settings import ROWS, RowMaker
 from perturn.config.sections import (
     COUNT,
@@ -23,9 +24,10 @@ from perturn.config.sections import (
     Expert,
     ModelSettings,
     ProtocolSettings,
-    Reward,
     Section,
     Sft,
+    Train,
+    User,
     Worlds,
     refuse,
 )
@@ -34,6 +36,8 @@ from perturn.errors import ConfigError, did_you_mean
 from perturn.io.read_input import LONGEST_YAML, parse_yaml, read_text, user_path
 
 _CODE = re.compile(r"([^:\n]+\.py):(\w+)")
+REWARD_MODEL = "reward.model"
+"""Section of the training of a reward model."""
 _LONGEST_NAME = 200
 """Bytes of a run's name; file systems allow 255."""
 
@@ -51,6 +55,8 @@ class Recipe:
     """The rules of an episode; None: what the environment declares, else defaults, where anything is played."""
     engine: Annotated[Section, EntryOf("engines")] = field(default_factory=lambda: {"name": "local"})
     """`name` of what answers the prompts and its settings."""
+    user: User | None = None
+    """Plays the user, where the environment hands over the user's turn. None: the environment's script does."""
     base: Base | None = None
     """The model is made from nothing, and then `model.name` is `base`; None: it is there."""
     expert: Expert | None = None
@@ -60,7 +66,7 @@ class Recipe:
     align: Align | None = None
     """None: nothing is aligned."""
     reward: Reward | None = None
-    """A reward model learns in each iteration, for credits of groups that read it, such as oprl. None: none does."""
+    """Rewards beside the environment's. None: the environment alone rewards."""
     credit: Annotated[Section | None, EntryOf("credits")] = None
     """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
     explore: Annotated[ExploreSettings | None, EXPLORER] = None
@@ -108,6 +114,21 @@ class Recipe:
             )
         if self.base is not None and self.model.chat_template is not None:
             yield "model.chat_template must be left out with base, whose tokenizer has its own."
+
+    @property
+    def reward_model(self) -> RewardModel | None:
+        """The reward model that learns in each iteration; None: none does."""
+        return self.reward.model if self.reward else None
+
+    @property
+    def judge(self) -> JudgeSettings | None:
+        """The judge of episodes; None: nobody rates them."""
+        return self.reward.judge if self.reward else None
+
+    def training(self, section: str) -> Train | None:
+        """Return the settings of a training by the dotted name of its section, such as `align` or `reward.model`."""
+        found: Train | None = self.reward_model if section == REWARD_MODEL else getattr(self, section)
+        return found
 
     def _complete(self) -> None:
         """Add the sections that others need, and refuse those that lack what they need."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from perturn.bounds import MODEL, ROWS, SECONDS, SEED, TEMPLATE, Bound, EntryOf, bounded, check_bounds
-from perturn.types import Message
+from perturn.types import Message, Sampling
 
 TOKEN_BUDGET = 4096
 """Tokens that go through a model together, unless a setting says otherwise."""
@@ -245,26 +245,21 @@ class Align(Train):
 
 
 @dataclass(frozen=True)
-class Reward(Train):
-    """An implicit reward model that learns in each iteration from own pairs, before the credit reads it.
+class User:
+    """A simulated user: a model that speaks where the environment hands over the user's turn, behind any engine."""
 
-    It begins as the policy that the first iteration starts from, and then goes on from the iteration before. A pair is
-    one of two explored episodes of a task: the best over the worst, then the second best over the second worst, and so
-    on. An iteration without a pair leaves it as it is.
-    """
+    model: Annotated[str, MODEL]
+    """Folder, Hub id or bundled name; with `engine.name=api` the model's name at its server."""
+    engine: Annotated[Section, EntryOf("engines")] = field(default_factory=lambda: {"name": "api"})
+    """`name` of the engine that serves the user's model, and its settings."""
+    prompt: str | None = None
+    """System text of the user's model, in which `{instructions}` stands for the environment's; None: these alone."""
+    sampling: Sampling = field(default_factory=lambda: Sampling(max_new_tokens=256))
+    """How the user's answers are decoded."""
 
-    loss: Annotated[Section, EntryOf("losses")] = field(default_factory=lambda: {"name": "dpo"})
-    """`name` of a loss on pairs and its settings."""
-    learning_rate: Annotated[float, Bound(above=0)] = 1e-6
-    """Peak learning rate of AdamW, with a fresh optimizer and schedule in each iteration."""
-    threshold: Annotated[float, Bound(least=0)] = 0.0
-    """Score gap that a pair must exceed."""
-    per_group: Annotated[int, COUNT] | None = None
-    """Pairs of a task, at most; None: as many as there are, each episode in one."""
-    reference: Literal["previous", "start"] = "start"
-    """Reference of the model, in training and for its rewards: the policy that the first iteration started from
-    (start), or the one that explored (previous), as OPRL has it. With start, a model that has met no pair yet rewards
-    nothing."""
+    def __post_init__(self) -> None:
+        if "name" not in self.engine:
+            raise ValueError("engine.name is missing; `perturn list engines` shows them.")
 
 
 @dataclass(frozen=True)

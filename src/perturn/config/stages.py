@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from perturn.config.explorer_settings import ExploreSettings
-from perturn.config.recipe import Recipe
+from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.row_maker_settings import ROWS, RowTraits
 from perturn.table import name_of
 from perturn.table_index import table
@@ -16,15 +16,18 @@ from perturn.table_index import table
 _WORLD = ("seed", "environment", "protocol")
 _MODEL = ("model", "base")
 _LESSONS = ("base", "environment", "protocol")  # the base has a seed of its own
-_PLAY = (*_WORLD, *_MODEL, "engine", "deterministic")
+_PLAY = (*_WORLD, *_MODEL, "engine", "user", "deterministic")
+_JUDGE = "reward.judge"
 _SCORE = (
+    _JUDGE,
     "evaluate.tasks",
     "evaluate.sampling",
     "evaluate.concurrency",
+    "evaluate.samples",
     "evaluate.select",
     "evaluate.turns",
 )
-_EXPERT = (*_WORLD, "expert")
+_EXPERT = (*_WORLD, "expert", _JUDGE)
 _SFT = (*_EXPERT, *_MODEL, "sft")
 _EXPLORE = (*_SFT, *_PLAY)
 _LOOP = (*_EXPLORE, "explore", "reward", "rows", "credit", "align")
@@ -45,7 +48,7 @@ class Stage:
     policy: str = ""
     """The policy that acts, or that training makes."""
     section: str = ""
-    """The section of the recipe that has the settings of a training: base, sft, reward or align."""
+    """The section of the recipe that has the settings of a training: base, sft, reward.model or align."""
     start: str = ""
     """The policy that training starts from."""
     reference: str = ""
@@ -166,7 +169,7 @@ def _first(recipe: Recipe) -> Iterator[Stage]:
         yield Stage("lessons", "collect", "perturn.run.stages.pretraining_stage:show_lessons", reads=_LESSONS)
         does, reads = "perturn.run.stages.train_stage:train", (*_LESSONS, "model")
         yield Stage("base", "train", does, ("lessons",), "base", "base", reads=reads)
-    if recipe.sft or recipe.expert or _reads_expert(recipe):
+    if recipe.sft or recipe.expert or compares_expert(recipe):
         own = recipe.expert is not None and recipe.expert.file is not None
         does = (
             "perturn.run.stages.collect_stage:bring_expert"
@@ -242,14 +245,14 @@ def _reference(recipe: Recipe, number: int) -> str:
 
 def _judged(recipe: Recipe, explore: str, its: Any) -> Iterator[Stage]:
     """The stages that make an iteration's reward model: pairs of own episodes, and training on them."""
-    if recipe.reward is None:
+    if recipe.reward_model is None:
         return
     number, end = its["iteration"], its["mark"]
     yield Stage(f"prefer{end}", "pair", "perturn.run.stages.row_stage:prefer", (explore,), **its)
     model, before = (reward_model_of(recipe, each) for each in (number, number - 1))
-    seen = policy_of(recipe, 0 if recipe.reward.reference == "start" else number - 1)
+    seen = policy_of(recipe, 0 if recipe.reward_model.reference == "start" else number - 1)
     does, needs = "perturn.run.stages.train_stage:train", (f"prefer{end}",)
-    yield Stage(f"reward{end}", "train", does, needs, model, "reward", before, seen, **its)
+    yield Stage(f"reward{end}", "train", does, needs, model, REWARD_MODEL, before, seen, **its)
 
 
 def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its: Any) -> Iterator[Stage]:
@@ -263,7 +266,7 @@ def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its:
     branched = traits.explored and recipe.explore is not None and recipe.explore.rounds
     needs = (
         *((explore,) if traits.explored else ()),
-        *(("expert",) if _reads_expert(recipe) else ()),
+        *(("expert",) if compares_expert(recipe) else ()),
         *((f"branch{end}",) if branched else ()),
         *(stage.name for stage in by),
     )
@@ -272,7 +275,7 @@ def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its:
     yield Stage(f"{name}{end}", command, does, needs, reference=reference, **its)
 
 
-def _reads_expert(recipe: Recipe) -> bool:
+def compares_expert(recipe: Recipe) -> bool:
     """Whether rows are made of the expert's episodes, or of branches of these."""
     of_his = recipe.explore is not None and recipe.explore.traits.expert
     return of_his or (recipe.rows is not None and recipe.rows.traits.expert)
@@ -283,7 +286,7 @@ def _rows_read(recipe: Recipe, before: tuple[str, ...]) -> tuple[str, ...]:
 
     Of several iterations reward models are let go, and so nobody else makes the weights that follow from them.
     """
-    if recipe.reward is not None and recipe.iterations > 1:
+    if recipe.reward_model is not None and recipe.iterations > 1:
         return ()
     if not before or not makes(recipe, "groups"):
         return before and (*before, "explore", "rows")

@@ -317,8 +317,14 @@ def _compared(recipe: Recipe) -> dict[str, Any]:
 def _may_differ(recipe: Recipe) -> set[str]:
     """Keys that do not change what a run makes, only where, how fast and how far; each is marked at its field."""
     found = efforts(Recipe)
-    for section, kind in (("engine", "engines"), ("environment", "environments")):
-        settings = getattr(recipe, section) or {}  # a recipe that plays nothing has no environment
+    judge = recipe.judge.engine if recipe.judge else {}
+    sections = (  # a recipe that plays nothing has no environment
+        ("engine", "engines", recipe.engine),
+        ("environment", "environments", recipe.environment or {}),
+        ("reward.judge.engine", "engines", judge),
+        ("user.engine", "engines", recipe.user.engine if recipe.user else {}),
+    )
+    for section, kind, settings in sections:
         entry = table(kind).get(str(settings.get("name")))
         found |= {f"{section}.{name}" for name in efforts(entry)} if entry is not None else set()
     return found

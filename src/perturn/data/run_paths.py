@@ -43,6 +43,12 @@ class RunPaths:
     """The protocol that scores were made under."""
     ledger = _File("api.jsonl")
     """Answers that were bought."""
+    judgments = _File("judgments.jsonl")
+    """Answers of a judge, in the folder of what it keeps."""
+    judge = _File("judge")
+    """Answers of the judge, and its ledger."""
+    user = _File("user")
+    """Ledger of the simulated user."""
     tracking = _File("tracking")
     """Files of TensorBoard or Weights & Biases."""
     summary = _File("summary.json")

@@ -77,6 +77,8 @@ class Turns:
     def hear(self, said: Prompt | Trajectory) -> None:
         """Take note of a prompt, which follows a turn unless it is the first one, or of the end of an episode."""
         if isinstance(said, Prompt):
+            if said.of_user:
+                return
             self._come_to(said.conversation, self._running.get(said.conversation, -1) + 1)
             return
         conversation = Job(said.task, said.seed, said.sample).conversation

@@ -13,6 +13,7 @@ from typing import Any
 from perturn.envs.abilities import abilities_of
 from perturn.envs.async_worlds import awaited
 from perturn.envs.remote_worlds import survives_json
+from perturn.envs.scripted_user import ScriptedUser
 from perturn.envs.user_environment import OwnWorld, lacking, playable
 from perturn.episodes.tool_calls import ToolAction, ToolCall, expert_action, write_action
 from perturn.errors import by_reason
@@ -46,7 +47,7 @@ def check_environment(make: Callable[[], Any], split: str = "train", episodes: i
         return found.told()
     label = getattr(make, "__name__", type(made).__name__)
     found.say(lacking(made, label))
-    environment = made if isinstance(made, OwnWorld) else OwnWorld(made, label)
+    environment = ScriptedUser(made if isinstance(made, OwnWorld) else OwnWorld(made, label))
     name: object = environment.name
     if not isinstance(name, str) or not name:
         found.add(

@@ -25,7 +25,7 @@ from perturn.faults import UNAWAITED, is_unawaited, sound
 from perturn.io import plain_data
 from perturn.io.plain_data import mismatch
 from perturn.traits import Ability, EnvironmentTraits, Form, traits_of
-from perturn.types import EpisodeProtocol, Observation, Task
+from perturn.types import EpisodeProtocol, Observation, Task, UserTurn
 
 RAISED: dict[str, type[PerturnError]] = {
     "setting": ConfigError,
@@ -132,13 +132,13 @@ class PlainWorld:
     def reset(self, task: dict[str, Any], seed: int) -> dict[str, Any]:
         """Start an episode."""
         self._playing = True
-        return _fields(Observation, sound(self._env.reset(Task(**task), seed), "reset"))
+        return _plain_observation(sound(self._env.reset(Task(**task), seed), "reset"))
 
     def step(self, action: str) -> dict[str, Any]:
         """Take one action."""
         if not self._playing:  # the world that did is lost
             raise EnvironmentFailure("no episode is running: call reset before step.")
-        return _fields(Observation, sound(self._env.step(action), "step"))
+        return _plain_observation(sound(self._env.step(action), "step"))
 
     def ability(self, name: str, arguments: Sequence[Any]) -> Any:
         """Call an optional method.
@@ -209,9 +209,17 @@ def _fields(kind: type[Task | Observation], value: Task | Observation) -> dict[s
     return {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
 
 
+def _plain_observation(seen: Observation) -> dict[str, Any]:
+    """An observation as plain data."""
+    user = None if seen.user is None else dataclasses.asdict(seen.user)
+    return _fields(Observation, seen) | {"user": user}
+
+
 def _observation(fields: dict[str, Any]) -> Observation:
     """An observation from plain data; JSON has no tuples."""
-    return Observation(**fields | {key: tuple(fields[key]) for key in ("admissible", "tools", "results")})
+    user = fields["user"] and UserTurn(**fields["user"] | {"heard": tuple(fields["user"]["heard"])})
+    tuples = {key: tuple(fields[key]) for key in ("admissible", "tools", "results")}
+    return Observation(**fields | tuples | {"user": user})
 
 
 def _packed(form: Form, value: Any, what: str) -> Any:

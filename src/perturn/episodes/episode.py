@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 from perturn.episodes.calls.call import Tools
 from perturn.episodes.formats import FORMATS, Format
+from perturn.episodes.job import Job as Job
 from perturn.episodes.prompts import recalled, shown, system_prompt, window, with_suffix
 from perturn.episodes.tool_calls import ToolCall, as_text, understand, write_action
 from perturn.episodes.turn_budget import Allowance
+from perturn.episodes.user_turns import User
 from perturn.errors import ContextFull, EngineFailure, EnvironmentFailure, NotComeBack, RunError
 from perturn.faults import sound
 from perturn.io.plain_data import fault, mended, told
@@ -34,30 +36,18 @@ from perturn.types import (
 Episode = Generator[Prompt, Action, Trajectory]
 
 
-@dataclass(frozen=True)
-class Job:
-    """One episode to play."""
-
-    task: Task
-    seed: int
-    sample: int = 0
-    begun: Trajectory | None = None
-    """An episode to play on: the world is reset as it was for this one, and its turns come first."""
-    kept: int | None = None
-    """How many of them; None: all."""
-    window: int | None = None
-    """Turns that are played now, at most; an episode that could go on is then left UNFINISHED. None: all."""
-
-    @property
-    def conversation(self) -> str:
-        """Identity of its conversation."""
-        return f"{self.task.id}#{self.sample}"
-
-
-def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: str = "") -> Episode:
+def episode(
+    env: Environment,
+    job: Job,
+    *,
+    protocol: EpisodeProtocol,
+    policy: str = "",
+    user_said: Sequence[Sequence[str]] = (),
+) -> Episode:
     """Play one episode: yields prompts, is sent actions, returns the trajectory.
 
-    An environment that plays its episodes itself does so.
+    An environment that plays its episodes itself does so. Where another hands over the user's turn, the prompt of the
+    user's model is yielded too.
 
     An exception of the environment, or one thrown in by the driver, ends in a trajectory marked FAILED that keeps
     the turns played so far; and so does a world that does not come back to where a begun episode was. `ContextFull`
@@ -68,6 +58,8 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
         job: The task, the seed of the episode and the index among the task's samples.
         protocol: Rules to play by.
         policy: Identity of the policy that will answer.
+        user_said: Texts of the user before each turn, which are said again; beyond them, and beyond those of a begun
+            episode, the user's model is asked or its script speaks.
     """
     if traits_of(env).plays_itself:
         playing: Any = env
@@ -79,7 +71,8 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
     record = _unplayed(env, job, protocol, policy)
     turns: list[Turn] = []
     try:
-        seen = _posed(env, job.task, record.seed, protocol)
+        user = User(env, job, protocol, [*user_said, *_said_before(job)])
+        seen = yield from user.speak(_posed(env, job.task, record.seed, protocol), 0)
         allowance = Allowance(protocol, job.task, seen)
         seen = replace(seen, text=with_suffix(seen.text, protocol.suffix))
         record = replace(record, tools=seen.tools)
@@ -97,14 +90,17 @@ def episode(env: Environment, job: Job, *, protocol: EpisodeProtocol, policy: st
             action, command, calls = _read(action, reader, record.tools)
             reminded = replace(before, text=reader.reminder, reward=0.0, valid=False, results=())
             seen = reminded if command is None else _answer(env, command, calls)
+            said = user.said
+            seen = yield from user.speak(seen, len(turns) + 1)
             allowance.spend(seen)
             later = recalled(heard, before, protocol)
-            turns.append(Turn(heard, action, seen.reward, seen.valid, before.state_key, later))
+            turn = Turn(heard, action, seen.reward, seen.valid, before.state_key, later, user_said=said)
+            turns.append(turn)
         if job.begun is not None and len(turns) <= len(begun):
             raise NotComeBack(
                 f"the world ended at turn {len(turns)}, before it had come back to turn {len(begun)}."
             )
-        record = _stopped(record, seen, allowance.left)
+        record = replace(_stopped(record, seen, allowance.left), user_said=user.said)
     except (RunError, KeyboardInterrupt, GeneratorExit):  # no other episode would fare better, or is wanted
         raise
     except ContextFull as error:
@@ -126,6 +122,14 @@ def _posed(env: Environment, task: Task, seed: int, protocol: EpisodeProtocol) -
     if problem := misfit(seen, protocol):
         raise EnvironmentFailure(f"{env.name} {problem}")
     return seen
+
+
+def _said_before(job: Job) -> list[tuple[str, ...]]:
+    """Texts of the user before each turn of a begun episode that is kept, and before the turn after them."""
+    if job.begun is None:
+        return []
+    said = [*(turn.user_said for turn in job.begun.turns), job.begun.user_said]
+    return said[: len(job.begun.turns[: job.kept]) + 1]
 
 
 def _prompt(record: Trajectory, job: Job, turns: Sequence[Turn], heard: tuple[Message, ...]) -> Prompt:
@@ -194,7 +198,7 @@ def _check_back(recorded: Sequence[Turn], turns: Sequence[Turn], heard: tuple[Me
     """
     at = len(turns)
     told = (heard, recorded[at].observation if at < len(recorded) else heard)
-    then = [each.reward for each in recorded[:at]]
+    then = [each.own_reward for each in recorded[:at]]
     rewards = [each.reward for each in turns]
     if told[0] != told[1]:
         texts = [json.dumps(each, ensure_ascii=False) for each in told]  # repr would quote them in two ways

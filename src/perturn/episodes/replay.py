@@ -38,7 +38,8 @@ def replay(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) ->
         DataError: If the world answers otherwise.
     """
     task = recorded.task
-    steps = episode(env, Job(task, recorded.seed, recorded.sample), protocol=protocol)
+    said = [turn.user_said for turn in recorded.turns]
+    steps = episode(env, Job(task, recorded.seed, recorded.sample), protocol=protocol, user_said=said)
     script = [turn.action for turn in recorded.turns]
     again = play_script(steps, script, EngineFailure("the episode was recorded no further."))
     for index, turn in enumerate(recorded.turns):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from perturn.config.recipe import Recipe
+from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.stages import Stage, makes, stages, starts_over
 from perturn.data.file_seals import read_manifest, refuse_damage, without_removed
 from perturn.data.run_folder import resolve_recipe, run_folder
@@ -189,7 +189,7 @@ def _cost(
         found = _controlled(found, recipe.evaluate.turns)
     candidates, taught = 1, False
     if not explores and recipe.evaluate:
-        episodes *= recipe.evaluate.candidates("episodes")
+        episodes *= recipe.evaluate.samples * recipe.evaluate.candidates("episodes")
         candidates, taught = recipe.evaluate.candidates("actions"), "explored" in recipe.evaluate.needs
     learned_from = f"{found.explore} {'explored ones' if recipe.explore else 'that another run explored'}"
     work = (
@@ -263,7 +263,8 @@ def _training_cost(
     recipe: Recipe, stage: Stage, found: Episodes, machine: Machine
 ) -> tuple[str, float, float]:
     once = stage.section if stage.section in ("base", "sft") else None
-    settings, judges = getattr(recipe, stage.section), stage.section == "reward"
+    settings, judges = recipe.training(stage.section), stage.section == REWARD_MODEL
+    assert settings is not None
     on_pairs = judges or (once is None and makes(recipe, "pairs"))
     own = recipe.rows.traits.source if recipe.rows and once is None and not judges else None
     rows, what = getattr(found, once) if once else _members(recipe, found), "episodes"

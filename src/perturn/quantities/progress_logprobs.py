@@ -72,13 +72,13 @@ class ProgressLogprobs(Quantity):
             PerturnError: Saying what to set.
         """
         recipe, reads = planned.recipe, role_of(request) == REWARD
-        if reads and recipe.reward is None:
+        if reads and recipe.reward_model is None:
             raise ConfigError(
                 "credit.checkpoint is missing: the run trains no reward model, which the credit reads; name one, such "
                 "as a policy of the run that learned from pairs."
                 if planned.stored
-                else f"{planned.reader} reads a reward model that learns in each iteration; add a section reward, such "
-                "as reward: {}, or name a trained one in credit.checkpoint."
+                else f"{planned.reader} reads a reward model that learns in each iteration; add reward.model, such "
+                "as reward: {model: {}}, or name a trained one in credit.checkpoint."
             )
         names = planned.references
         if names and all(progress_policy(request, recipe, number) == name for number, name in names.items()):

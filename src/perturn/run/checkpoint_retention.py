@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perturn.config.recipe import Recipe
+from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.stages import Stage, average_of, is_scored, mark, policy_of, reward_model_of
 from perturn.data.run_folder import Run
 from perturn.data.run_paths import OPTIMIZER
@@ -25,9 +25,9 @@ def let_go(run: Run, stage: Stage) -> None:
     """
     recipe = run.recipe
     models = (reward_model_of(recipe, iteration) for iteration in range(1, stage.iteration))
-    files = [run.paths.checkpoint(model) for model in models] if recipe.reward else []
+    files = [run.paths.checkpoint(model) for model in models] if recipe.reward_model else []
     # A reward model is made while the policy of the iteration before still acts.
-    for iteration in range(1, stage.iteration - (stage.section == "reward")):
+    for iteration in range(1, stage.iteration - (stage.section == REWARD_MODEL)):
         policy = run.paths.checkpoint(policy_of(recipe, iteration))
         files += [policy / name for name in OPTIMIZER] if is_scored(recipe, iteration) else [policy]
         files += run.paths.all_carried(mark(recipe, iteration))

@@ -40,7 +40,9 @@ from perturn.run.session import (
     make_renderer,
     world_maker,
 )
+from perturn.run.side_engines import check_side_engine
 from perturn.run.stages.branch_stage import check_explorer
+from perturn.run.stages.judged_rewards import ENGINE
 from perturn.run.stages.measure_distance import check_corrector, check_pathfinder
 from perturn.run.stages.pretraining_stage import check_teacher
 from perturn.run.stages.row_stage import ROWS_OF, check_made
@@ -189,6 +191,10 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     if recipe.environment is not None and plays_itself(recipe.environment):
         locate("perturn.run.stages.agent_checks:check_agent")(recipe)
     engine.check(lambda: locate("perturn.run.model_check:empty_base")(recipe), to_yaml(recipe))
+    if recipe.judge is not None:
+        check_side_engine(recipe.judge.engine, recipe.judge.model, ENGINE, to_yaml(recipe))
+    if recipe.user is not None:
+        check_side_engine(recipe.user.engine, recipe.user.model, "user.engine", to_yaml(recipe))
     renderer = None
     if engine.traits.serves_checkpoints:
         renderer = make_renderer(recipe, recipe.model.name) if recipe.base is None else None

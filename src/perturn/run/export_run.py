@@ -106,7 +106,8 @@ def export_policy(run: Path, output: Path, policy: str | None = None) -> str:
 def model_card(run: RecordedRun, recipe: Recipe, policy: str) -> str:
     """The card of a policy: where it comes from, its scores with n, interval and protocol, and its recipe."""
     trained = {stage.policy: stage.section for stage in stages(recipe) if stage.command == "train"}
-    part = getattr(recipe, trained[policy])
+    part = recipe.training(trained[policy])
+    assert part is not None
     loss = str(part.loss["name"])
     head: dict[str, Any] = {
         "library_name": "transformers",

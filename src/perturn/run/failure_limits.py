@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 
 from perturn.errors import EnvironmentFailure
-from perturn.types import Trajectory, failed
+from perturn.types import Trajectory, failed, unjudged
 
 _FIRST = 8
 """Episodes that end before they are judged, or as many as are played at a time: those that fail may end first."""
@@ -28,7 +28,8 @@ class Failures:
 
     def add(self, trajectories: Iterable[Trajectory]) -> Failures:
         """Take these into account, in the order in which they ended."""
-        self._errors.extend(one.error or "no reason" if failed(one) else None for one in trajectories)
+        for one in trajectories:
+            self._errors.append(one.error or "no reason" if failed(one) and not unjudged(one) else None)
         return self
 
     def restart(self, trajectories: Iterable[Trajectory]) -> None:

@@ -27,7 +27,7 @@ def go_on(args: TurnConfig, run: Run, stage: Stage, rows: int) -> None:
     settings = recipe.align
     assert settings is not None
     if stage.iteration > 1:
-        args.seed = seed_of(recipe.seed, stage.section, stage.iteration)
+        args.seed = seed_of(recipe.seed, stage.section.partition(".")[0], stage.iteration)
     if stage.section != "align" or settings.minibatches is None:
         return
     before = run.paths.checkpoint(stage.start)

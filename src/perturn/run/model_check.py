@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from perturn.chat.tokens import Renderer
-from perturn.config.recipe import Recipe
+from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.sections import Lora
 from perturn.errors import ConfigError, within
 from perturn.policy.models import add_adapters, check_vocabulary, context_length, empty_model, new_model
@@ -45,7 +45,7 @@ def check_model(recipe: Recipe, trains: bool, renderer: Renderer | None) -> None
     limit, most = context_length(model), recipe.model.max_length
     if limit is not None and most is not None and most > limit:
         raise ConfigError(f"model.max_length must be <= {limit}, the model's own limit, got {most}.")
-    for name, settings in (("sft", recipe.sft), ("reward", recipe.reward), ("align", recipe.align)):
+    for name, settings in ((name, recipe.training(name)) for name in ("sft", REWARD_MODEL, "align")):
         if settings is not None and settings.lora is not None:
             with within(f"{name}.lora: "):
                 add_adapters(empty_base(recipe), lora_config(settings.lora), recipe.seed)

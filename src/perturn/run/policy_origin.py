@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.chat.model_names import resolve_model
-from perturn.config.recipe import Recipe
+from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.stages import Stage, explored_before, learned_from, stages
 from perturn.data.file_seals import Seals, file_digest, read_manifest, refuse_damage
 from perturn.data.run_files import Stamp, read_note
@@ -66,7 +66,7 @@ class Maker:
 
     def lack(self, needs: Needs) -> str | None:
         """Why its recipe does not provide what a selector needs; None: it does."""
-        acting = [one.policy for one in self._training if one.section != "reward"]
+        acting = [one.policy for one in self._training if one.section != REWARD_MODEL]
         if self.policy not in acting:
             return f"{self.policy} is no policy that {self.folder} trains to act; name one of {', '.join(acting)}."
         if "start" in needs and self.start is None:

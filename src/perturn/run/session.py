@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,7 +12,6 @@ from perturn.chat.model_names import load_tokenizer, resolve_model
 from perturn.chat.templates import chat_template
 from perturn.chat.tokens import Renderer
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
-from perturn.config.parsing import build
 from perturn.config.recipe import Recipe
 from perturn.config.sections import ProtocolSettings
 from perturn.config.stages import suffix_of
@@ -22,7 +21,8 @@ from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.display.episode_progress import episode_bar
 from perturn.display.progress_bars import console
-from perturn.engines import ENGINES, EngineSettings, Loaded, Serving, Updatable
+from perturn.engines import EngineSettings, Loaded, Serving, Updatable
+from perturn.engines.with_user import with_user
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.envs.world_process import ProcessWorlds, plays_itself, runs_here, world_count
@@ -35,11 +35,22 @@ from perturn.faults import closing_world
 from perturn.free_memory import release_memory
 from perturn.run.failure_limits import Failures
 from perturn.run.policy_origin import Maker
+from perturn.run.recorded_episodes import drop_broken, require_worlds, tell_filled
+from perturn.run.side_engines import checked_settings, open_side_engine
 from perturn.run.stages.evaluation_strategy import PLAIN, Strategy, controlled
+from perturn.run.stages.judged_rewards import ENGINE, judge_file
 from perturn.run.task_lists import Panels, look_up, read_panels
-from perturn.table import check_names, locate
-from perturn.traits import EngineTraits
-from perturn.types import Engine, Environment, EpisodeProtocol, Sampling, Trajectory, failed
+from perturn.table import locate
+from perturn.types import (
+    Engine,
+    Environment,
+    EpisodeProtocol,
+    Sampling,
+    SimulatedUser,
+    Trajectory,
+    failed,
+    unjudged,
+)
 
 WorldMaker = Callable[[], Environment]
 Player = Callable[[Sequence[Job], WorldMaker, int, Hear], Iterator[Trajectory]]
@@ -154,15 +165,7 @@ def engine_settings(recipe: Recipe) -> EngineSettings:
     Raises:
         ConfigError: If there is no such engine, a setting is wrong, or a foreign engine lacks a part of its contract.
     """
-    settings: EngineSettings = build(ENGINES, recipe.engine, "engine")
-    check_names(type(settings), kind="engine", known=("check", "open"), traits=EngineTraits)
-    missing = [part for part in ("traits", "check", "open") if not hasattr(settings, part)]
-    if missing:
-        raise ConfigError(
-            f"engine {recipe.engine['name']!r} lacks {', '.join(missing)}; its settings must keep the Protocol "
-            "perturn.engines.EngineSettings."
-        )
-    return settings
+    return checked_settings(recipe.engine, "engine")
 
 
 def open_engine(run: Run, policy: str) -> Engine:
@@ -204,6 +207,7 @@ class Session:
     def __init__(self, run: Run) -> None:
         self.run, self.recipe = run, run.recipe
         self._engine: tuple[str, Engine] | None = None
+        self._user: Engine | None = None
         self._architecture = ""
 
     @cached_property
@@ -261,7 +265,10 @@ class Session:
         return True
 
     def release(self) -> None:
-        """Close the engine, if there is one."""
+        """Close the engines, if there are some."""
+        if self._user is not None:
+            user, self._user = self._user, None
+            user.close()
         if self._engine is not None:
             engine, self._engine = self._engine[1], None
             engine.close()
@@ -282,9 +289,12 @@ class Session:
         concurrency: int,
         what: str,
         strategy: Strategy = PLAIN,
+        judged: bool = True,
     ) -> dict[str, int]:
-        """Play the episodes that a file lacks with a policy, by a strategy; see `record`."""
+        """Play the episodes that a file lacks with a policy, by a strategy, and have them judged; see `record`."""
         protocol = controlled(self.rules(policy), strategy.turns)
+        if self.recipe.user is not None:
+            protocol = replace(protocol, user=SimulatedUser(self.recipe.user.model, self.recipe.user.prompt))
         blocks = concurrency if self.recipe.deterministic else None
 
         def played(
@@ -293,16 +303,36 @@ class Session:
             retries = self.recipe.worlds.retries
             how: Any = {"protocol": protocol, "sampling": sampling, "retries": retries, "hear": hear}
             if blocks is None:
-                return play(missing, strategy.serve(self.engine(policy)), make, concurrency=at_once, **how)
-            _require_worlds(what, min(blocks, len(missing)), at_once)
-            return play_blocks(blocks_of(missing, blocks), strategy.serve(self.engine(policy)), make, **how)
+                return play(missing, self._serve(policy, strategy), make, concurrency=at_once, **how)
+            require_worlds(what, min(blocks, len(missing)), at_once)
+            return play_blocks(blocks_of(missing, blocks), self._serve(policy, strategy), make, **how)
 
         counts = self.record(file, jobs, played, concurrency, what, blocks=blocks, protocol=protocol)
+        if judged:
+            counts |= self.judge(file, what)
         turns = (turn for one in read_trajectories(file) for turn in one.turns)
         ids = {token for turn in turns for token in turn.action.token_ids or ()}
         if ids:  # a server's answers have none, and its model may have no tokenizer here
             note_tokens(self.run.paths.tokens, ids, load_tokenizer(policy_path(self.run, policy)))
         return counts
+
+    def _serve(self, policy: str, strategy: Strategy) -> Engine:
+        """The engine that is asked for a policy's actions, and for what the user says."""
+        served, user = strategy.serve(self.engine(policy)), self.recipe.user
+        if user is None:
+            return served
+        if self._user is None:
+            self._user = open_side_engine(user.engine, user.model, "user.engine", self.run.paths.user)
+        return with_user(served, self._user, user.sampling)
+
+    def judge(self, file: Path, what: str) -> dict[str, int]:
+        """Write the rewards of the recipe's judge into a file of episodes, if there is a judge; counts of judgments."""
+        if self.recipe.judge is None:
+            return {}
+        if checked_settings(self.recipe.judge.engine, ENGINE).traits.serves_checkpoints:
+            self.release()  # two models may not fit
+        found = judge_file(self.recipe, self.run.paths.judge, file, what)
+        return found | outcomes(read_trajectories(file))
 
     def record(
         self,
@@ -341,10 +371,10 @@ class Session:
             failures = Failures(self.recipe.worlds.max_failed, len(jobs), concurrency)
             failures.add(store.read())
             if again or failures.too_many:
-                if dropped := store.drop(failed):
+                if dropped := store.drop(lambda one: failed(one) and not unjudged(one)):
                     console.print(f"{dropped} failed episodes are played again")
                 failures.restart(store.read())
-            if blocks is not None and _drop_broken(store, blocks_of(jobs, blocks)):
+            if blocks is not None and drop_broken(store, blocks_of(jobs, blocks)):
                 failures.restart(store.read())
             held = store.keys()
             missing = [job for job in jobs if (job.task.id, job.sample) not in held]
@@ -361,29 +391,5 @@ class Session:
                         shown.advance()
                         failures.add([trajectory]).refuse(what)
             counts = outcomes(store.read())
-        _tell_filled(what, counts)
+        tell_filled(what, counts)
         return counts
-
-
-def _tell_filled(what: str, counts: Mapping[str, int]) -> None:
-    """Tell how many episodes filled the model's context, if any did."""
-    if filled := counts.get("filled_context"):
-        says = "filled the model's context; they were truncated there, as at the turn limit, and keep their rewards"
-        console.print(f"{what}: {filled} of {counts['episodes']} {says}")
-
-
-def _drop_broken(store: TrajectoryStore, blocks: Iterable[Sequence[Job]]) -> int:
-    """Take what is stored of blocks that are not whole out of a file; how many episodes that was."""
-    held = store.keys()
-    keys = [{(job.task.id, job.sample) for job in block} for block in blocks]
-    broken = {key for block in keys if not block <= held for key in block & held}
-    return store.drop(lambda one: one.key in broken)
-
-
-def _require_worlds(what: str, wanted: int, most: int) -> None:
-    """Refuse to play a block for whose worlds there is no room."""
-    if most < wanted:
-        raise ConfigError(
-            f"{what}: deterministic plays {wanted} at the same time, but there is room for {most} worlds; lower their "
-            "concurrency, which is the size of a block, or raise worlds.processes."
-        )

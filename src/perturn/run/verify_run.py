@@ -105,7 +105,7 @@ def _read_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> list[Path]:
     trains = stage.command == "train"
     policies = [stage.start, stage.reference] if trains else [stage.policy]
     found = [paths.checkpoint(policy) for policy in policies if policy not in ("", "base")]
-    if stage.command == "credit" and recipe.reward is not None:
+    if stage.command == "credit" and recipe.reward_model is not None:
         found.append(paths.checkpoint(reward_model_of(recipe, stage.iteration)))
     if stage.iteration == 1:
         return found

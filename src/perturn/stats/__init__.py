@@ -4,9 +4,9 @@ Pure functions on plain numbers. How often the intervals hold, `benchmarks/inter
 measure.
 """
 
-from perturn.stats.intervals import Bounds, Estimate, cluster_interval, mean_interval, rate_interval
+from perturn.stats.intervals import Bounds, Estimate, cluster_interval, mean_interval, pass_hat, rate_interval
 from perturn.stats.paired_tests import PairedComparison, holm, paired_comparison, smallest_difference
-from perturn.stats.rank_correlation import rank_correlation, spearman
+from perturn.stats.rank_correlation import kappa, rank_correlation, spearman
 from perturn.stats.seeds_and_tasks import (
     CrossedComparison,
     Spread,
@@ -28,8 +28,10 @@ __all__ = [
     "crossed_interval",
     "crossed_spread",
     "holm",
+    "kappa",
     "mean_interval",
     "paired_comparison",
+    "pass_hat",
     "rank_correlation",
     "rate_interval",
     "smallest_difference",

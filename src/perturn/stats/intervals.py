@@ -164,6 +164,28 @@ def cluster_interval(
     return Estimate(mean, min(low, mean), max(high, mean), count)
 
 
+def pass_hat(outcomes: Sequence[tuple[int, int]], k: int, confidence: float = 0.95) -> Estimate:
+    """Pass^k: the probability that k episodes of a task all succeed, averaged over tasks, with its interval.
+
+    Of a task with c successes in n episodes, C(c, k) / C(n, k) is unbiased.
+
+    Source: Yao et al. 2024, "tau-bench: A Benchmark for Tool-Agent-User Interaction in Real-World Domains",
+    arXiv:2406.12045, Section 3.
+    Differs: the interval over tasks is ours.
+
+    Args:
+        outcomes: Episodes and successes of each task.
+        k: Episodes that all succeed, at most the fewest of a task.
+        confidence: As in `mean_interval`.
+
+    Raises:
+        ValueError: If a task has fewer episodes than k.
+    """
+    if k < 1 or any(n < k for n, _ in outcomes):
+        raise ValueError(f"k must be from 1 to the fewest episodes of a task, got {k}.")
+    return mean_interval([math.comb(c, k) / math.comb(n, k) for n, c in outcomes], confidence)
+
+
 def checked(values: Sequence[float], name: str, bounds: Bounds) -> Floats:
     """The values as an array; refuses none, and one that is not finite or outside the bounds."""
     sample = np.asarray(values, dtype=np.float64)

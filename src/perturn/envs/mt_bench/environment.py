@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from perturn.envs.benchmark import NO_EPISODE, check_known, short_hash
 from perturn.envs.json_rows import read_rows
-from perturn.envs.mt_bench.judge import BEST, Judge, JudgeSettings
+from perturn.envs.mt_bench.judge import SCALE, Examiner, JudgeSettings
 from perturn.errors import DataError, EnvironmentFailure
 from perturn.io.read_input import check_shape, user_path
 from perturn.traits import EnvironmentTraits
@@ -59,7 +59,7 @@ class MTBench:
             data: Folder of the questions. None: `$MTBENCH_DATA`.
         """
         self._tasks = read_tasks(data)
-        self._judge = Judge(judge)
+        self._judge = Examiner(judge)
         digest = short_hash(repr([[task.data for task in self._tasks], sorted(self._judge.forms.items())]))
         self.name = f"mt-bench-1-{judge.model}-{digest[:8]}"
         self._task: Task | None = None
@@ -82,7 +82,7 @@ class MTBench:
             raise EnvironmentFailure(NO_EPISODE)
         self._answers.append(action)
         self._ratings.append(self._rate(self._task))
-        reward = self._ratings[-1] / (2 * BEST)
+        reward = self._ratings[-1] / (2 * SCALE[1])
         if len(self._answers) == 1:
             return Observation(self._task.data["turns"][1], reward=reward)
         self._task = None

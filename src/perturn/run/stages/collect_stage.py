@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perturn.config.stages import Stage, mark, starts_over
+from perturn.config.stages import Stage, compares_expert, mark, starts_over
 from perturn.data.episode_outcomes import outcomes
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
@@ -69,6 +69,8 @@ def show_expert(session: Session, stage: Stage) -> None:
             counts |= session.record(file, jobs, played, at_once, "expert episodes", again=True)
         else:
             counts |= outcomes(read_trajectories(file))
+        if compares_expert(recipe):
+            counts |= session.judge(file, "expert episodes")
 
 
 def bring_expert(session: Session, stage: Stage) -> None:
@@ -87,6 +89,8 @@ def bring_expert(session: Session, stage: Stage) -> None:
             for one in own_episodes(source):
                 store.append(one)
             counts |= outcomes(store.read())
+        if compares_expert(session.recipe):
+            counts |= session.judge(target, "expert episodes")
 
 
 def own_episodes(source: Path) -> Iterator[Trajectory]:

@@ -75,9 +75,9 @@ def _sample_faults(recipe: Recipe, name: str, credit: Credit) -> Iterator[str]:
 
 def _reward_faults(recipe: Recipe, name: str, credit: Credit) -> Iterator[str]:
     """Yield a reward model that nothing reads."""
-    if recipe.reward is not None and REWARD not in policies_of(credit.needs):
+    if recipe.reward_model is not None and REWARD not in policies_of(credit.needs):
         yield (
-            f"credit {name} reads no reward model of the run; leave reward out, or take credit.name=oprl without "
+            f"credit {name} reads no reward model of the run; leave reward.model out, or take credit.name=oprl without "
             "checkpoint."
         )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.config.evaluation_settings import Evaluate
+from perturn.config.parsing import to_mapping
 from perturn.config.sections import Section
 from perturn.config.stages import Stage, stages, suffix_of
 from perturn.data.episode_outcomes import outcomes
@@ -31,7 +32,7 @@ def evaluate(session: Session, stage: Stage) -> None:
     run, recipe = session.run, session.recipe
     settings, tasks = recipe.evaluate, session.panels.tasks["evaluate"]
     assert settings is not None
-    jobs = make_jobs(tasks, recipe.seed, settings.candidates("episodes"))
+    jobs = make_jobs(tasks, recipe.seed, settings.samples * settings.candidates("episodes"))
     file, drawn = run.paths.evaluation(stage.policy), run.paths.drawn(stage.policy)
     selection = Selection(run, stage.policy, settings.select) if settings.select else None
     reranks, draws = settings.candidates("actions") > 1, settings.candidates("episodes") > 1
@@ -49,6 +50,7 @@ def evaluate(session: Session, stage: Stage) -> None:
             settings.concurrency,
             f"evaluating {stage.policy}",
             strategy,
+            judged=recipe.judge is not None and recipe.judge.evaluates,
         )
         if settings.turns:
             rules = controlled(session.rules(stage.policy), settings.turns)
@@ -78,6 +80,9 @@ def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
     }
     told = {policy: suffix for policy, suffix in asked.items() if suffix is not None}
     found |= {"told": told} if told else {}
+    found |= {"judge": to_mapping(recipe.judge)} if recipe.judge and recipe.judge.evaluates else {}
+    found |= {"samples": settings.samples} if settings.samples > 1 else {}
+    found |= {"user": to_mapping(recipe.user)} if recipe.user else {}
     if settings.select is None:
         return found
     seen = {"sees_outcome": True} if traits_of(settings.select).sees_outcome else {}

@@ -145,5 +145,6 @@ def correct(env: Any, begun: Trajectory, turns: int, protocol: EpisodeProtocol) 
     script = [turn.action for turn in kept.turns]
     script += [Action(write(thought, action)) for thought, action in onward]
     failure = EngineFailure(f"the task was not finished after the expert's {len(onward)} actions.")
-    steps = episode(env, Job(begun.task, begun.seed, begun.sample), protocol=protocol, policy="expert")
+    job, said = Job(begun.task, begun.seed, begun.sample), [turn.user_said for turn in kept.turns]
+    steps = episode(env, job, protocol=protocol, policy="expert", user_said=said)
     return replace(play_script(steps, script, failure), taken_over=turns)

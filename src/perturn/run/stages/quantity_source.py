@@ -66,7 +66,7 @@ class RunSource(Source):
             EXPLORER: explorer,
             REFERENCE: reference or reference_of_iteration(recipe, iteration),
             START: start or policy_of(recipe, 0),
-            **({REWARD: reward_model_of(recipe, iteration)} if recipe.reward else {}),
+            **({REWARD: reward_model_of(recipe, iteration)} if recipe.reward_model else {}),
         }
         self._open: dict[str, Reader] = {}
         self.states = states or {}

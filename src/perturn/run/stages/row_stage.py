@@ -68,7 +68,7 @@ def make_rows(session: Session, stage: Stage) -> None:
 
 def prefer(session: Session, stage: Stage) -> None:
     """Pair an iteration's episodes with each other by how they ended, for its reward model; there may be no pair."""
-    run, settings = session.run, session.recipe.reward
+    run, settings = session.run, session.recipe.reward_model
     assert settings is not None
     file, played = run.paths.preferences(stage.mark), _explored(run, stage)
     with run.stage(stage.name, file) as counts:

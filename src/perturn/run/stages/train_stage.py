@@ -21,7 +21,7 @@ from transformers.trainer_callback import PrinterCallback
 from perturn.chat.model_names import load_tokenizer
 from perturn.chat.tokens import NO_TURN
 from perturn.chat.word_tokenizer import learn, make_tokenizer
-from perturn.config.recipe import Recipe
+from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.sections import Train
 from perturn.config.stages import Stage, average_of, makes
 from perturn.data.run_files import note_tokens
@@ -64,7 +64,7 @@ def train(session: Session, stage: Stage) -> None:
         if rows:
             counts |= _train(session, stage, rows, episodes)
         elif leads():
-            what = "reward model" if stage.section == "reward" else "policy"
+            what = "reward model" if stage.section == REWARD_MODEL else "policy"
             console.print(f"nothing to learn from; the {what} stays as it is", style="yellow")
             counts["examples"] = 0
             stay(run, stage)
@@ -82,14 +82,14 @@ def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
         return taught(run), None
     if stage.name == "sft":
         return expert_episodes(session), None
-    if stage.section == "reward":
+    if stage.section == REWARD_MODEL:
         return list(read_pairs(run.paths.preferences(stage.mark))), None
     return read_groups(run, stage) if makes(recipe, "groups") else (read_rows(run, stage), None)
 
 
 def _settings(recipe: Recipe, stage: Stage) -> Train:
     """The section of a training stage."""
-    settings = getattr(recipe, stage.section)
+    settings = recipe.training(stage.section)
     assert isinstance(settings, Train)
     return settings
 

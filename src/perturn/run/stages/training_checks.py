@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from perturn.chat.templates import chat_template
-from perturn.config.recipe import Recipe
+from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.sections import Train
 from perturn.data.run_folder import run_folder
 from perturn.errors import ConfigError, within
@@ -49,8 +49,8 @@ def check_training(recipe: Recipe) -> None:
     Raises:
         ConfigError: If a setting is wrong, or what it needs is not installed.
     """
-    sections = ("base", "sft", "reward", "align")
-    for name, settings in ((name, getattr(recipe, name)) for name in sections):
+    sections = ("base", "sft", REWARD_MODEL, "align")
+    for name, settings in ((name, recipe.training(name)) for name in sections):
         if settings is None:
             continue
         rows = _rows_for(recipe, name)
@@ -82,14 +82,14 @@ def _rows_for(recipe: Recipe, name: str) -> str:
     """The kind of rows that a training stage has."""
     if name == "align" and recipe.rows is not None:
         return recipe.rows.traits.makes
-    return "pairs" if name == "reward" else "single"
+    return "pairs" if name == REWARD_MODEL else "single"
 
 
 def distances_read(recipe: Recipe) -> set[str]:
     """Return the senses in which credits of a recipe read the remaining path of each turn."""
     found = []
-    for name in ("reward", "align"):
-        settings = getattr(recipe, name)
+    for name in (REWARD_MODEL, "align"):
+        settings = recipe.training(name)
         if settings is not None:
             loss = make_loss(settings.loss, f"{name}.loss")
             credit = choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)

@@ -1,0 +1,1 @@
+"""Judges: models that rate texts, behind any engine."""

@@ -1,0 +1,1 @@
+"""MCP servers as the tools of tasks of the user's own."""

@@ -1,0 +1,215 @@
+"""Tasks of a file that are solved with the tools of MCP servers.
+
+Needs `pip install "perturn[mcp]"`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NotRequired
+
+from typing_extensions import TypedDict
+
+from perturn.bounds import PATH, SECONDS, Bound
+from perturn.config.parsing import parse
+from perturn.envs.benchmark import NO_EPISODE, check_installed, check_known, short_hash
+from perturn.envs.json_rows import read_rows
+from perturn.envs.load_environment import load_object
+from perturn.envs.mcp.mcp_servers import McpServers, ServerSettings
+from perturn.envs.user_talk import UserTalk
+from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
+from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
+from perturn.io.read_input import check_shape, user_path
+from perturn.traits import EnvironmentTraits
+from perturn.types import Observation, Task
+
+_NO_ACTION = "That is no action: call tools, or write your answer."
+_GREETING = "Hi! How can I help you today?"
+_CUT = "... (cut)"
+
+
+class _Call(TypedDict):
+    name: str
+    arguments: NotRequired[dict[str, Any]]
+
+
+class _Row(TypedDict):
+    prompt: str
+    id: NotRequired[str]
+    kind: NotRequired[str]
+    split: NotRequired[str]
+    answer: NotRequired[str]
+    actions: NotRequired[list[_Call]]
+    user: NotRequired[str]
+
+
+class Mcp:
+    """Tasks of a file, solved with the tools of MCP servers; play it under `protocol.format=tools`.
+
+    Each episode has servers of its own, which end with it. A row of the file has a `prompt`, and may have an `id`, a
+    `kind`, a `split` (else `train`), an `answer`, and `actions`: calls that solve it, which the expert plays. An action
+    without calls is the answer, and ends the episode. A row with `user`, which are instructions for a simulated user,
+    has a talk instead: an action without calls is said to the user, and the user ends the talk with `###STOP###`.
+
+    The reward is 1 if the answer is that of the row, but for case and spaces, or what a function of yours says. A row
+    without an answer has no reward of its own; give it one with `reward.judge`.
+    """
+
+    format: ClassVar[str] = "tools"
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(distributions=("mcp",))
+
+    def __init__(
+        self,
+        servers: list[dict[str, Any]],
+        tasks: Annotated[str, PATH],
+        reward: str | None = None,
+        tools: list[str] | None = None,
+        version: str = "",
+        start_seconds: Annotated[float, SECONDS] = 30.0,
+        call_seconds: Annotated[float, SECONDS] = 30.0,
+        result_characters: Annotated[int, Bound(least=1)] = 20_000,
+    ) -> None:
+        """Read the tasks; servers start with the first episode.
+
+        Args:
+            servers: `command` of each, and perhaps `env`, `pass_env` and `cwd`.
+            tasks: File of rows.
+            reward: `module:function` or `file.py:function`, called with the row, the answer and the calls so far as
+                `{name, arguments, result}`; it returns a number. None: the row's answer.
+            tools: Names of the tools that are offered; None: all.
+            version: Of servers and tasks, stamped on every trajectory.
+            start_seconds: Limit for the start of a server.
+            call_seconds: Limit for one call; the policy is told of a call that takes longer.
+            result_characters: Characters of a result that the policy sees, at most.
+        """
+        check_installed("mcp", "mcp", ("mcp",))
+        file = user_path(tasks, "environment.tasks")
+        self._servers = [
+            parse(ServerSettings, each, f"environment.servers[{number}]")
+            for number, each in enumerate(servers)
+        ]
+        if not self._servers:
+            raise ConfigError(
+                "environment.servers must name a server, such as [{command: [python, -m, my_server]}]."
+            )
+        self._rows = _read(file)
+        self._reward: Callable[..., Any] | None = None if reward is None else load_object(reward)
+        self._tools = tools
+        self._limits = {"start_seconds": start_seconds, "call_seconds": call_seconds}
+        self._longest = result_characters
+        digest = short_hash(repr([sorted(self._rows), [each.command for each in self._servers], tools]))[:8]
+        self.name = f"mcp-{version or digest}"
+        self._open: McpServers | None = None
+        self._row: Mapping[str, Any] | None = None
+        self._talk: UserTalk | None = None
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The rows of a split, in the order of the file."""
+        known = dict.fromkeys(row.get("split", "train") for row in self._rows.values())
+        check_known("split", split, tuple(known), self.name)
+        return [
+            Task(key, row.get("kind", ""), split, dict(row))
+            for key, row in self._rows.items()
+            if row.get("split", "train") == split
+        ]
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start servers, and pose the task; the seed has no effect."""
+        self.close()
+        row = self._rows.get(task.id)
+        if row is None:
+            raise EnvironmentFailure(
+                f"{self.name} has no task {task.id!r}.{did_you_mean(task.id, self._rows)}"
+            )
+        self._open = McpServers(self._servers, **self._limits)
+        self._row, self._calls = row, list[dict[str, Any]]()
+        offered = self._offered(self._open)
+        if row.get("user") is None:
+            return Observation(row["prompt"], tools=offered)
+        self._talk = UserTalk(row["user"], _GREETING, [row["prompt"]])
+        handed = self._talk.hand_over()
+        return Observation("", tools=offered, user=handed.user)
+
+    def step(self, action: str) -> Observation:
+        """Call tools, give the answer, or hear the user."""
+        if self._row is None or self._open is None:
+            raise EnvironmentFailure(NO_EPISODE)
+        if self._talk is not None and self._talk.waits:
+            self._talk.hear(action)
+            return self._end(self._row, action) if self._talk.over else Observation(action)
+        said = read_action(action)
+        if said is None or not (said.calls or said.text.strip()):
+            return Observation(_NO_ACTION, valid=False)
+        if said.calls:
+            return self._called(self._open, said.calls)
+        return self._talk.hand_over(said.text) if self._talk is not None else self._end(self._row, said.text)
+
+    def expert(self, task: Task) -> Sequence[str]:
+        """The calls of the row, then its answer."""
+        row = self._rows[task.id]
+        if "actions" not in row:
+            raise EnvironmentFailure(f"task {task.id!r} has no actions; add them to its row for an expert.")
+        calls = [
+            ToolAction("", (ToolCall(each["name"], each.get("arguments", {})),)) for each in row["actions"]
+        ]
+        return [write_action(each) for each in (*calls, ToolAction(row.get("answer", "That is done.")))]
+
+    def close(self) -> None:
+        """End the servers."""
+        servers, self._open, self._row, self._talk = self._open, None, None, None
+        if servers is not None:
+            servers.close()
+
+    def _offered(self, servers: McpServers) -> tuple[Mapping[str, Any], ...]:
+        """Schemas of the tools that the policy may call."""
+        by_name = {tool["function"]["name"]: tool for tool in servers.tools}
+        for name in self._tools or ():
+            if name not in by_name:
+                raise ConfigError(f"environment.tools names {name!r}.{did_you_mean(name, by_name)}")
+        return tuple(by_name[name] for name in self._tools or by_name)
+
+    def _called(self, servers: McpServers, calls: Sequence[ToolCall]) -> Observation:
+        assert self._row is not None
+        texts, valid = [], True
+        for call in calls:
+            hidden = self._tools is not None and call.name not in self._tools
+            result = servers.call("" if hidden else call.name, call.arguments)
+            text = result.text if len(result.text) <= self._longest else result.text[: self._longest] + _CUT
+            self._calls.append({"name": call.name, "arguments": dict(call.arguments), "result": text})
+            texts.append(text)
+            valid &= not result.failed
+        return Observation("", results=tuple(texts), valid=valid)
+
+    def _end(self, row: Mapping[str, Any], answer: str) -> Observation:
+        """Reward the episode, and end its servers."""
+        if self._reward is not None:
+            reward = self._reward(dict(row), answer, self._calls)
+            if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+                raise EnvironmentFailure(
+                    f"environment.reward must return a finite number, got {reward!r:.60}."
+                )
+        else:
+            reward = float("answer" in row and _words(answer) == _words(row["answer"]))
+        self.close()
+        return Observation("", reward=float(reward), terminated=True, success=reward >= 1)
+
+
+def _words(text: str) -> list[str]:
+    return text.casefold().split()
+
+
+def _read(file: Path) -> dict[str, Mapping[str, Any]]:
+    """The rows of a file by their ids."""
+    rows: dict[str, Mapping[str, Any]] = {}
+    for number, (where, row) in enumerate(read_rows(file)):
+        known = {key: row[key] for key in _Row.__annotations__ if key in row}
+        check_shape(known, _Row, where, DataError)
+        key = row.get("id", f"{number}")
+        if key in rows:
+            raise DataError(f"{where}: id {key!r} stands twice. Make ids unique, or leave them out.")
+        rows[key] = row
+    if not rows:
+        raise DataError(f"{file} holds no task. Write one JSON object with a prompt a line.")
+    return rows

@@ -1,0 +1,305 @@
+"""MCP servers over their standard streams: started for an episode, asked with time limits, killed with their children.
+
+Needs `pip install "perturn[mcp]"`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import psutil
+
+from perturn.engines.event_loop import EventLoop
+from perturn.envs.json_rows import whole
+from perturn.envs.world_process import without_secrets
+from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
+from perturn.io.plain_data import mended
+
+_DIE_WITH_PARENT = (
+    "import ctypes, os, signal, sys; "
+    "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
+"""Program that becomes a server, which the kernel kills when its parent dies."""
+_LONGEST_LINE = 2**24
+"""Bytes of one message of a server."""
+_WORDS = 2000
+"""Characters of what a server wrote on its error stream that are quoted."""
+_DEATH_S = 0.2
+"""Seconds in which the end of a process is noticed."""
+_CLOSE_S = 1.0
+"""Seconds that a server may take to end by itself once its input is closed."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """One MCP server, which a command starts."""
+
+    command: list[str]
+    """Program and arguments, such as `[python, -m, my_server]`."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables that it gets beside ours. Keys do not belong here: name them in `pass_env`."""
+    pass_env: list[str] = field(default_factory=list)
+    """Variables that it gets though they look like keys, which it else does not."""
+    cwd: str | None = None
+    """Folder that it runs in; None: ours."""
+
+    def __post_init__(self) -> None:
+        if not self.command or not all(self.command):
+            raise ValueError("command must name a program, such as [python, -m, my_server].")
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """Result of a tool, as text."""
+
+    text: str
+    failed: bool = False
+
+
+class McpServers:
+    """The servers of one episode. Not to be called from two threads at once."""
+
+    def __init__(
+        self, servers: Sequence[ServerSettings], *, start_seconds: float, call_seconds: float
+    ) -> None:
+        """Start the servers, and ask them for their tools.
+
+        Args:
+            servers: How each is started.
+            start_seconds: Limit for the start of each.
+            call_seconds: Limit for one call.
+
+        Raises:
+            EnvironmentFailure: If one does not start.
+            ConfigError: If two offer a tool of one name.
+        """
+        self._call_seconds = call_seconds
+        self._sessions: dict[str, Any] = {}
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._told: list[Callable[[], str]] = []
+        self.tools: list[dict[str, Any]] = []
+        """Schemas of all tools, in the chat-template form."""
+        self._loop = EventLoop("perturn-mcp")
+        self._over: asyncio.Event | None = None
+        ready: Future[None] = Future()
+        self._work = self._loop.start(self._live(servers, start_seconds, ready))
+        try:
+            ready.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Return what a tool returns; an error of the tool, and a missing answer, are results too.
+
+        Raises:
+            WorldLost: If the server has died.
+        """
+        if name not in self._sessions:
+            return ToolResult(f"Error: there is no tool {name!r}.", failed=True)
+        return self._loop.run(self._call(name, dict(arguments)))
+
+    def close(self) -> None:
+        """End the servers, and all that they have started."""
+        if self._over is not None:
+            self._loop.run(self._end(self._over))
+        with suppress(Exception):
+            self._work.result(timeout=4 * _CLOSE_S)
+        self._loop.close()
+
+    async def _live(self, servers: Sequence[ServerSettings], seconds: float, ready: Future[None]) -> None:
+        """Start the servers, and hold them until `close`: a session ends in the task that began it."""
+        self._over = asyncio.Event()
+        try:
+            async with AsyncExitStack() as stack:
+                for number, server in enumerate(servers):
+                    try:
+                        async with asyncio.timeout(seconds):
+                            await self._start(stack, server, number)
+                    except TimeoutError as error:
+                        raise EnvironmentFailure(
+                            f"MCP server {' '.join(server.command)!r:.80} did not start within {seconds:g} seconds; "
+                            "raise environment.start_seconds."
+                        ) from error
+                ready.set_result(None)
+                await self._over.wait()
+        except BaseException as error:
+            if not ready.done():
+                ready.set_exception(_plain(error))
+            raise
+
+    async def _start(self, stack: AsyncExitStack, server: ServerSettings, number: int) -> None:
+        from mcp import ClientSession
+
+        streams = await stack.enter_async_context(self._connected(server))
+        session = await stack.enter_async_context(
+            ClientSession(*streams, read_timeout_seconds=timedelta(seconds=self._call_seconds))
+        )
+        words = " ".join(server.command)
+        try:
+            await session.initialize()
+            cursor, more = None, True
+            while more:
+                page = await session.list_tools(cursor)
+                for tool in page.tools:
+                    self._offer(tool, session, words)
+                cursor = page.nextCursor
+                more = cursor is not None
+        except (ConfigError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # the server is code of others
+            told = self._told[number]()
+            raise EnvironmentFailure(
+                f"MCP server {words!r:.80} did not start: {type(error).__name__}: {error}{told}"
+            ) from error
+
+    def _offer(self, tool: Any, session: Any, words: str) -> None:
+        if tool.name in self._sessions:
+            raise ConfigError(
+                f"two MCP servers offer a tool {tool.name!r}; leave one out, or set environment.tools."
+            )
+        self._sessions[tool.name] = session
+        function = {"name": tool.name, "description": tool.description or "", "parameters": tool.inputSchema}
+        self.tools.append({"type": "function", "function": function})
+
+    @asynccontextmanager
+    async def _connected(self, server: ServerSettings) -> AsyncIterator[tuple[Any, Any]]:
+        """A process, and the two streams of messages to and from it."""
+        import anyio
+        from mcp.shared.message import SessionMessage
+        from mcp.types import JSONRPCMessage
+
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-ISc", _DIE_WITH_PARENT, *server.command),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=without_secrets(os.environ, server.pass_env) | server.env,
+                cwd=server.cwd,
+                limit=_LONGEST_LINE,
+            )
+        except OSError as error:
+            raise EnvironmentFailure(
+                f"MCP server {server.command[0]!r} cannot be started: {error}."
+            ) from error
+        self._processes.append(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+        heard_in, heard_out = anyio.create_memory_object_stream[Any](16)
+        said_in, said_out = anyio.create_memory_object_stream[Any](16)
+        words = [""]
+
+        async def listen() -> None:
+            async with heard_in:
+                while line := await stdout.readline():
+                    with suppress(
+                        ValueError, RecursionError
+                    ):  # what is no message, such as a banner, is left out
+                        text = line.decode(errors="replace")
+                        data = whole(json.loads(text), text, "an MCP server")
+                        await heard_in.send(SessionMessage(JSONRPCMessage.model_validate(data)))
+
+        async def speak() -> None:
+            async for message in said_out:  # until the session closes its end
+                text = message.message.model_dump_json(by_alias=True, exclude_none=True)
+                stdin.write(text.encode() + b"\n")
+                await stdin.drain()
+
+        async def overhear() -> None:
+            while some := await stderr.read(4096):
+                words[0] = (words[0] + some.decode(errors="replace"))[-_WORDS:]
+
+        self._told.append(lambda: f"; it wrote: {words[0].strip()}" if words[0].strip() else ".")
+        tasks = [asyncio.create_task(work()) for work in (listen, speak, overhear)]
+        try:
+            yield heard_out, said_in
+        finally:
+            begun = _children(process.pid)
+            stdin.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await process.wait()
+            _kill([*begun, *_children(process.pid), process.pid])
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):  # its pipes close
+                    await asyncio.gather(process.wait(), *tasks, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for end in (heard_in, heard_out, said_in, said_out):
+                end.close()
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        from mcp.shared.exceptions import McpError
+
+        try:
+            async with asyncio.timeout(self._call_seconds + _CLOSE_S):
+                answer = await self._sessions[name].call_tool(name, arguments)
+        except (McpError, TimeoutError) as error:
+            await self._refuse_dead(name)
+            if isinstance(error, TimeoutError) or "Timed out" in str(error):
+                said = f"{name} gave no answer within {self._call_seconds:g} seconds."
+                return ToolResult(f"Error: {said}", failed=True)
+            return ToolResult(f"Error: {mended(str(error))}", failed=True)
+        except Exception as error:  # noqa: BLE001  servers are code of others, whatever they answer is data
+            await self._refuse_dead(name)
+            return ToolResult(f"Error: {type(error).__name__}: {mended(str(error))}", failed=True)
+        return ToolResult("\n".join(map(_text, answer.content)), failed=bool(answer.isError))
+
+    async def _refuse_dead(self, name: str) -> None:
+        """Raise `WorldLost` if a server has died."""
+        for number, process in enumerate(self._processes):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_DEATH_S):
+                    await process.wait()
+            if process.returncode is not None:
+                told = self._told[number]()
+                raise WorldLost(
+                    f"an MCP server died in a call of {name!r} with exit code {process.returncode}{told}"
+                )
+
+    async def _end(self, over: asyncio.Event) -> None:
+        over.set()
+
+
+def _children(pid: int) -> list[int]:
+    """All processes that a process has started, and those have."""
+    with suppress(psutil.Error):
+        return [each.pid for each in psutil.Process(pid).children(recursive=True)]
+    return []
+
+
+def _kill(processes: Sequence[int]) -> None:
+    for pid in processes:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _text(part: Any) -> str:
+    """A part of a result as text; what is none is named."""
+    if part.type == "text":
+        return mended(part.text)
+    if part.type == "resource" and getattr(part.resource, "text", None) is not None:
+        return mended(part.resource.text)
+    return f"[{part.type} {getattr(part, 'mimeType', None) or ''}]".replace(" ]", "]")
+
+
+def _plain(error: BaseException) -> BaseException:
+    """The first error of a group of errors."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

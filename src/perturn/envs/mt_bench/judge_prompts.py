@@ -1,0 +1,75 @@
+"""Forms that ask a judge for a rating: our own, or those of a file as FastChat's `judge_prompts.jsonl`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typing_extensions import TypedDict
+
+from perturn.engines.judging.forms import NAME, Form
+from perturn.envs.json_rows import read_rows
+from perturn.errors import DataError
+from perturn.io.read_input import check_shape
+
+_FIRST, _SECOND = ("question", "answer"), ("question_1", "answer_1", "question_2", "answer_2")
+HOLDS = {
+    "single-v1": _FIRST,
+    "single-math-v1": (*_FIRST, "ref_answer_1"),
+    "single-v1-multi-turn": _SECOND,
+    "single-math-v1-multi-turn": (*_SECOND, "ref_answer_1", "ref_answer_2"),
+}
+"""Form, by FastChat's name -> the names that its template must hold in braces. `multi-turn` rates the second answer;
+`math` has reference answers."""
+
+
+class _Row(TypedDict):
+    name: str
+    system_prompt: str
+    prompt_template: str
+
+
+def read_forms(file: Path) -> dict[str, Form]:
+    """The four forms of a file; further ones are ignored.
+
+    Raises:
+        DataError: If a line is malformed, a form is missing, or its template lacks a name.
+    """
+    found = {}
+    for where, row in read_rows(file):
+        check_shape(row, _Row, where, DataError)
+        found[row["name"]] = Form(row["system_prompt"], row["prompt_template"])
+    for name, held in HOLDS.items():
+        template = found[name].template if name in found else ""
+        if missing := [each for each in held if each not in NAME.findall(template)]:
+            raise DataError(
+                f"{file}: expected a form {name!r} whose prompt_template holds {{{'}, {'.join(held)}}}, got none with "
+                f"{{{missing[0]}}}. Correct it, or leave environment.judge.template out."
+            )
+    return {name: found[name] for name in HOLDS}
+
+
+_SYSTEM = (
+    "You are an examiner who grades what language models write, strictly and evenly. Length earns nothing."
+)
+_GRADE = (
+    "Write down briefly what is good and what is bad about {graded}. Does it do what was asked? Is it true, complete "
+    "and clear?{compare} Then close with a grade from 1, which is worthless, to 10, which cannot be improved, between "
+    "two pairs of square brackets, like this: [[3]]"
+)
+
+
+def _own(held: tuple[str, ...]) -> Form:
+    """Our wording of a form that holds these names."""
+    second, reference = "answer_2" in held, "ref_answer_1" in held
+    graded = "the second answer, in view of the first" if second else "the answer"
+    compare = " Compare it with the correct answer, and name each error." if reference else ""
+    parts = [_GRADE.format(graded=graded, compare=compare)]
+    for number in ("_1", "_2") if second else ("",):
+        parts.append(f"=== Question ===\n{{question{number}}}")
+        parts += [f"=== Correct answer ===\n{{ref_answer{number or '_1'}}}"] if reference else []
+        parts.append(f"=== Answer of the model ===\n{{answer{number}}}")
+    return Form(_SYSTEM, "\n\n".join([*parts, "=== End ==="]))
+
+
+OWN = {name: _own(held) for name, held in HOLDS.items()}
+"""Our forms. Ratings by them compare with each other, not with those that were published."""

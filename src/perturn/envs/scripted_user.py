@@ -1,0 +1,46 @@
+"""An environment whose user speaks by script, for those who step it by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from perturn.types import Observation, Task
+
+_WITHOUT_SCRIPT = "Yes, please."
+_MOST = 8
+"""Times that the user speaks in a row."""
+
+
+class ScriptedUser:
+    """An environment that hands over no user's turn: its script speaks at once, or says yes where it has none."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_env":  # before __init__, as in a copy
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start an episode; what the policy sees first."""
+        seen: Observation = self._spoken(self._env.reset(task, seed))
+        return seen
+
+    def step(self, action: str) -> Observation:
+        """Take one action; what the policy sees next."""
+        seen: Observation = self._spoken(self._env.step(action))
+        return seen
+
+    def _spoken(self, seen: Any) -> Any:
+        for _ in range(_MOST):
+            if not isinstance(seen, Observation) or seen.user is None or seen.terminated:
+                return seen
+            said = _WITHOUT_SCRIPT if seen.user.scripted is None else seen.user.scripted
+            answer = self._env.step(said)
+            if not isinstance(answer, Observation):
+                return answer
+            kept = replace(answer, tools=seen.tools, results=seen.results, valid=seen.valid)
+            seen = replace(kept, reward=seen.reward + answer.reward)
+        return seen

@@ -1,0 +1,212 @@
+"""tau3-bench, airline and retail: an agent talks with a simulated user and changes a database by tools.
+
+Yao et al. 2024, "tau-bench: A Benchmark for Tool-Agent-User Interaction in Real-World Domains", arXiv:2406.12045;
+Barres et al. 2025, "tau2-bench", arXiv:2506.07982. The tasks are those of github.com/sierra-research/tau2-bench.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from perturn.bounds import PATH
+from perturn.envs.benchmark import NO_EPISODE, check_known, short_hash
+from perturn.envs.tau3.domains import DOMAINS, Row, files_of, methods_of, open_domain, schema, state_of
+from perturn.envs.user_talk import UserTalk
+from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
+from perturn.errors import EnvironmentFailure, did_you_mean
+from perturn.io.plain_data import mended
+from perturn.traits import EnvironmentTraits
+from perturn.types import Observation, Task
+
+MOST_ERRORS = 10
+"""Calls that fail before the episode ends without reward."""
+_GREETING = "Hi! How can I help you today?"
+_NO_ACTION = "That is no action: call a tool, or write a message to the user."
+_SYSTEM = """You are an agent of customer service. Help the user, and keep to the policy below.
+In each turn you either write a message to the user or call a tool. You cannot do both at the same time.
+
+<policy>
+{policy}
+</policy>"""
+_USER = """You play a customer who talks with an agent of customer service.
+Write one message at a time, in your own words.
+Keep to the scenario: do not make up what it does not say, and tell things only as the agent asks for them.
+Write ###STOP### once the goal of the scenario is reached, ###TRANSFER### once you are transferred to another agent, and
+###OUT-OF-SCOPE### if the scenario does not say enough to go on.
+
+<scenario>
+{scenario}
+</scenario>"""
+
+
+class Tau3:
+    """tau3-bench as an `Environment` and an `Expert`; play it under `protocol.format=tools` with a section `user`.
+
+    An action calls tools, or is a message to the user, whom the model of the section `user` plays, else a script that
+    tells why the user calls and then ends the talk. The user ends the talk with `###STOP###` and the like.
+
+    The reward at the end is 1 if the database equals the database after the gold actions, and each text that must be
+    told stands in a message of the agent; else 0. A talk that the user did not end has reward 0, and so has an
+    episode after `MOST_ERRORS` calls that failed. The reward of retail's tasks also asks a model about assertions in
+    plain language (`NL_ASSERTION`); here it does not. A judge (`reward.judge`) can.
+
+    Differs from tau2-bench: the guidelines of the user and the instruction of the agent are in words of our own, so
+    scores compare within Perturn.
+    """
+
+    format: ClassVar[str] = "tools"
+    max_turns: ClassVar[int] = 100
+    traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
+        in_process=True,
+        reads=lambda settings: files_of(settings.get("domain", "airline"), settings.get("data")),
+    )
+
+    def __init__(self, domain: str = "airline", data: Annotated[str | None, PATH] = None) -> None:
+        """Read the files of a domain.
+
+        Args:
+            domain: `airline` or `retail`.
+            data: Folder of domains, `data/tau2/domains` of a clone. None: `$TAU2_DATA_DIR/tau2/domains`, else the
+                folder of an installed package.
+        """
+        check_known("domain", domain, DOMAINS, "tau3")
+        self._domain = open_domain(domain, data)
+        digest = short_hash(json.dumps([self._domain.policy, *self._domain.rows.values()], sort_keys=True))
+        self.name = f"tau3-{domain}-{digest[:8]}"
+        self.system = _SYSTEM.format(policy=self._domain.policy.strip())
+        self._row: Row | None = None
+        self._gold: dict[str, str] = {}
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of an official split: `train`, `test`, or `base`, which has both."""
+        splits = {"base": list(self._domain.rows), **self._domain.splits}
+        check_known("split", split, tuple(splits), self.name)
+        return [Task(key, "", split) for key in splits[split]]
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Restore the database, greet the user and hand over; the seed has no effect."""
+        self._row = row = self._find(task)
+        self._tools = self._domain.open()
+        self._methods = methods_of(self._tools)
+        self._errors, self._told, self._changes = 0, list[str](), list[ToolCall]()
+        scenario = _scenario(row)
+        opening = row["user_scenario"]["instructions"]
+        script = "\n".join(filter(None, (opening["reason_for_call"], opening.get("known_info"))))
+        self._talk = UserTalk(_USER.format(scenario=scenario), _GREETING, [script])
+        handed = self._talk.hand_over()
+        return Observation("", tools=tuple(map(schema, self._methods.values())), user=handed.user)
+
+    def step(self, action: str) -> Observation:
+        """Call tools, speak to the user, or hear the user."""
+        if self._row is None:
+            raise EnvironmentFailure(NO_EPISODE)
+        if self._talk.waits:
+            self._talk.hear(action)
+            return self._end(self._row) if self._talk.over else Observation(action, state_key=self._key())
+        said = read_action(action)
+        if said is None or not (said.calls or said.text.strip()):
+            return Observation(_NO_ACTION, valid=False, state_key=self._key())
+        self._told.append(said.text)
+        if not said.calls:
+            return self._talk.hand_over(said.text)
+        results, valid = zip(*map(self._call, said.calls), strict=True)
+        self._errors += valid.count(False)
+        over = self._errors >= MOST_ERRORS
+        self._row = None if over else self._row
+        return Observation("", results=results, valid=all(valid), terminated=over, state_key=self._key())
+
+    def expert(self, task: Task) -> Sequence[str]:
+        """The gold actions, one a turn, and a message with all that must be told."""
+        criteria = self._find(task)["evaluation_criteria"]
+        calls = [
+            ToolAction("", (ToolCall(each["name"], each["arguments"]),)) for each in criteria["actions"] or ()
+        ]
+        told = " ".join(["That is done.", *(criteria.get("communicate_info") or ())])
+        return [write_action(each) for each in (*calls, ToolAction(told))]
+
+    def close(self) -> None:
+        """Release the database."""
+        self._row = None
+
+    def _find(self, task: Task) -> Row:
+        if task.id not in self._domain.rows:
+            raise EnvironmentFailure(
+                f"{self.name} has no task {task.id!r}.{did_you_mean(task.id, self._domain.rows)}"
+            )
+        return self._domain.rows[task.id]
+
+    def _call(self, call: ToolCall) -> tuple[str, bool]:
+        """Result of a call as tau2-bench writes it, and whether it did not fail."""
+        found = _called(self._methods, call.name, call.arguments)
+        if found[1] and getattr(self._methods[call.name], "__mutates_state__", True):
+            self._changes.append(call)
+        return found
+
+    def _key(self) -> str:
+        """Key of the talk and of the calls that changed the database."""
+        return short_hash(repr([self._changes, self._talk.heard]))
+
+    def _gold_state(self, row: Row) -> str:
+        """State of the database after the gold actions."""
+        if row["id"] not in self._gold:
+            tools = self._domain.open()
+            for each in row["evaluation_criteria"]["actions"] or ():
+                _called(methods_of(tools), each["name"], each["arguments"])
+            self._gold[row["id"]] = state_of(tools)
+        return self._gold[row["id"]]
+
+    def _end(self, row: Row) -> Observation:
+        """Compare the database with that after the gold actions, and what was told with what must be."""
+        self._row, criteria = None, row["evaluation_criteria"]
+        met = _is_told(criteria.get("communicate_info") or (), self._told)
+        if met or "COMMUNICATE" not in criteria["reward_basis"]:
+            met = "DB" not in criteria["reward_basis"] or self._gold_state(row) == state_of(self._tools)
+        return Observation("", reward=float(met), terminated=True, success=met)
+
+
+def _called(methods: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+    """Result of a tool as text, and whether it did not fail."""
+    if name not in methods:
+        return f"Error: Tool '{name}' not found.", False
+    try:
+        result = methods[name](**json.loads(json.dumps(dict(arguments))))
+        return mended(_text(result)), True
+    except Exception as error:  # noqa: BLE001  tools are code of others, and may fail on what a model writes
+        return mended(f"Error: {error}"), False
+
+
+def _text(result: Any) -> str:
+    """Result of a tool, as the agent reads it."""
+    return result if isinstance(result, str) else json.dumps(_plain(result), default=str)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump()
+    if isinstance(value, int | float):  # True is one
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _is_told(wanted: Sequence[str], told: Sequence[str]) -> bool:
+    """Whether each text stands in a message, but for case, and for commas in the message."""
+    plain = [text.lower().replace(",", "") for text in told]
+    return all(any(each.lower() in text for text in plain) for each in wanted)
+
+
+def _scenario(row: Row) -> str:
+    """Facts and wishes of the user."""
+    scenario = row["user_scenario"]
+    instructions = scenario["instructions"]
+    parts = (
+        ("Persona", scenario.get("persona")),
+        ("Reason for call", instructions["reason_for_call"]),
+        ("Known info", instructions.get("known_info")),
+        ("Unknown info", instructions.get("unknown_info")),
+        ("Task instructions", instructions["task_instructions"]),
+    )
+    return "\n\n".join(f"{name}:\n{text}" for name, text in parts if text)

@@ -1,0 +1,27 @@
+"""One episode to play, as a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perturn.types import Task, Trajectory
+
+
+@dataclass(frozen=True)
+class Job:
+    """One episode to play."""
+
+    task: Task
+    seed: int
+    sample: int = 0
+    begun: Trajectory | None = None
+    """An episode to play on: the world is reset as it was for this one, and its turns come first."""
+    kept: int | None = None
+    """How many of them; None: all."""
+    window: int | None = None
+    """Turns that are played now, at most; an episode that could go on is then left UNFINISHED. None: all."""
+
+    @property
+    def conversation(self) -> str:
+        """Identity of its conversation."""
+        return f"{self.task.id}#{self.sample}"

@@ -1,0 +1,94 @@
+"""The user's turns of an episode, where the environment hands them over: a model speaks, a script, or a record."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+
+from perturn.episodes.job import Job
+from perturn.errors import EnvironmentFailure
+from perturn.faults import sound
+from perturn.io.plain_data import mended
+from perturn.types import Action, Environment, EpisodeProtocol, Observation, Prompt, UserTurn
+
+_MOST = 8
+"""Times that a user may speak between two turns of the policy."""
+_SEED = 500_000
+"""Distance of the seed of the user's model from the seed of the policy's action."""
+
+
+class User:
+    """The user of one episode."""
+
+    def __init__(
+        self, env: Environment, job: Job, protocol: EpisodeProtocol, recorded: Sequence[Sequence[str]]
+    ) -> None:
+        """Nothing was said yet.
+
+        Args:
+            env: The world of the episode.
+            job: The episode.
+            protocol: Says who plays the user.
+            recorded: Texts before each turn that are said again.
+        """
+        self._env, self._job, self._user, self._recorded = env, job, protocol.user, recorded
+        self.said: tuple[str, ...] = ()
+        """Texts before the newest observation."""
+
+    def speak(self, seen: Observation, turn: int) -> Generator[Prompt, Action, Observation]:
+        """Have the user speak until the environment hands the turn over no more; return what the policy sees.
+
+        Args:
+            seen: The environment's answer to `reset`, or to the policy's action.
+            turn: Number of the turn of the policy that comes next.
+
+        Raises:
+            EnvironmentFailure: If nobody plays the user, or it is the user's turn too often.
+        """
+        self.said = ()
+        while seen.user is not None and not seen.terminated:
+            if len(self.said) == _MOST:
+                raise EnvironmentFailure(
+                    f"{self._env.name} handed over the user's turn more than {_MOST} times in a row. Remedy: return an "
+                    "Observation without `user` once the user has spoken."
+                )
+            text = self._again(turn)
+            if text is None:
+                text = (
+                    seen.user.scripted if self._user is None else (yield self._prompt(seen.user, turn)).text
+                )
+            if text is None:
+                raise EnvironmentFailure(
+                    f"{self._env.name} hands over the user's turn, and nobody plays the user; set user, such as "
+                    "user={model: gpt-4.1-mini}."
+                )
+            text = mended(text)
+            self.said += (text,)
+            answer = sound(self._env.step(text), "step with what the user said")
+            seen = replace(
+                answer,
+                tools=seen.tools,
+                results=seen.results,
+                valid=seen.valid,
+                reward=seen.reward + answer.reward,
+            )
+        return seen
+
+    def _again(self, turn: int) -> str | None:
+        """The text that was said here when the episode was recorded; None: there is none."""
+        texts = self._recorded[turn] if turn < len(self._recorded) else ()
+        return texts[len(self.said)] if len(self.said) < len(texts) else None
+
+    def _prompt(self, asked: UserTurn, turn: int) -> Prompt:
+        """The prompt of the user's model."""
+        assert self._user is not None
+        *before, newest = asked.heard
+        system = {"role": "system", "content": self._user.system(asked.instructions)}
+        return Prompt(
+            messages=(system, *before),
+            turns=(),
+            observation=(newest,),
+            seed=self._job.seed * 1_000_003 + _SEED + turn * _MOST + len(self.said),
+            conversation=self._job.conversation,
+            of_user=True,
+        )

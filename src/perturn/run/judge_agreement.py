@@ -1,0 +1,136 @@
+"""How far the judge of a recipe agrees with the labels of a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, pvariance
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
+
+from perturn.config.recipe import Recipe
+from perturn.config.reward_settings import JudgeSettings
+from perturn.data.run_folder import run_folder
+from perturn.data.run_paths import RunPaths
+from perturn.engines.judging.judge import Judgment, Question
+from perturn.engines.judging.transcripts import question, questions
+from perturn.envs.json_rows import read_rows
+from perturn.errors import ConfigError, DataError
+from perturn.formats.read_rows import read_row
+from perturn.io.read_input import check_shape
+from perturn.run.stages.judged_rewards import open_judge
+from perturn.stats import Estimate, kappa, mean_interval, rank_correlation, rate_interval
+from perturn.types import Trajectory
+
+_HALF = 0.5
+"""A rating agrees with a label that is nearer than this."""
+
+
+class _Row(TypedDict):
+    label: float
+    text: NotRequired[str]
+    episode: NotRequired[dict[str, Any]]
+    turn: NotRequired[int]
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """An item that a person has rated."""
+
+    question: Question
+    label: float
+
+
+def measure_agreement(recipe: Recipe, file: Path) -> dict[str, Any]:
+    """Return how far a judge agrees with labels, as JSON data: estimates are null where they are not defined.
+
+    - `agreement`: share of the ratings that are nearer than 0.5 to their label;
+    - `kappa`: Cohen's, with quadratic weights; `rank_correlation`: Spearman's;
+    - `bias`: mean of rating less label; `error`: root of the mean of its square;
+    - `noise`: standard deviation of the samples of one item, pooled; null for one sample.
+
+    Args:
+        recipe: With a judge.
+        file: JSON lines with a `label` and a `text`, or an `episode` and perhaps the number of a `turn`, from 0.
+
+    Raises:
+        ConfigError: If the recipe has no judge.
+        DataError: If a row is malformed, or a label is off the scale.
+    """
+    settings = recipe.judge
+    if settings is None:
+        raise ConfigError(
+            "the recipe has no judge; set reward.judge, such as reward.judge={model: m, rubric: r}."
+        )
+    items = list(_read(file, settings))
+    folder = RunPaths(run_folder(recipe))
+    with open_judge(settings, folder.judge if folder.is_run else None) as judge:
+        judgments = judge.rate([each.question for each in items])
+    return {"judge": asdict(settings), "file": str(file)} | _figures(items, judgments)
+
+
+def _figures(items: Sequence[Labeled], judgments: Sequence[Judgment]) -> dict[str, Any]:
+    read = [(fmean(found.ratings), one) for one, found in zip(items, judgments, strict=True) if found.ratings]
+    rates, labels = [rate for rate, _ in read], [one.label for _, one in read]
+    differences = [rate - label for rate, label in zip(rates, labels, strict=True)]
+    units = range(len(read))
+    several = [found.ratings for found in judgments if len(found.ratings) > 1]
+    counts = {
+        "items": len(items),
+        "rated": len(read),
+        "judgments": sum(len(each.ratings) + len(each.problems) for each in judgments),
+        "unreadable": sum(len(each.problems) for each in judgments),
+    }
+    if not read:
+        return counts
+    agree = sum(abs(each) < _HALF for each in differences)
+    return counts | {
+        "agreement": _row(rate_interval(agree, len(read))),
+        "kappa": _row(rank_correlation(rates, labels, units, statistic=kappa)),
+        "rank_correlation": _row(rank_correlation(rates, labels, units)),
+        "bias": _row(mean_interval(differences, bounds=None)),
+        "error": math.sqrt(fmean(each**2 for each in differences)),
+        "noise": math.sqrt(fmean(map(pvariance, several))) if several else None,
+    }
+
+
+def _row(found: Estimate | None) -> dict[str, Any] | None:
+    """An estimate as JSON data; an end that the data cannot give is null."""
+    if found is None:
+        return None
+    ends = [end if math.isfinite(end) else None for end in (found.low, found.high)]
+    return {"mean": found.mean, "interval": ends, "n": found.n}
+
+
+def _read(file: Path, settings: JudgeSettings) -> Iterator[Labeled]:
+    """Yield the items of a file."""
+    low, high = settings.scale
+    for number, (where, row) in enumerate(read_rows(file)):
+        check_shape(row, _Row, where, DataError)
+        if not low <= row["label"] <= high:
+            raise DataError(
+                f"{where}: label must lie on reward.judge.scale, from {low:g} to {high:g}, got {row['label']:g}."
+            )
+        if ("text" in row) == ("episode" in row):
+            raise DataError(f"{where}: expected either text or episode beside label; leave one of them out.")
+        yield Labeled(_question(row, where, number, settings), float(row["label"]))
+
+
+def _question(row: dict[str, Any], where: str, number: int, settings: JudgeSettings) -> Question:
+    rubric, scale = settings.rubric, settings.scale
+    if "text" in row:
+        return question(row["text"], rubric, scale, "episode", f"item {number}")
+    try:
+        episode = read_row(row["episode"], number)
+    except DataError as error:
+        raise DataError(f"{where}: episode: {error}") from error
+    if not isinstance(episode, Trajectory) or not episode.turns:
+        raise DataError(f"{where}: episode must be a trajectory or a conversation with messages.")
+    asked = questions(episode, rubric, scale, "episode" if row.get("turn") is None else "turn")
+    turn: int = row.get("turn") or 0
+    if not 0 <= turn < len(asked):
+        raise DataError(f"{where}: turn must be from 0 to {len(asked) - 1}, got {turn}.")
+    return asked[turn]

@@ -1,0 +1,38 @@
+"""Checks on a file of episodes that is being played: room for worlds, broken blocks, and full contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from perturn.data.store import TrajectoryStore
+from perturn.display.progress_bars import console
+from perturn.episodes.play_many import Job
+from perturn.errors import ConfigError
+
+
+def tell_filled(what: str, counts: Mapping[str, int]) -> None:
+    """Tell how many episodes filled the model's context, if any did."""
+    if filled := counts.get("filled_context"):
+        says = "filled the model's context; they were truncated there, as at the turn limit, and keep their rewards"
+        console.print(f"{what}: {filled} of {counts['episodes']} {says}")
+
+
+def drop_broken(store: TrajectoryStore, blocks: Iterable[Sequence[Job]]) -> int:
+    """Take what is stored of blocks that are not whole out of a file; how many episodes that was."""
+    held = store.keys()
+    keys = [{(job.task.id, job.sample) for job in block} for block in blocks]
+    broken = {key for block in keys if not block <= held for key in block & held}
+    return store.drop(lambda one: one.key in broken)
+
+
+def require_worlds(what: str, wanted: int, most: int) -> None:
+    """Refuse to play a block for whose worlds there is no room.
+
+    Raises:
+        ConfigError: Saying what to set.
+    """
+    if most < wanted:
+        raise ConfigError(
+            f"{what}: deterministic plays {wanted} at the same time, but there is room for {most} worlds; lower their "
+            "concurrency, which is the size of a block, or raise worlds.processes."
+        )

@@ -1,0 +1,87 @@
+"""Engines beside the policy's, such as a judge's: each is a section of a recipe with a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from perturn.chat.model_names import resolve_model
+from perturn.config.parsing import build
+from perturn.config.sections import Section
+from perturn.display.progress_bars import console
+from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
+from perturn.errors import ConfigError
+from perturn.table import check_names, locate
+from perturn.traits import EngineTraits
+from perturn.types import Engine
+
+
+def checked_settings(section: Section, where: str) -> EngineSettings:
+    """Return the settings of an engine by its section.
+
+    Args:
+        section: `name` and settings.
+        where: Dotted key of the section.
+
+    Raises:
+        ConfigError: If there is no such engine, a setting is wrong, or a foreign engine lacks a part of its contract.
+    """
+    settings: EngineSettings = build(ENGINES, section, where)
+    check_names(type(settings), kind="engine", known=("check", "open"), traits=EngineTraits)
+    missing = [part for part in ("traits", "check", "open") if not hasattr(settings, part)]
+    if missing:
+        raise ConfigError(
+            f"engine {section['name']!r} lacks {', '.join(missing)}; its settings must keep the Protocol "
+            "perturn.engines.EngineSettings."
+        )
+    return settings
+
+
+def check_side_engine(section: Section, model: str, where: str, recipe: str) -> None:
+    """Find out before work whether `open_side_engine` could do what is asked; nothing is opened.
+
+    Args:
+        section: `name` and settings of the engine.
+        model: Its model.
+        where: Dotted key of the section.
+        recipe: Text of the resolved recipe, in which no secret may stand.
+
+    Raises:
+        PerturnError: Saying what is missing.
+    """
+    checked_settings(section, where).check(
+        lambda: locate("perturn.policy.models:empty_model")(_found(model)), recipe
+    )
+
+
+def open_side_engine(section: Section, model: str, where: str, folder: Path | None) -> Engine:
+    """Open an engine beside the policy's.
+
+    Args:
+        section: `name` and settings of the engine.
+        model: Folder, Hub id or bundled name; of an engine that serves no checkpoints, the model's name at its server.
+        where: Dotted key of the section.
+        folder: Folder in which the engine keeps what was paid for; None: in memory.
+
+    Raises:
+        PerturnError: If the model cannot be served.
+    """
+    settings = checked_settings(section, where)
+    path = _found(model) if settings.traits.serves_checkpoints else model
+    return settings.open(Serving(model, path, (), _loading(path, model), folder))
+
+
+def _loading(path: str, model: str) -> Callable[[], Loaded]:
+    """Load the weights of a model, where its engine needs them in this process."""
+
+    def load() -> Loaded:
+        found: Loaded = locate("perturn.policy.models:load_policy")(
+            path, policy=Path(model).name, dtype="auto", template=None, say=console.print
+        )
+        return found
+
+    return load
+
+
+def _found(model: str) -> str:
+    return resolve_model(model, console.print)

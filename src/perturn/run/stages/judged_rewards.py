@@ -1,0 +1,138 @@
+"""Rewards by the judge of a recipe, written into a file of episodes after it was played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from perturn.config.recipe import Recipe
+from perturn.config.reward_settings import JudgeSettings
+from perturn.data.run_paths import RunPaths
+from perturn.data.store import read_trajectories, write_records
+from perturn.display.progress_bars import mention
+from perturn.engines.judging.judge import Judge, Judgment
+from perturn.engines.judging.kept_answers import KeptAnswers
+from perturn.engines.judging.transcripts import questions
+from perturn.errors import JudgeFailure
+from perturn.run.side_engines import open_side_engine
+from perturn.types import Status, Trajectory, Turn, failed, unfinished, unjudged
+
+ENGINE = "reward.judge.engine"
+_AT_ONCE = 256
+"""Episodes whose questions are in memory at the same time."""
+
+
+@contextmanager
+def open_judge(settings: JudgeSettings, folder: Path | None) -> Iterator[Judge]:
+    """Open the judge of a recipe.
+
+    Args:
+        settings: The section `reward.judge`.
+        folder: Folder in which it keeps its answers; None: in memory.
+    """
+    with ExitStack() as stack:
+        engine = open_side_engine(settings.engine, settings.model, ENGINE, folder)
+        stack.callback(engine.close)
+        judge = Judge(
+            engine,
+            settings.sampling,
+            settings.scale,
+            f"reward.judge.model is its model, and {ENGINE} its server",
+            settings.samples,
+            settings.tries,
+        )
+        if folder is not None:
+            answers = KeptAnswers(RunPaths(folder).judgments)
+            stack.callback(answers.close)
+            judge = replace(judge, answers=answers)
+        yield judge
+
+
+def judge_file(recipe: Recipe, folder: Path, file: Path, what: str) -> dict[str, int]:
+    """Write the judge's rewards into the episodes of a file, whole or not at all; counts of judgments.
+
+    Episodes that were rated before are rated again from the environment's rewards, by answers that are kept.
+
+    Args:
+        recipe: With a judge.
+        folder: Folder in which the judge keeps its answers.
+        file: Episodes.
+        what: Name of the episodes, for messages.
+    """
+    settings = recipe.judge
+    assert settings is not None
+    counts = {"judged": 0, "judgments": 0, "unreadable": 0, "unjudged": 0}
+    rated: list[Trajectory] = []
+    with open_judge(settings, folder) as judge:
+        episodes = [own_rewards(one) for one in read_trajectories(file)]
+        for start in range(0, len(episodes), _AT_ONCE):
+            rated += rate(episodes[start : start + _AT_ONCE], settings, judge, counts)
+    write_records(file, rated)
+    said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    mention(f"{what}, by the judge:", said)
+    return counts
+
+
+def rate(
+    episodes: Sequence[Trajectory], settings: JudgeSettings, judge: Judge, counts: dict[str, int]
+) -> list[Trajectory]:
+    """Return episodes with the judge's rewards; those that FAILED, or have nothing to be rated, are left as they are.
+
+    Args:
+        episodes: With the environment's rewards.
+        settings: Of the judge.
+        judge: Rates.
+        counts: Of judgments; they grow.
+    """
+    asked = [
+        questions(one, settings.rubric, settings.scale, settings.of) if _is_rated(one, settings) else []
+        for one in episodes
+    ]
+    answers = iter(judge.rate([each for its in asked for each in its]))
+    found = []
+    for one, its in zip(episodes, asked, strict=True):
+        judgments = [next(answers) for _ in its]
+        counts["judgments"] += sum(len(each.ratings) + len(each.problems) for each in judgments)
+        counts["unreadable"] += sum(len(each.problems) for each in judgments)
+        unrated = next((each for each in judgments if not each.ratings), None)
+        if unrated is not None:
+            counts["unjudged"] += 1
+            found.append(
+                replace(one, status=Status.FAILED, error=f"{JudgeFailure.__name__}: {unrated.problems[0]}")
+            )
+            continue
+        counts["judged"] += bool(judgments)
+        found.append(_rewarded(one, judgments, settings) if judgments else one)
+    return found
+
+
+def own_rewards(episode: Trajectory) -> Trajectory:
+    """Return an episode with the environment's rewards alone, and as it ended before a judge saw it."""
+    if unjudged(episode):
+        over = episode.terminated or episode.truncated
+        episode = replace(episode, status=Status.COMPLETED if over else Status.UNFINISHED, error=None)
+    turns = tuple(replace(turn, reward=turn.own_reward, environment_reward=None) for turn in episode.turns)
+    return replace(episode, turns=turns, total_reward=sum(turn.reward for turn in turns))
+
+
+def _is_rated(episode: Trajectory, settings: JudgeSettings) -> bool:
+    """Whether there is something to rate; the outcome of an episode that goes on is not known."""
+    open_ended = unfinished(episode) and settings.of == "episode"
+    return bool(episode.turns) and not failed(episode) and not open_ended
+
+
+def _rewarded(episode: Trajectory, judgments: Sequence[Judgment], settings: JudgeSettings) -> Trajectory:
+    """An episode with the rewards of its judgments: one for each turn, or one that its last turn gets."""
+    low, high = settings.scale
+    means = [sum(each.ratings) / len(each.ratings) for each in judgments]
+    given = [settings.weight * (mean - low) / (high - low) for mean in means]
+    given = [0.0] * (len(episode.turns) - len(given)) + given
+    turns = tuple(_with_reward(turn, each, settings) for turn, each in zip(episode.turns, given, strict=True))
+    return replace(episode, turns=turns, total_reward=sum(turn.reward for turn in turns))
+
+
+def _with_reward(turn: Turn, given: float, settings: JudgeSettings) -> Turn:
+    kept = turn.reward if settings.rewards == "add" else 0.0
+    return replace(turn, reward=kept + given, environment_reward=turn.reward)
