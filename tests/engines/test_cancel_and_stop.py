@@ -31,7 +31,7 @@ def test_a_cancelled_prompt_is_not_answered_and_others_are_answered_alike():
     assert isinstance(engine, CancellingEngine)
     assert {name: each.token_ids for name, each in answered.items()} == {"b": alone.token_ids}
     assert engine.advance() == []
-    assert engine.prompt_tokens == {"b": 3}
+    assert engine.abilities.prompt_tokens == {"b": 3}
     engine.close()
 
 

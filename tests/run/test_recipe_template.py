@@ -9,8 +9,8 @@ import yaml
 
 from perturn.config.parsing import build, parse
 from perturn.config.recipe import Recipe, read_recipe
-from perturn.config.reward_settings import RewardModel
-from perturn.config.sections import Base, Sft
+from perturn.config.reward_settings import JudgeSettings, RewardModel
+from perturn.config.sections import Base, Sft, User
 from perturn.errors import ConfigError
 from perturn.losses import LOSSES
 from perturn.rows import ROWS
@@ -76,7 +76,9 @@ def test_what_is_commented_out_is_the_default(file, loss, lora):
     recipe = read_recipe(file)
 
     data = yaml.safe_load(uncommented(file.read_text()))
-    reward = data.pop("reward")  # which groups alone have
+    rewards = data.pop("reward")
+    reward = rewards["model"]  # which groups alone have
+    assert rewards["judge"] is None  # its model has no default
     assert {**reward, "loss": {"name": "dpo"}} | {"lora": None, "tasks": None} == (
         dataclasses.asdict(RewardModel())
     )
@@ -106,13 +108,14 @@ def settings(kind):
 
 
 def test_every_setting_is_there(file):
-    """Active or commented out, but for what makes a model where there is none."""
+    """Active or commented out, but for sections that hold a setting without a default; these are named alone."""
     write_recipe(file, environment=GUESS, model="some/model", full=True)
 
     found = set(re.findall(r"^ *#?(\w+):", file.read_text(), re.MULTILINE))
 
     missing = set(settings(Recipe)) - found
-    assert {"base"} <= missing <= {"base", *settings(Base)} - set(settings(Sft))
+    without_default = {*settings(Base), *settings(JudgeSettings), *settings(User)}
+    assert {"base"} <= missing <= {"base", *without_default} - set(settings(Sft))
 
 
 @pytest.mark.slow

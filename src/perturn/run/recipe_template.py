@@ -319,7 +319,7 @@ def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: boo
     elif inner is not None:
         yield f"{indent}{mark}{name}:"
         if value is None and dataclasses.MISSING not in _defaults(inner).values():
-            value = inner()
+            value = _defaults(inner)
         if value is not None:
             yield from _fields(inner, value, chosen or {}, f"{indent}  ", live)
     else:
