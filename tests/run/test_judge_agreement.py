@@ -11,7 +11,7 @@ from engines.serving import serve
 from perturn.cli import app
 from perturn.config.recipe import read_recipe
 from perturn.errors import ConfigError, DataError
-from perturn.run.judge_agreement import measure_agreement
+from perturn.run.judging.judge_agreement import measure_agreement
 from perturn.stats import kappa
 
 RECIPE = """

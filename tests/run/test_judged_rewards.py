@@ -15,7 +15,7 @@ from perturn.engines.judging.judge import Judge
 from perturn.episodes.episode import Job, episode
 from perturn.errors import ConfigError, EngineFailure
 from perturn.run.execute import open_run, run_stages
-from perturn.run.stages.judged_rewards import own_rewards, rate
+from perturn.run.judging.judged_rewards import own_rewards, rate
 from perturn.types import Action, EpisodeProtocol, Status, Task, Trajectory, Turn, score, unjudged
 from support.examiner import Examiner
 

@@ -34,7 +34,7 @@ def check_judge(
     """Measure how far the judge of a recipe agrees with labels."""
     with at_work("judging"):
         recipe = resolve_recipe(source, overrides or [])
-        found = locate("perturn.run.judge_agreement:measure_agreement")(recipe, labeled)
+        found = locate("perturn.run.judging.judge_agreement:measure_agreement")(recipe, labeled)
     if as_json:
         say_json(found)
         return

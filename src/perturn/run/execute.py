@@ -31,6 +31,8 @@ from perturn.free_memory import release_memory
 from perturn.io.read_input import user_path
 from perturn.run.checkpoint_retention import let_go
 from perturn.run.follow_up import in_order, planned
+from perturn.run.judging.judged_rewards import ENGINE
+from perturn.run.judging.side_engines import check_side_engine
 from perturn.run.protocol_rules import ruled
 from perturn.run.recorded_inputs import note_inputs, refuse_changed
 from perturn.run.session import (
@@ -40,9 +42,7 @@ from perturn.run.session import (
     make_renderer,
     world_maker,
 )
-from perturn.run.side_engines import check_side_engine
 from perturn.run.stages.branch_stage import check_explorer
-from perturn.run.stages.judged_rewards import ENGINE
 from perturn.run.stages.measure_distance import check_corrector, check_pathfinder
 from perturn.run.stages.pretraining_stage import check_teacher
 from perturn.run.stages.row_stage import ROWS_OF, check_made

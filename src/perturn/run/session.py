@@ -34,11 +34,11 @@ from perturn.errors import ConfigError, RunError, did_you_mean, within
 from perturn.faults import closing_world
 from perturn.free_memory import release_memory
 from perturn.run.failure_limits import Failures
+from perturn.run.judging.judged_rewards import ENGINE, judge_file
+from perturn.run.judging.side_engines import checked_settings, open_side_engine
 from perturn.run.policy_origin import Maker
 from perturn.run.recorded_episodes import drop_broken, require_worlds, tell_filled
-from perturn.run.side_engines import checked_settings, open_side_engine
 from perturn.run.stages.evaluation_strategy import PLAIN, Strategy, controlled
-from perturn.run.stages.judged_rewards import ENGINE, judge_file
 from perturn.run.task_lists import Panels, look_up, read_panels
 from perturn.table import locate
 from perturn.types import (

@@ -21,7 +21,7 @@ from perturn.envs.json_rows import read_rows
 from perturn.errors import ConfigError, DataError
 from perturn.formats.read_rows import read_row
 from perturn.io.read_input import check_shape
-from perturn.run.stages.judged_rewards import open_judge
+from perturn.run.judging.judged_rewards import open_judge
 from perturn.stats import Estimate, kappa, mean_interval, rank_correlation, rate_interval
 from perturn.types import Trajectory
 

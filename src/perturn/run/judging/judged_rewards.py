@@ -16,7 +16,7 @@ from perturn.engines.judging.judge import Judge, Judgment
 from perturn.engines.judging.kept_answers import KeptAnswers
 from perturn.engines.judging.transcripts import questions
 from perturn.errors import JudgeFailure
-from perturn.run.side_engines import open_side_engine
+from perturn.run.judging.side_engines import open_side_engine
 from perturn.types import Status, Trajectory, Turn, failed, unfinished, unjudged
 
 ENGINE = "reward.judge.engine"
