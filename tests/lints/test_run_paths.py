@@ -12,12 +12,18 @@ from perturn.data.run_paths import RunPaths
 
 SOURCE = Path(perturn.__file__).parent
 RUN = RunPaths(Path("run"))
-FOLDERS = {RUN.name(folder) for folder in [*RUN.folders, RUN.tracking]}
-FILES = {RUN.pairs().name} | {
+NAMED = {
     found.name
     for found in (getattr(RUN, name) for name in vars(RunPaths) if not name.startswith("_"))
     if isinstance(found, Path) and found != RUN.tracking
 }
+FOLDERS = {RUN.name(folder) for folder in [*RUN.folders, RUN.tracking]} | {
+    name for name in NAMED if not Path(name).suffix
+}
+FILES = {RUN.pairs().name, *NAMED} - FOLDERS
+IN_A_FOLDER = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(FOLDERS)))})/")
+ANOTHER = {"envs/tau3/domains.py": "tasks.json"}
+"""Files of other data that are named like one of a run."""
 
 
 def spelled(source):
@@ -34,7 +40,7 @@ def spelled(source):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in prose:
             continue
         words = {word.rstrip(".") for word in re.split(r"[^\w.-]+", node.value)}
-        if words & FILES or any(f"{name}/" in node.value for name in FOLDERS):
+        if words & FILES or IN_A_FOLDER.search(node.value):
             yield f"{node.lineno}: {node.value!r}"
         elif node.value in FOLDERS and id(node) in joined:
             yield f"{node.lineno}: / {node.value!r}"
@@ -47,7 +53,11 @@ def spelled(source):
 )
 def test_a_module_asks_where_things_lie(file):
     """Docstrings may say it; but if a name changes, `data/run_paths.py` alone does."""
-    assert list(spelled(file.read_text(encoding="utf-8"))) == []
+    found = list(spelled(file.read_text(encoding="utf-8")))
+    if other := ANOTHER.get(file.relative_to(SOURCE).as_posix()):
+        found = [each for each in found if repr(other) not in each]
+
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from perturn.table import locate
 
 @command(
     "check-judge",
-    "recipe.yaml labeled.jsonl",
+    "my.yaml labeled.jsonl",
     "runs/demo labeled.jsonl reward.judge.samples=5 reward.judge.sampling.temperature=1 --json",
     panel="Prepare",
 )

@@ -123,7 +123,7 @@ class CancellingEngine(StreamingEngine, Protocol):
 
 @dataclass(frozen=True)
 class EngineAbilities:
-    """What an open engine can do beside answering, for an endpoint that serves it."""
+    """Abilities of an open engine beside answering, for an endpoint that serves it."""
 
     concurrent: bool = False
     """Whether `generate` may be called from several threads at a time."""

@@ -1,4 +1,4 @@
-"""What the environment says of recorded episodes: the way left to a success around each turn, and corrections."""
+"""Questions to the environment about recorded episodes: the way left to a success around each turn, and corrections."""
 
 from __future__ import annotations
 
