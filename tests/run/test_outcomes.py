@@ -167,7 +167,7 @@ def test_the_stages_of_outcomes():
             {"rows": {"name": "rft"}, "align": {"loss": {"name": "kto"}}},
             "such a loss goes into align, with rows.name one of kto.",
         ),
-        ({"align": {"loss": {"name": "sft"}}}, "with rows.name one of rft, nat, coh, oec, or into sft."),
+        ({"align": {"loss": {"name": "sft"}}}, "with rows.name one of rft, coh, nat, oec, or into sft."),
     ],
 )
 def test_a_loss_on_other_rows_is_refused_before_work(changes, says):
