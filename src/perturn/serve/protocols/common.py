@@ -119,9 +119,8 @@ def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> tup
     """
     for index, tool in enumerate(tools):
         function = tool.get("function")
-        is_function = tool.get("type") == "function" and isinstance(function, Mapping)
-        name = function.get("name") if is_function else None
-        if not isinstance(name, str) or not name:
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if tool.get("type") != "function" or not isinstance(name, str) or not name:
             raise Refusal(
                 400,
                 f"{param}[{index}]: expected a function with a name.",
