@@ -36,6 +36,8 @@ def misbehave():
     """Do what the task says after the first turn."""
     if BAD == "crash":
         raise RuntimeError("a bug in the agent")
+    if BAD == "tells its key":
+        raise RuntimeError(f"the key is {os.environ['OPENAI_API_KEY']}")
     if BAD == "killed":
         os.kill(os.getpid(), 9)
     if BAD == "hang":
@@ -68,7 +70,7 @@ def main():
         said += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"turn {turn}"}]
     if BAD == "posts":
         post("/reward", {"reward": 0.5})
-    return {"no reward": None, "posts": None, "nan": float("nan")}.get(BAD, 1.0)
+    return {"no reward": None, "posts": None, "nan": float("nan"), "huge": 10**400}.get(BAD, 1.0)
 
 
 reward = main()

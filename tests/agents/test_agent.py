@@ -24,7 +24,9 @@ ERRORS = {
     "memory": "MemoryError",
     "silent": "ended without a request to the policy; let it send its requests to \\$OPENAI_BASE_URL",
     "no reward": "the agent gave no reward; print a JSON line",
-    "nan": "gave the reward nan, which is not finite",
+    "tells its key": "RuntimeError: the key is KEY\\.",
+    "huge": "expected a number of at most 1e100, got a larger one",
+    "nan": "expected a number of at most 1e100, got nan",
 }
 
 

@@ -1,6 +1,7 @@
 """Malformed requests get the error objects of their protocol, and change nothing."""
 
 import json
+import socket
 
 import httpx2 as httpx
 import pytest
@@ -47,6 +48,9 @@ def send(endpoint, path, body, **headers):
         (GOOD | {"top_logprobs": 3}, "top_logprobs"),
         (GOOD | {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         (GOOD | {"response_format": {"type": "poem"}}, "response_format"),
+        (GOOD | {"chat_template_kwargs": {"x": float("nan")}}, "chat_template_kwargs"),
+        (GOOD | {"chat_template_kwargs": {"x": 10**400}}, "chat_template_kwargs"),
+        (GOOD | {"tools": [{"type": "function", "function": {"name": {"a": 1}}}]}, "tools[0]"),
     ],
 )
 def test_openai_errors_name_their_parameter(endpoint, engine, body, param):
@@ -157,3 +161,51 @@ def test_an_address_of_others_needs_a_key_of_ones_own():
         pytest.raises(ConfigError, match="cannot be listened at"),
     ):
         Endpoint(Scripted(), ServeSettings(port=int(endpoint.address.rpartition(":")[2])))
+
+
+@pytest.mark.parametrize("name", ["%E6%97%A5", "a" * 300, "a%00b", "..%2f..%2fx"])
+def test_a_strange_name_opens_no_session(endpoint, engine, name):
+    found = send(endpoint, f"/s/{name}{CHAT}", GOOD)
+
+    assert found.status_code in (400, 404)
+    assert found.json()["error"]["type"] == "invalid_request_error"
+    assert engine.asked == []
+
+
+def test_what_no_record_can_hold_is_refused_when_a_session_opens(endpoint):
+    found = httpx.put(
+        f"{endpoint.address}/s/odd",
+        content=b'{"data": {"x": NaN}}',
+        headers={"Authorization": f"Bearer {endpoint.key}"},
+    )
+
+    assert (found.status_code, found.json()["error"]["param"]) == (400, "data")
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}])
+def test_an_unforeseen_error_has_the_form_of_the_protocol(endpoint, monkeypatch, caplog, more):
+    def broken(*_):
+        raise ZeroDivisionError("inside")
+
+    monkeypatch.setattr("perturn.serve.desk.read_action", broken)
+    found = send(endpoint, CHAT, GOOD | more)
+
+    assert (found.status_code, found.json()["error"]["code"]) == (500, "internal_error")
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_body_that_trickles_in_is_given_up():
+    with Endpoint(Scripted(), ServeSettings(body_seconds=0.2)) as endpoint:
+        host, port = endpoint.address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            key = f"Authorization: Bearer {endpoint.key}"
+            connection.sendall(
+                f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{key}\r\nContent-Length: 9\r\n\r\n{{".encode()
+            )
+            assert b" 408 " in connection.recv(1000)
+
+
+def test_template_variables_that_are_known_stay_welcome(endpoint):
+    found = [send(endpoint, CHAT, GOOD | {"chat_template_kwargs": {"x": x}}) for x in (*range(70), 0)]
+
+    assert [found[0].status_code, found[-2].status_code, found[-1].status_code] == [200, 400, 200]

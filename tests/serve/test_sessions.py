@@ -1,8 +1,10 @@
 """Sessions: names, seeds, rewards, states, limits, and agents that share one."""
 
 import json
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2 as httpx
 import openai
@@ -245,3 +247,86 @@ def test_keys_are_in_no_file(tmp_path):
     written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
     assert b"very-secret-key" not in written
     assert json.loads(written.splitlines()[0])
+
+
+def test_a_session_that_ends_while_others_are_cut_stops_nothing():
+    judged = threading.Event()
+
+    def judge(trajectory):
+        judged.wait(20)
+        return 1.0
+
+    with Endpoint(Scripted(), ServeSettings(idle_seconds=0.4), reward=judge) as endpoint:
+        for name in "ab":
+            ask(endpoint, f"/s/{name}/v1/chat/completions")
+        with ThreadPoolExecutor(1) as pool:
+            while endpoint.counts()["open"] == 2:  # until `a` is being cut
+                time.sleep(0.01)
+            ends = pool.submit(post, endpoint, "/s/b/reward", {"done": True})
+            while endpoint.counts()["open"]:
+                time.sleep(0.01)
+            judged.set()
+            assert ends.result().status_code == 200
+        ask(endpoint, "/s/c/v1/chat/completions")
+        until = time.monotonic() + 20
+        while endpoint.counts()["open"] and time.monotonic() < until:
+            time.sleep(0.05)
+        assert endpoint.counts()["cut"] == 2
+
+
+def test_a_reward_whose_body_comes_late_finds_no_session(tmp_path):
+    with Endpoint(Scripted(), record=tmp_path) as endpoint:
+        ask(endpoint, "/s/a/v1/chat/completions")
+        host, port = endpoint.address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as late:
+            key = f"Authorization: Bearer {endpoint.key}"
+            late.sendall(
+                f"POST /s/a/reward HTTP/1.1\r\nHost: x\r\n{key}\r\nContent-Length: 13\r\n\r\n".encode()
+            )
+            time.sleep(0.2)
+            assert post(endpoint, "/s/a/reward", {"reward": 1.0}).status_code == 200
+            ask(endpoint, "/s/a/v1/chat/completions")  # another sample
+            assert post(endpoint, "/s/a/reward", {"reward": 0.5}).status_code == 200
+            late.sendall(b'{"reward": 9}')
+            assert b" 409 " in late.recv(1000)
+
+    assert [each.total_reward for each in read_trajectories(tmp_path / EPISODES)] == [1.0, 0.5]
+
+
+def test_no_two_sessions_have_one_sample(tmp_path):
+    with Endpoint(Scripted(), record=tmp_path) as endpoint:
+        named = {"task": "t", "sample": 1}
+        assert post(endpoint, "/s/x", named, "PUT").status_code == 200
+        assert post(endpoint, "/s/y", named, "PUT").status_code == 409
+        found = [post(endpoint, f"/s/{name}", {"task": "t"}, "PUT").json()["sample"] for name in "zv"]
+        for name in "xzv":
+            assert post(endpoint, f"/s/{name}/reward", {"done": True}).status_code == 200
+
+    assert found == [2, 3]
+
+
+def test_a_full_disk_loses_no_session(tmp_path, monkeypatch):
+    def full(descriptor, data):
+        raise OSError(28, "No space left on device")
+
+    with Endpoint(Scripted(), record=tmp_path) as endpoint:
+        ask(endpoint, "/s/a/v1/chat/completions")
+        with monkeypatch.context() as broken:
+            broken.setattr("perturn.io.append_file.append_whole", full)
+            refused = post(endpoint, "/s/a/reward", {"reward": 1.0})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_recorded")
+        assert post(endpoint, "/s/a/reward", {"reward": 1.0}).status_code == 200
+
+    (episode,) = read_trajectories(tmp_path / EPISODES)
+    assert (len(episode.turns), episode.total_reward) == (1, 1.0)
+
+
+def test_a_reward_function_that_exits_fails_its_episode_alone(tmp_path):
+    def judge(trajectory):
+        raise SystemExit(3)
+
+    with Endpoint(Scripted(), record=tmp_path, reward=judge) as endpoint:
+        for name in "ab":
+            ask(endpoint, f"/s/{name}/v1/chat/completions")
+            assert post(endpoint, f"/s/{name}/reward", {"done": True}).status_code == 200
+        assert endpoint.counts()["failed"] == 2

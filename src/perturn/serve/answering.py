@@ -64,11 +64,12 @@ class Answering:
         if ask.logprobs and abilities_of(self._engine).decode is None:
             raise Refusal(400, "logprobs: this engine gives no tokens.", "unsupported_parameter", "logprobs")
         if ask.template_kwargs:
-            self._variables.add(repr(sorted(ask.template_kwargs.items())))
-            if len(self._variables) > _VARIABLES:
+            variables = repr(sorted(ask.template_kwargs.items()))
+            if len(self._variables) >= _VARIABLES and variables not in self._variables:
                 raise Refusal(
                     400, f"more than {_VARIABLES} different values.", "invalid_value", "chat_template_kwargs"
                 )
+            self._variables.add(variables)
 
     async def sampled(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action]:
         """Wait for the engine's answers; those that nobody waits for any more are cancelled.

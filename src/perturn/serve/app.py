@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from functools import partial
@@ -15,14 +16,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
+from perturn.io.plain_data import told
 from perturn.serve.desk import Desk
 from perturn.serve.exchange import Ask, Refusal, Reply
 from perturn.serve.protocols.chat import Chat
-from perturn.serve.protocols.common import ServedProtocol, Strict, read_body
+from perturn.serve.protocols.common import ServedProtocol, Strict, check_plain, read_body
 from perturn.serve.protocols.messages import Messages
 from perturn.serve.protocols.responses import Responses
 from perturn.serve.session import Session
 from perturn.types import Task
+
+_logger = logging.getLogger(__name__)
 
 PROTOCOLS: Mapping[str, ServedProtocol] = {
     "/v1/chat/completions": Chat(),
@@ -97,8 +101,16 @@ def _route(
             return _json(protocol.refusal(error), error.status)
         except ClientDisconnect:
             return Response(status_code=_GONE)
+        except Exception as error:  # noqa: BLE001  a mistake of ours must not break the protocol
+            return _json(protocol.refusal(_unexpected(error)), 500)
 
     return route
+
+
+def _unexpected(error: Exception) -> Refusal:
+    """An error that nobody foresaw, which is logged."""
+    _logger.exception("a request failed", exc_info=error)
+    return Refusal(500, f"the endpoint failed: {told(error)}", "internal_error")
 
 
 async def _converse(desk: Desk, key: str, protocol: ServedProtocol, request: Request) -> Response:
@@ -143,6 +155,9 @@ async def _events(
         except Refusal as error:
             yield protocol.failed(error)
             return
+        except Exception as error:  # noqa: BLE001  a mistake of ours must not break the protocol
+            yield protocol.failed(_unexpected(error))
+            return
         for event in protocol.events(reply, ask):
             yield event
     finally:
@@ -171,8 +186,9 @@ async def _models(desk: Desk, key: str, request: Request) -> Response:
 
 async def _reward(desk: Desk, key: str, request: Request) -> Response:
     """Set a reward; `done`, or a reward of the whole episode, ends the session."""
-    session = desk.known(_named(key, request))
+    name = _named(key, request)
     given = read_body(_Reward, await _body(desk, request))
+    session = desk.known(name)
     if given.reward is not None:
         session.give_reward(given.reward, given.response)
     if given.success is not None:
@@ -186,8 +202,10 @@ async def _reward(desk: Desk, key: str, request: Request) -> Response:
 
 async def _state(desk: Desk, key: str, request: Request) -> Response:
     """Set the key of the state in which the next turn is taken."""
-    session = desk.find_or_open(_named(key, request))
-    session.next_state = read_body(_State, await _body(desk, request)).state
+    name = _named(key, request)
+    given = read_body(_State, await _body(desk, request))
+    session = desk.find_or_open(name)
+    session.next_state = given.state
     return _json({"session": session.id, "state": session.next_state})
 
 
@@ -196,6 +214,7 @@ async def _open(desk: Desk, key: str, request: Request) -> Response:
     name = _named(key, request)
     desk.check_name(name)
     given = read_body(_Opening, await _body(desk, request))
+    check_plain(given.data, "data")
     session = desk.open(name, Task(given.task or name, given.kind, data=given.data), given.sample, given.seed)
     return _json(session.summary())
 
@@ -242,13 +261,17 @@ def _named(key: str, request: Request) -> str:
 
 
 async def _body(desk: Desk, request: Request) -> bytes:
-    """The body, as far as it is not too large."""
-    most, parts, size = desk.settings.max_body_bytes, [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise Refusal(413, f"the body is larger than {most} bytes.", "body_too_large")
-        parts.append(part)
+    """The body, unless it is too large or too slow."""
+    most, seconds, parts, size = desk.settings.max_body_bytes, desk.settings.body_seconds, [], 0
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise Refusal(413, f"the body is larger than {most} bytes.", "body_too_large")
+                parts.append(part)
+    except TimeoutError:
+        raise Refusal(408, f"the body did not arrive within {seconds:g} seconds.", "timeout") from None
     return b"".join(parts)
 
 

@@ -12,6 +12,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from perturn.engines.protocol import abilities_of
 from perturn.episodes.seeds import seed_of
 from perturn.episodes.sequences import Sequences
-from perturn.errors import ContextFull, PerturnError
+from perturn.errors import ContextFull, PerturnError, StorageError
 from perturn.io.plain_data import told
 from perturn.serve.answering import Answering
 from perturn.serve.exchange import Ask, Refusal, Reply
@@ -31,11 +32,9 @@ from perturn.types import Engine, Message, Sampling, Status, Task, Trajectory
 
 Judge = Callable[[Trajectory], float | Mapping[str, Any]]
 """Gives the reward of an episode, or `{"reward": ..., "success": ...}`."""
-_ID = re.compile(r"[\w.:=@+,-]{1,200}")
+_ID = re.compile(r"[\w.:=@+,-]{1,200}", re.ASCII)
 _REMEMBERED = 10_000
 """Sessions that ended whose end is still known."""
-_VARIABLES = 64
-"""Different template variables of an endpoint; a template is compiled anew for each."""
 
 
 class Desk:
@@ -99,7 +98,7 @@ class Desk:
         if not _ID.fullmatch(name):
             raise Refusal(
                 400,
-                "session: expected up to 200 letters, digits or . _ : = @ + , -",
+                "session: expected up to 200 letters a-z, digits or . _ : = @ + , -",
                 "invalid_session",
                 "session",
             )
@@ -144,10 +143,10 @@ class Desk:
             )
         if sample is None:
             sample = 0 if self._record is None else self._record.sample_of(task.id)
-        elif self._record is not None and self._record.is_taken(task.id, sample):
+        elif self._record is not None and not self._record.take(task.id, sample):
             raise Refusal(
                 409,
-                f"task {task.id!r}, sample {sample}, is recorded already; count sample up.",
+                f"task {task.id!r}, sample {sample}, is open or recorded already; count sample up.",
                 "exists",
                 "sample",
             )
@@ -164,12 +163,12 @@ class Desk:
             reader=reader or Reader(),
             is_automatic=is_automatic,
         )
-        self._sessions[name] = session
-        self._ends.pop(name, None)
         if is_kept:
             self._kept.add(name)
         elif self._record is not None:
             self._record.begun(task, sample, seed)
+        self._sessions[name] = session
+        self._ends.pop(name, None)
         self.counts["opened"] += 1
         return session
 
@@ -267,7 +266,12 @@ class Desk:
             how: In words: ended, or cut and why.
             truncated: Whether a limit ended it.
             error: What failed, if the episode is to count as FAILED.
+
+        Raises:
+            Refusal: If it has ended meanwhile, or cannot be written; it is then still open.
         """
+        if self._sessions.get(session.id) is not session:
+            raise Refusal(409, f"session {session.id!r} has ended.", "session_ended", "session")
         del self._sessions[session.id]
         self._forget(session)
         trajectory = self._trajectory(session, truncated, error)
@@ -283,7 +287,11 @@ class Desk:
             self._kept.discard(session.id)
             self._results[session.id] = session, truncated, trajectory.error
         elif self._record is not None:
-            await self._loop.run_in_executor(self._writer, self._record.ended, trajectory)
+            try:
+                await self._loop.run_in_executor(self._writer, self._record.ended, trajectory)
+            except StorageError as failure:
+                self._sessions.setdefault(session.id, session)
+                raise Refusal(503, f"{failure} The session stays open.", "not_recorded") from None
         failed = trajectory.status is Status.FAILED
         self.counts["failed" if failed else "cut" if how.startswith("cut") else "ended"] += 1
         if session.agents > 1:
@@ -303,7 +311,7 @@ class Desk:
             found = self._judge(trajectory)
             given = dict(found) if isinstance(found, Mapping) else {"reward": found}
             session.give_reward(float(given["reward"]))
-        except Exception as error:  # noqa: BLE001  the function is code of others; a bad episode is data
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the code of others; a bad episode is data
             said = error.message if isinstance(error, Refusal) else told(error)
             return self._trajectory(
                 session, False, f"{type(error).__name__}: the reward function failed: {said}"
@@ -348,15 +356,17 @@ class Desk:
         """Cut the sessions that take too long or have been idle for too long; once."""
         now = time.monotonic()
         for session in list(self._sessions.values()):
-            if now - session.opened > self.settings.session_seconds:
-                await self.finish(session, "cut: it reached session_seconds", truncated=True)
-            elif not session.in_flight and now - session.touched > self.settings.idle_seconds:
-                await self.finish(session, "cut: it was idle for idle_seconds", truncated=True)
+            with suppress(Refusal):  # its agent ended it meanwhile, or the disk is full: it is tried again
+                if now - session.opened > self.settings.session_seconds:
+                    await self.finish(session, "cut: it reached session_seconds", truncated=True)
+                elif not session.in_flight and now - session.touched > self.settings.idle_seconds:
+                    await self.finish(session, "cut: it was idle for idle_seconds", truncated=True)
 
     async def stop(self) -> None:
         """End everything: requests are refused, and open sessions are recorded as lost."""
         for session in list(self._sessions.values()):
-            await self.finish(session, "lost: the endpoint was closed", error=LOST)
+            with suppress(Refusal):  # what cannot be written is recorded by the next endpoint of the folder
+                await self.finish(session, "lost: the endpoint was closed", error=LOST)
         self._writer.shutdown()
         await self._loop.run_in_executor(None, self._answering.close)
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from perturn.data.store import TrajectoryStore, read_trajectories
-from perturn.errors import RunError
+from perturn.errors import RunError, StorageError
 from perturn.io.atomic_write import writing
 from perturn.io.read_input import complete_lines, parse_object
 from perturn.types import Status, Task, Trajectory
@@ -34,23 +34,28 @@ class Record:
         self.folder = folder
         self._environment = environment
         self._store = TrajectoryStore(folder / EPISODES)
+        self._is_broken = False
         self._samples: dict[str, int] = {}
-        self._keys = self._store.keys()
-        for task, sample in self._keys:
-            self._samples[task] = max(self._samples.get(task, 0), sample + 1)
+        self._taken: set[tuple[str, int]] = set()
         self.lost = self._mark_lost()
+        for task, sample in sorted(self._store.keys()):
+            self.take(task, sample)
         with writing(folder / OPEN):
             self._notes = os.open(folder / OPEN, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
 
     def sample_of(self, task: str) -> int:
         """Return the first sample of a task that is not taken yet, and take it."""
         sample = self._samples.get(task, 0)
-        self._samples[task] = sample + 1
+        self.take(task, sample)
         return sample
 
-    def is_taken(self, task: str, sample: int) -> bool:
-        """Return whether an episode of this key is recorded."""
-        return (task, sample) in self._keys
+    def take(self, task: str, sample: int) -> bool:
+        """Take a sample of a task; return whether no session has it or had it."""
+        if (task, sample) in self._taken:
+            return False
+        self._taken.add((task, sample))
+        self._samples[task] = max(self._samples.get(task, 0), sample + 1)
+        return True
 
     def begun(self, task: Task, sample: int, seed: int) -> None:
         """Note that a session was opened, so that a kill leaves a trace of it."""
@@ -59,9 +64,19 @@ class Record:
             os.write(self._notes, line.encode() + b"\n")
 
     def ended(self, trajectory: Trajectory) -> None:
-        """Store an episode; on return it is on the disk."""
-        self._store.append(trajectory)
-        self._keys.add(trajectory.key)
+        """Store an episode; on return it is on the disk.
+
+        Raises:
+            StorageError: If it cannot be written; it may be tried again.
+        """
+        if self._is_broken:
+            self._store = TrajectoryStore(self.folder / EPISODES)
+            self._is_broken = False
+        try:
+            self._store.append(trajectory)
+        except StorageError:
+            self._is_broken = True  # the store has closed itself, since what it wrote may be torn
+            raise
 
     def close(self) -> None:
         """Release the files."""
@@ -92,6 +107,5 @@ class Record:
                     )
                 )
                 held.add(key)
-                self._samples[key[0]] = max(self._samples.get(key[0], 0), key[1] + 1)
                 lost += 1
         return lost

@@ -23,6 +23,8 @@ class ServeSettings:
     """Port to listen at; 0: any that is free."""
     max_body_bytes: Annotated[int, _COUNT] = 8 * 2**20
     """Bytes of a request."""
+    body_seconds: Annotated[float, _SECONDS] = 60.0
+    """Seconds in which the body of a request must arrive."""
     max_sessions: Annotated[int, _COUNT] = 4096
     """Sessions that are open at the same time; a request that would open another one is told to come back later."""
     max_calls: Annotated[int, _COUNT] = 1024

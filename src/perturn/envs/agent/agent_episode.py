@@ -13,6 +13,7 @@ from perturn.envs.agent.agent_bridge import Line, Question
 from perturn.envs.agent.agent_process import AgentProcess
 from perturn.episodes.episode import Job
 from perturn.errors import BudgetError, ContextFull, EngineFailure, EnvironmentFailure
+from perturn.io.plain_data import mismatch
 from perturn.types import Action, Prompt
 
 _GRACE_S = 10.0
@@ -150,6 +151,10 @@ def _reward(given: Any) -> dict[str, Any]:
         given = given.get("reward")
     if isinstance(given, bool) or not isinstance(given, int | float):
         return {}
-    if not math.isfinite(given) or abs(given) > 1e100:
-        raise EnvironmentFailure(f"the agent gave the reward {given}, which is not finite; {_REWARD}.")
+    if abs(given) > 1e100 or not math.isfinite(
+        given
+    ):  # in this order: no float is as large as a whole number may be
+        raise EnvironmentFailure(
+            f"reward of the agent: {mismatch('a number of at most 1e100', given)}; {_REWARD}."
+        )
     return {"reward": float(given), "success": success}

@@ -61,6 +61,7 @@ class AgentProcess:
         file = Path(self._folder.name) / "task.json"
         file.write_text(json.dumps(task), encoding="utf-8")
         self._kept = {"stdout": b"", "stderr": b""}
+        self._key = variables.get("OPENAI_API_KEY", "")
         lifeline, theirs = socket.socketpair()
         pipes = {name: os.pipe() for name in self._kept}
         self._streams = {name: open(pipe[0], "rb", buffering=0) for name, pipe in pipes.items()}  # noqa: SIM115
@@ -105,6 +106,8 @@ class AgentProcess:
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         written = (self._kept["stderr"] or self._kept["stdout"]).decode(errors="replace")
+        for key in filter(None, (self._key, self._key.partition(".")[0])):
+            written = written.replace(key, "KEY")  # errors are stored, and keys are not
         lines = [line.strip()[:200] for line in written.splitlines() if line.strip()][-_LINES:]
         return f"{how}; it wrote: {' | '.join(lines)}" if lines else how
 

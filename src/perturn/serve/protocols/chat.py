@@ -11,6 +11,7 @@ from pydantic import Field
 from perturn.serve.exchange import Answer, Ask, Call, Refusal, Reply
 from perturn.serve.protocols.common import (
     Strict,
+    check_plain,
     check_tools,
     event,
     pieces,
@@ -52,6 +53,7 @@ class Chat:
     def read(self, body: bytes) -> Ask:
         """Read a request."""
         found = read_body(ChatRequest, body)
+        check_plain(found.chat_template_kwargs, "chat_template_kwargs")
         return Ask(
             found.messages,
             found.model,

@@ -80,7 +80,9 @@ def read_body(kind: type[Body], body: bytes) -> Body:
         position = ".".join(str(step) for step in first["loc"])
         if first["type"] == "json_invalid":
             raise Refusal(400, f"the body is no JSON: {first['msg']}.", "invalid_json") from None
-        raise Refusal(400, f"{position}: {first['msg']}.", "invalid_value", position or None) from None
+        raise Refusal(
+            400, f"{position or 'body'}: {first['msg']}.", "invalid_value", position or None
+        ) from None
     for key, neutral in _NEUTRAL.items():
         value = (found.model_extra or {}).get(key)
         if value is not None and value not in neutral:
@@ -91,6 +93,16 @@ def read_body(kind: type[Body], body: bytes) -> Body:
                 key,
             )
     return found
+
+
+def check_plain(value: object, param: str) -> None:
+    """Refuse what cannot be stored or rendered, such as NaN.
+
+    Raises:
+        Refusal: Naming the part.
+    """
+    if found := fault(value, param):
+        raise Refusal(400, f"{found}.", "invalid_value", param)
 
 
 def texts(value: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -107,7 +119,8 @@ def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> tup
     """
     for index, tool in enumerate(tools):
         function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, Mapping) or not function.get("name"):
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if tool.get("type") != "function" or not isinstance(name, str) or not name:
             raise Refusal(
                 400,
                 f"{param}[{index}]: expected a function with a name.",
