@@ -156,7 +156,7 @@ def test_the_page_on_agents_trains_a_program_as_printed(tmp_path, monkeypatch, c
         assert result.exit_code == 0, (command, result.output)
 
     assert [each.split()[1] for each in commands] == ["evaluate", "run", "inspect"]
-    counts = json.loads((tmp_path / "runs/coin/manifest.json").read_text())["stages"]["credit-001"]["counts"]
+    counts = json.loads((tmp_path / "runs/coin/manifest.json").read_text())["stages"]["credit"]["counts"]
     assert counts["asked"] == 32
     assert counts["trained"] >= 8
     assert list((tmp_path / "runs/coin/checkpoints").glob("ppo-clip*"))

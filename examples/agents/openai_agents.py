@@ -1,7 +1,9 @@
-"""An agent of the OpenAI Agents SDK (`pip install openai-agents`) that looks for a coin, in one conversation.
+r"""An agent of the OpenAI Agents SDK (`pip install openai-agents`) that looks for a coin.
 
-    perturn evaluate --model tiny-agent --environment agent "environment.command=[python, examples/agents/openai_agents.py]" \
-        environment.tasks=examples/agents/tasks.jsonl --n 8
+    perturn evaluate --model tiny-agent --environment agent environment.tasks=examples/agents/tasks.jsonl \
+        "environment.command=[python, examples/agents/openai_agents.py]"
+
+The recipe on the page docs/how-to/agents.md trains it, with this command and these tasks.
 """
 
 import json

@@ -1,7 +1,9 @@
-"""An agent of smolagents that calls tools: it looks for a coin. Its task comes in, and its reward goes out.
+r"""An agent of smolagents that calls tools and looks for a coin.
 
-    perturn evaluate --model tiny-agent --environment agent "environment.command=[python, examples/agents/smolagents_tools.py]" \
-        environment.tasks=examples/agents/tasks.jsonl --n 8
+    perturn evaluate --model tiny-agent --environment agent environment.tasks=examples/agents/tasks.jsonl \
+        "environment.command=[python, examples/agents/smolagents_tools.py]"
+
+The recipe on the page docs/how-to/agents.md trains it, with this command and these tasks.
 """
 
 import json
