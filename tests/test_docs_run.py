@@ -3,8 +3,10 @@
 import json
 import shlex
 import shutil
+import sys
 
 import pytest
+import yaml
 from entry_kinds import KINDS
 from typer.testing import CliRunner
 
@@ -132,3 +134,29 @@ def test_the_notebook_runs(tiny_folder, tmp_path, monkeypatch, capsys):
     assert "8 episodes, 24 turns" in printed
     assert printed.count("n = 4") == 2
     assert names["after"].n == 4
+
+
+@pytest.mark.slow
+def test_the_page_on_agents_trains_a_program_as_printed(tmp_path, monkeypatch, capsys):
+    """Its first section: the program and its tasks are written, scored, trained once and inspected."""
+    page, section = "docs/how-to/agents.md", "## From a program to a trained policy"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
+    program, tasks, *_ = blocks(page, "py", section)
+    (tmp_path / "coin.py").write_text(program)
+    exec(tasks, {"__name__": page})
+    (tmp_path / "tasks.jsonl").write_text(capsys.readouterr().out)
+    recipe = yaml.safe_load(blocks(page, "yaml", section)[0])
+    recipe["environment"]["command"][0] = sys.executable
+    (tmp_path / "coin.yaml").write_text(yaml.safe_dump(recipe))
+    commands = blocks(page, "shell", section)[1].splitlines()
+
+    for command in commands:
+        result = CliRunner().invoke(app, shlex.split(command)[1:])
+        assert result.exit_code == 0, (command, result.output)
+
+    assert [each.split()[1] for each in commands] == ["evaluate", "run", "inspect"]
+    counts = json.loads((tmp_path / "runs/coin/manifest.json").read_text())["stages"]["credit"]["counts"]
+    assert counts["asked"] == 32
+    assert counts["trained"] >= 8
+    assert list((tmp_path / "runs/coin/checkpoints").glob("ppo-clip*"))

@@ -63,7 +63,7 @@ def test_the_examples_of_the_page_are_those_of_the_folder():
     """And what else lies there is named in them."""
     files = {each.stem for each in (ROOT / "examples").glob("*.py")}
 
-    assert files == {*EXAMPLES, "openenv_server", "online"}
+    assert files == {*EXAMPLES, "agent", "openenv_server", "online"}
     assert not list((ROOT / "docs/examples").glob("*_environment.py"))
 
 
