@@ -256,9 +256,11 @@ def test_a_session_that_ends_while_others_are_cut_stops_nothing():
         judged.wait(20)
         return 1.0
 
-    with Endpoint(Scripted(), ServeSettings(idle_seconds=0.4), reward=judge) as endpoint:
+    with Endpoint(Scripted(), ServeSettings(idle_seconds=3), reward=judge) as endpoint:
         for name in "ab":
             ask(endpoint, f"/s/{name}/v1/chat/completions")
+        both = endpoint._desk._sessions.values()
+        endpoint._run(lambda: [setattr(each, "touched", -100.0) for each in both])  # idle at the same moment
         with ThreadPoolExecutor(1) as pool:
             while endpoint.counts()["open"] == 2:  # until `a` is being cut
                 time.sleep(0.01)
