@@ -2,6 +2,7 @@
 
 import time
 
+from perturn.engines.protocol import EngineAbilities
 from perturn.types import Action
 
 
@@ -14,7 +15,8 @@ class Scripted:
         """Answer by a function; its result is an action, an error, text, or None."""
         self.answer = answer
         self.asked, self.samplings, self.cancelled, self.forgotten = [], [], [], []
-        self.prompt_tokens = {}
+        self._prompt_tokens = {}
+        self.abilities = EngineAbilities(prompt_tokens=self._prompt_tokens)
         self._open = {}
 
     def submit(self, prompts, sampling):
@@ -23,7 +25,7 @@ class Scripted:
             assert prompt.conversation not in self._open
             self.asked.append(prompt)
             self.samplings.append(sampling)
-            self.prompt_tokens[prompt.conversation] = 10 * (1 + len(prompt.turns))
+            self._prompt_tokens[prompt.conversation] = 10 * (1 + len(prompt.turns))
             self._open[prompt.conversation] = prompt
 
     def advance(self):
