@@ -37,7 +37,9 @@ def is_append_only(endpoint, session):
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["OpenAIResponsesModel", "OpenAIChatCompletionsModel"])
 def test_the_openai_agents_sdk_calls_tools(endpoint, engine, protocol):
-    agents = pytest.importorskip("agents")
+    pytest.importorskip("agents.models")  # `tests/agents` is a namespace of the same name
+    import agents
+
     openai = pytest.importorskip("openai")
     agents.set_tracing_disabled(True)
     script(engine)
