@@ -19,7 +19,7 @@ BROKEN = {"smolagents_tools": {"system prompt changed": 8}, "openai_agents": {}}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "package"), [("smolagents_tools", "smolagents"), ("openai_agents", "agents")]
+    ("name", "package"), [("smolagents_tools", "smolagents"), ("openai_agents", "agents.models")]
 )
 def test_an_agent_of_a_framework_is_trained_once(name, package, tmp_path, monkeypatch):
     """By the recipe of the page, with 2 tasks of 4 samples each."""

@@ -26,6 +26,12 @@ def go_to(place: str) -> str:
     return SEEN
 
 
+async def closing(client, answer):
+    """Await an answer, then close the client that asks for it."""
+    async with client:
+        return await answer
+
+
 def is_append_only(endpoint, session):
     """End the session; check its three turns, of which nothing broke the sequence."""
     assert endpoint.summary(session)["breaks"] == {}
@@ -37,7 +43,9 @@ def is_append_only(endpoint, session):
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["OpenAIResponsesModel", "OpenAIChatCompletionsModel"])
 def test_the_openai_agents_sdk_calls_tools(endpoint, engine, protocol):
-    agents = pytest.importorskip("agents")
+    pytest.importorskip("agents.models")  # `tests/agents` is a namespace of the same name
+    import agents
+
     openai = pytest.importorskip("openai")
     agents.set_tracing_disabled(True)
     script(engine)
@@ -46,7 +54,7 @@ def test_the_openai_agents_sdk_calls_tools(endpoint, engine, protocol):
     model = getattr(agents, protocol)("policy", openai_client=client)
     agent = agents.Agent("finder", instructions="Find it.", tools=[agents.function_tool(go_to)], model=model)
 
-    found = asyncio.run(agents.Runner.run(agent, "Where is the coin?"))
+    found = asyncio.run(closing(client, agents.Runner.run(agent, "Where is the coin?")))
 
     assert found.final_output == "It is nowhere."
     is_append_only(endpoint, session)
@@ -65,7 +73,7 @@ def test_pydantic_ai_calls_tools(endpoint, engine):
         OpenAIChatModel("policy", provider=provider), instructions="Find it.", tools=[go_to]
     )
 
-    found = asyncio.run(agent.run("Where is the coin?"))
+    found = asyncio.run(closing(provider.client, agent.run("Where is the coin?")))
 
     assert found.output == "It is nowhere."
     is_append_only(endpoint, session)
