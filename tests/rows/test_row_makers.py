@@ -171,7 +171,7 @@ def test_a_setting_that_means_nothing_is_refused(name, settings, says):
         ),
         (
             {"reward": {}},
-            "reward is read by credits of groups alone; take rows.name=groups, or leave it out.",
+            "reward.model is read by credits of groups alone; take rows.name=groups, or leave it out.",
         ),
         (
             {"rows": {"name": "tree-pairs"}},
