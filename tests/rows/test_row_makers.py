@@ -170,7 +170,7 @@ def test_a_setting_that_means_nothing_is_refused(name, settings, says):
             "align.minibatches must be at most the 4 episodes of an iteration, got 5.",
         ),
         (
-            {"reward": {}},
+            {"reward": {"model": {}}},
             "reward.model is read by credits of groups alone; take rows.name=groups, or leave it out.",
         ),
         (

@@ -97,4 +97,4 @@ class Reward:
 
     def __post_init__(self) -> None:
         if self.model is None and self.judge is None:
-            raise ValueError("reward needs judge or model; set one, or leave reward out.")
+            raise ValueError("judge or model must be set; without both, leave reward out.")
