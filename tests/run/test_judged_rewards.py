@@ -263,7 +263,7 @@ def test_an_expert_that_rows_compare_is_rated_too(collect):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["reward={}"], "reward needs judge or model; set one, or leave reward out"),
+        (["reward={}"], "reward.judge or model must be set; without both, leave reward out"),
         (["reward.judge.rubric=' '"], "rubric must say what is rated"),
         (["reward.judge.scale=[4, 0]"], "scale must be .lowest, highest., got .4, 0."),
         (["reward.judge.scale=[1]"], r"reward\.judge\.scale must be"),
