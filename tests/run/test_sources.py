@@ -89,8 +89,8 @@ def test_a_data_set_of_the_hub_has_the_digest_of_its_cached_files(beside, monkey
     [
         ("base", ConfigError, "rows.path: base: this is the folder of a model"),
         ("none.jsonl", ConfigError, "rows.path: none.jsonl cannot be read: there is no such file or folder"),
-        ("base/model.safetensors", ConfigError, "rows.path: .*this is a file of safetensors"),
-        ("base/tokenizer.json", DataError, "tokenizer.json:1: this is a tokenizer's file"),
+        ("base/model.safetensors", ConfigError, "rows.path: .*this is binary data"),
+        ("base/tokenizer.json", DataError, "tokenizer.json:1: expected one of the forms"),
     ],
 )
 def test_what_holds_no_rows_is_refused_before_work(beside, file, error, says):
