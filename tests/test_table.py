@@ -10,11 +10,10 @@ import pytest
 
 import perturn.table
 from perturn.cli import main
-from perturn.credit import CREDITS
 from perturn.errors import ConfigError
 from perturn.table import Table, check_names, locate, missing_methods, name_of, package_of
 from perturn.training.credit_choice import make_credit
-from support.guests import describe
+from support.guests import describe, read_again
 
 
 def install(folder, monkeypatch, entries):
@@ -34,18 +33,18 @@ def test_an_entry_with_a_name_that_is_taken_is_refused(tmp_path, monkeypatch):
         table["one"]
 
 
-def test_where_our_own_entry_points_are_missing_errors_say_so(monkeypatch):
+def test_where_our_own_entry_points_are_missing_errors_say_so():
     """As in a checkout that was installed before its entries became entry points."""
     assert missing_methods() == ""
 
-    monkeypatch.setattr(perturn.table, "_entry_points", lambda **wanted: EntryPoints())
-    vars(CREDITS).pop("_foreign", None)
-
-    with pytest.raises(
-        ConfigError, match=r"unknown credit\.name 'igpo'.* run `pip install` for Perturn again"
-    ):
-        make_credit({"name": "igpo"})
-    vars(CREDITS).pop("_foreign", None)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(perturn.table, "_entry_points", lambda **wanted: EntryPoints())
+        read_again()
+        with pytest.raises(
+            ConfigError, match=r"unknown credit\.name 'igpo'.* run `pip install` for Perturn again"
+        ):
+            make_credit({"name": "igpo"})
+    read_again()
 
 
 def test_of_two_packages_with_one_name_ours_is_not_to_blame(tmp_path, monkeypatch):

@@ -51,9 +51,9 @@ def visible(site: Path) -> Iterator[None]:
     """Import packages of a folder; all tables read their entry points again, and once more afterwards."""
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(site)
-        _read_again()
+        read_again()
         yield
-    _read_again()
+    read_again()
     for name in [name for name in sys.modules if name.partition(".")[0] == "perturn_guest"]:
         del sys.modules[name]
 
@@ -70,12 +70,13 @@ def added(group: str, **kinds: type) -> Iterator[None]:
             "_entry_points",
             lambda **wanted: EntryPoints([*real(**wanted), *points.select(**wanted)]),
         )
-        _read_again()
+        read_again()
         yield
-    _read_again()
+    read_again()
 
 
-def _read_again() -> None:
+def read_again() -> None:
+    """Have all tables read their entry points again."""
     for each in (*map(table, TABLES), ABILITIES):
         if isinstance(each, Table):
             vars(each).pop("_foreign", None)

@@ -9,7 +9,6 @@ import typer
 from rich.table import Table
 
 from perturn.cli._base import AsJson, Overrides, Source, command, existing, results, say_json
-from perturn.data.run_folder import resolve_recipe
 from perturn.display.progress_bars import at_work
 from perturn.table import locate
 
@@ -33,7 +32,7 @@ def check_judge(
 ) -> None:
     """Measure how far the judge of a recipe agrees with labels."""
     with at_work("judging"):
-        recipe = resolve_recipe(source, overrides or [])
+        recipe = locate("perturn.data.run_folder:resolve_recipe")(source, overrides or [])
         found = locate("perturn.run.judging.judge_agreement:measure_agreement")(recipe, labeled)
     if as_json:
         say_json(found)
