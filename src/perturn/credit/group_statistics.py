@@ -66,12 +66,48 @@ def weigh_tasks(
         Weights, without unit, in float64, one tensor a trajectory [turns].
     """
     rewards = returns(group)
+
+    def weigh_members(members: list[int]) -> Numbers:
+        return weigh([group[i] for i in members], [rewards[i] for i in members])
+
+    return _of_tasks(group, rewards, weigh_members, singleton)
+
+
+def weigh_tasks_with(
+    group: Sequence[Trajectory],
+    rewards: Numbers,
+    beside: Numbers,
+    weigh: Callable[[Numbers, Numbers], Numbers],
+) -> list[Tensor]:
+    """Weigh the trajectories of each task by their rewards and by a second number of each turn.
+
+    Args:
+        group: Trajectories, of one task as a rule.
+        rewards: Rewards that count `[trajectories][turns]`.
+        beside: The second number `[trajectories][turns]`.
+        weigh: From both numbers of the trajectories of one task to the weights of their turns.
+
+    Returns:
+        Weights in float64, one tensor a trajectory [turns]; 0 for a trajectory alone in its task.
+    """
+
+    def weigh_members(members: list[int]) -> Numbers:
+        return weigh([rewards[i] for i in members], [beside[i] for i in members])
+
+    return _of_tasks(group, rewards, weigh_members)
+
+
+def _of_tasks(
+    group: Sequence[Trajectory],
+    rewards: Numbers,
+    weigh: Callable[[list[int]], Numbers],
+    singleton: str = "zero",
+) -> list[Tensor]:
+    """Collect the weights of each task, which are asked for by the indices of its trajectories."""
     weights: Numbers = [[] for _ in group]
     for members in by_task(group):
-        if len(members) == 1 and singleton == "zero":
-            found = [[0.0] * len(rewards[members[0]])]
-        else:
-            found = weigh([group[i] for i in members], [rewards[i] for i in members])
+        alone = len(members) == 1 and singleton == "zero"
+        found = [[0.0] * len(rewards[members[0]])] if alone else weigh(members)
         for i, of_one in zip(members, found, strict=True):
             weights[i] = of_one
     return as_tensors(weights)
@@ -225,6 +261,11 @@ def normalized_within(
         ):
             found[i][t] = value
     return found
+
+
+def on_each_turn(scores: Sequence[float], rewards: Numbers) -> Numbers:
+    """Return the score of each trajectory once for each of its turns `[trajectories][turns]`."""
+    return [[score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)]
 
 
 def episode_advantages(

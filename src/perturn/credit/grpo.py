@@ -10,6 +10,7 @@ from perturn.credit.group_statistics import (
     Singleton,
     Unit,
     episode_advantages,
+    on_each_turn,
 )
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers
@@ -50,7 +51,7 @@ class GRPO(GroupCredit):
         scores = [sum(of_one) for of_one in rewards]
         return episode_advantages(
             scores,
-            [[score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)],
+            on_each_turn(scores, rewards),
             normalize=self.normalize,
             statistics=self.statistics,
             std=self.std,

@@ -12,6 +12,7 @@ from perturn.credit.group_statistics import (
     anchors,
     episode_advantages,
     normalized_within,
+    on_each_turn,
     returns_to_go,
 )
 from perturn.credit.protocol import CreditTraits
@@ -61,7 +62,7 @@ class HGPO(GroupCredit):
         ]
         if self.base_group:
             scores = [sum(of_one) for of_one in rewards]
-            copies = [[score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)]
+            copies = on_each_turn(scores, rewards)
             levels.append(
                 (1.0, episode_advantages(scores, copies, normalize=self.normalize, statistics="steps"))
             )

@@ -35,11 +35,13 @@ from perturn.credit.group_statistics import (
     means_of_others,
     normalized,
     normalized_within,
+    on_each_turn,
     penalties,
     returns_to_go,
     state_values,
     turn_numbers,
     weigh_tasks,
+    weigh_tasks_with,
 )
 from perturn.credit.grpo import GRPO
 from perturn.credit.implicit_rewards import REDUCTIONS, Logprobs, normalized_progress, turn_log_ratios
@@ -123,6 +125,7 @@ __all__ = [
     "normalized",
     "normalized_progress",
     "normalized_within",
+    "on_each_turn",
     "penalties",
     "recorded_rewards",
     "reduced_log_ratio",
@@ -138,6 +141,7 @@ __all__ = [
     "turn_weights",
     "weigh_group",
     "weigh_tasks",
+    "weigh_tasks_with",
     "weighted_sum",
     "weighted_token_mean",
     "weighted_turn_mean",

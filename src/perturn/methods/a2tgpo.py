@@ -23,8 +23,10 @@ from perturn.extend.tensors import (
     by_task,
     episode_advantages,
     normalized_within,
+    on_each_turn,
     returns_to_go,
     turn_gains,
+    weigh_tasks_with,
 )
 
 
@@ -90,13 +92,7 @@ class A2TGPO(GroupCredit):
                 is infinite.
         """
         rewards, gains = self.returns(group), self._standard_gains(group, answer)
-        found: Numbers = [[0.0] * len(of_one) for of_one in rewards]
-        for members in by_task(group):
-            if len(members) > 1:
-                fused = self._fuse([rewards[i] for i in members], [gains[i] for i in members])
-                for i, of_one in zip(members, fused, strict=True):
-                    found[i] = of_one
-        return as_tensors(found)
+        return weigh_tasks_with(group, rewards, gains, self._fuse)
 
     def clips(
         self, group: Sequence[Trajectory], *, answer: Answers | None = None, **_: Any
@@ -123,7 +119,7 @@ class A2TGPO(GroupCredit):
 
     def _fuse(self, rewards: Numbers, gains: Numbers) -> Numbers:
         scores = [fsum(of_one) for of_one in rewards]
-        copies = [[score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)]
+        copies = on_each_turn(scores, rewards)
         outcome = episode_advantages(
             scores, copies, normalize=self.normalize, statistics="trajectories", std=self.std
         )

@@ -15,12 +15,12 @@ from perturn.extend.tensors import (
     Logprobs,
     Normalization,
     Numbers,
-    as_tensors,
-    by_task,
     episode_advantages,
     normalized_progress,
+    on_each_turn,
     returns_to_go,
     turn_log_ratios,
+    weigh_tasks_with,
 )
 
 
@@ -89,20 +89,13 @@ class OPRL(GroupCredit):
             ValueError: If `progress` or `reference` is missing, not finite, or not of the group's shape.
         """
         ratios = turn_log_ratios(group, progress, reference, self.reduction)
-        rewards = self.returns(group)
-        found = [[0.0] * len(of_one) for of_one in rewards]
-        for members in by_task(group):
-            if len(members) > 1:
-                fused = self._fuse([rewards[i] for i in members], [ratios[i] for i in members])
-                for i, of_one in zip(members, fused, strict=True):
-                    found[i] = of_one
-        return as_tensors(found)
+        return weigh_tasks_with(group, self.returns(group), ratios, self._fuse)
 
     def _fuse(self, rewards: Numbers, ratios: Numbers) -> Numbers:
         scores = [fsum(of_one) for of_one in rewards]
         outcome = episode_advantages(
             scores,
-            [[score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)],
+            on_each_turn(scores, rewards),
             normalize=self.normalize,
             statistics="trajectories",
             std=self.std,

@@ -14,12 +14,12 @@ from perturn.extend.tensors import (
     Normalization,
     Numbers,
     Visit,
-    as_tensors,
-    by_task,
     deviation,
     episode_advantages,
     normalized_within,
+    on_each_turn,
     turn_numbers,
+    weigh_tasks_with,
 )
 
 ReplyGains = Sequence[Sequence[float] | Tensor]
@@ -101,19 +101,13 @@ class InfoPO(GroupCredit):
             ValueError: If `feedback` is missing, infinite, or has not one entry a turn.
         """
         gains, rewards = turn_numbers("feedback", feedback, group, SAID), self.returns(group)
-        found: Numbers = [[0.0] * len(of_one) for of_one in rewards]
-        for members in by_task(group):
-            if len(members) > 1:
-                fused = self._fuse([rewards[i] for i in members], [gains[i] for i in members])
-                for i, of_one in zip(members, fused, strict=True):
-                    found[i] = of_one
-        return as_tensors(found)
+        return weigh_tasks_with(group, rewards, gains, self._fuse)
 
     def _fuse(self, rewards: Numbers, gains: Numbers) -> Numbers:
         scores = [sum(of_one) for of_one in rewards]
         outcome = episode_advantages(
             scores,
-            [[score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)],
+            on_each_turn(scores, rewards),
             normalize=self.normalize,
             statistics="trajectories",
             std=self.std,

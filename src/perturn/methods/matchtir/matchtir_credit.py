@@ -19,6 +19,7 @@ from perturn.extend.tensors import (
     episode_advantages,
     mean,
     normalized_within,
+    on_each_turn,
     returns_to_go,
     weigh_tasks,
 )
@@ -164,7 +165,7 @@ class MatchTIR(GroupCredit):
     def _of_group(self, rewards: Numbers) -> tuple[Numbers, Numbers]:
         """Return A_i and A'_it over mean and deviation of the group, each `[trajectories][turns]`."""
         scores = [fsum(of_one) for of_one in rewards]
-        copies = [[score] * len(of_one) for score, of_one in zip(scores, rewards, strict=True)]
+        copies = on_each_turn(scores, rewards)
         whole = episode_advantages(
             scores, copies, normalize="std", statistics="trajectories", singleton=self.singleton
         )
