@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from engines.api.chat import KEY, Server, completion, heard, refusal
 from engines.serving import serve
-from perturn.analysis.run_summary import compare_runs
+from perturn.analysis.run_comparison import compare_runs
 from perturn.cli import app
 from perturn.data.store import read_trajectories
 from perturn.engines.api.settings import ApiSettings

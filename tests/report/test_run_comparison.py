@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from perturn.analysis.run_comparison import against_first, compare_runs, names_of, settings_that_differ
 from perturn.analysis.run_contents import read_run
-from perturn.analysis.run_summary import against_first, compare_runs, names_of, settings_that_differ
 from perturn.cli import main
 from perturn.errors import RunError
 

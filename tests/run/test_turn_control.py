@@ -6,7 +6,7 @@ from math import ceil
 from typer.testing import CliRunner
 
 from perturn.analysis.number_text import protocol_line
-from perturn.analysis.run_summary import compare_runs
+from perturn.analysis.run_comparison import compare_runs
 from perturn.cli import app
 from perturn.config.recipe import read_recipe
 from perturn.config.stages import stages

@@ -110,24 +110,17 @@ def collect(
             raise ConfigError(f"{env.name} has no expert; give a model as policy.")
         tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
         rules = _rules(protocol, env, tasks[0])
-    if explorer.traits.expert and not experts:
-        raise ConfigError("the explorer resumes an expert's episodes; give experts=collect('expert', ...).")
+    _check_explorer(explorer, policy, experts)
     left = [one for one in earlier if unfinished(one)] if explorer.traits.resumes_earlier else []
     inputs = ExploreInputs(seed, iteration, tasks, left)
     jobs = explorer.jobs(inputs, 0)
     if policy == "expert":
-        if explorer.rounds or explorer.traits.resumes_earlier:
-            raise ConfigError("an expert's episodes are played whole and once; leave out explore=.")
         return _in_order(
             jobs, play_alone(jobs, partial(shown, protocol=rules), make, concurrency=concurrency)
         )
     how = sampling or Sampling(temperature=1.0, max_new_tokens=turn_tokens(rules.format))
     explorer = replace(explorer, sampling=how)
     explorer.check(max(map(rules.limit, tasks)), len(tasks))
-    if explorer.traits.reads_policy and isinstance(policy, Engine):
-        raise ConfigError(
-            "the explorer reads the policy, which an Engine does not show; give a model as policy."
-        )
     open_policy = partial(_reader, policy, tokenizer)
     with _serving(policy, rules, tokenizer, engine) as served:
 
@@ -139,6 +132,22 @@ def collect(
         explored = played(jobs)
         resumed = play_rounds(explorer, replace(inputs, explored=explored), experts, open_policy, played)
         return [*explored, *resumed]
+
+
+def _check_explorer(explorer: Explorer, policy: Policy, experts: Sequence[Trajectory]) -> None:
+    """Reject an explorer that the policy or the expert's episodes do not serve.
+
+    Raises:
+        ConfigError: Naming what to give instead.
+    """
+    if explorer.traits.expert and not experts:
+        raise ConfigError("the explorer resumes an expert's episodes; give experts=collect('expert', ...).")
+    if policy == "expert" and (explorer.rounds or explorer.traits.resumes_earlier):
+        raise ConfigError("an expert's episodes are played whole and once; leave out explore=.")
+    if explorer.traits.reads_policy and isinstance(policy, Engine):
+        raise ConfigError(
+            "the explorer reads the policy, which an Engine does not show; give a model as policy."
+        )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from perturn.io.user_paths import user_path
 
 if TYPE_CHECKING:
     from perturn.episodes.sequences import Cause
+    from perturn.run.log_import.import_logs import LogAccount
 
 _WORDS = {
     "turns": "turns",
@@ -95,6 +96,12 @@ def import_logs(
         return
     for fault in found.shown_faults():
         notices.print(fault, markup=False, soft_wrap=True)
+    for line in [*_summary(found), f"{target}: {found.rows} {rows}"]:
+        results.print(line, markup=False, soft_wrap=True)
+
+
+def _summary(found: LogAccount) -> list[str]:
+    """Return a line for each kind of thing that was counted."""
     lines = [
         f"{found.format}: {_sum(found.calls, 'entries')}",
         _sum(found.episodes, "episodes"),
@@ -106,8 +113,7 @@ def import_logs(
         lines.append(
             f"{found.shared_ids} calls have the id of another call; a score of such an id is of the first of them"
         )
-    for line in [*lines, f"{target}: {found.rows} {rows}"]:
-        results.print(line, markup=False, soft_wrap=True)
+    return lines
 
 
 def _sum(bins: Counter[str], unit: str) -> str:

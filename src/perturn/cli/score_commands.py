@@ -101,7 +101,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare runs, or the policies of one run, task by task."""
-    from perturn.analysis.run_summary import compare_runs
+    from perturn.analysis.run_comparison import compare_runs
 
     with at_work("comparing"):
         found = compare_runs([existing(run) or run for run in runs])

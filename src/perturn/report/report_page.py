@@ -18,16 +18,9 @@ from plotly.offline import get_plotlyjs
 
 from perturn.analysis import number_text
 from perturn.analysis.iteration_table import not_over, unbalanced, unit_of
+from perturn.analysis.run_comparison import against_first, flat, names_of, settings_that_differ
 from perturn.analysis.run_contents import RecordedRun
-from perturn.analysis.run_summary import (
-    against_first,
-    flat,
-    headline,
-    names_of,
-    set_rows,
-    settings_that_differ,
-    signal_rows,
-)
+from perturn.analysis.run_summary import headline, set_rows, signal_rows
 from perturn.data.iteration_numbers import is_number
 from perturn.data.run_paths import iteration_of
 from perturn.episodes.triage import meaning

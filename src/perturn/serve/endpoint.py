@@ -70,15 +70,7 @@ class Endpoint:
         for package in ("fastapi", "uvicorn"):
             require_library(package, "an endpoint", "serve")
         self.settings = settings or ServeSettings()
-        if key is None and self.settings.host not in LOOPBACK:
-            raise ConfigError(
-                f"an endpoint at {self.settings.host} can be reached from elsewhere, so choose its API key: set "
-                "PERTURN_API_KEY, or serve at 127.0.0.1."
-            )
-        if key is not None and not re.fullmatch(r"[A-Za-z0-9_-]{8,200}", key):
-            raise ConfigError(
-                "an API key must be 8 to 200 letters, digits, _ or -; what was given is not shown."
-            )
+        _check_key(key, self.settings.host)
         self.key = key or secrets.token_urlsafe(24)
         """API key that clients must know."""
         socket_ = _listening(self.settings)
@@ -223,6 +215,21 @@ class Endpoint:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
         except Refusal as error:
             raise RunError(error.message) from None
+
+
+def _check_key(key: str | None, host: str) -> None:
+    """Reject a key that clients cannot send, and an address of other machines without a key.
+
+    Raises:
+        ConfigError: Without the key in its text.
+    """
+    if key is None and host not in LOOPBACK:
+        raise ConfigError(
+            f"an endpoint at {host} can be reached from elsewhere, so choose its API key: set PERTURN_API_KEY, or "
+            "serve at 127.0.0.1."
+        )
+    if key is not None and not re.fullmatch(r"[A-Za-z0-9_-]{8,200}", key):
+        raise ConfigError("an API key must be 8 to 200 letters, digits, _ or -; what was given is not shown.")
 
 
 def _listening(settings: ServeSettings) -> socket.socket:

@@ -10,7 +10,7 @@ from typing import Any
 
 from perturn.analysis import number_text
 from perturn.analysis.number_text import protocol_line
-from perturn.analysis.run_summary import flat
+from perturn.analysis.run_comparison import flat
 from perturn.data.run_paths import RunPaths
 from perturn.io.atomic_write import write_whole
 from perturn.report.report_page import ASSETS, fill

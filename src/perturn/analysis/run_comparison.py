@@ -1,0 +1,138 @@
+"""The last policies of several runs side by side: where their tasks are equal, each against the first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from perturn.analysis.run_contents import RecordedRun, read_run
+from perturn.analysis.run_summary import compare, comparison_row
+from perturn.errors import RunError
+from perturn.types import Trajectory
+
+_PANEL = ("environment", "split", "panel_sha256", "n")
+"""Keys of the protocol that are equal where two scores are of the same tasks."""
+_FREE = ("seed",)
+"""Keys that may differ: runs of several seeds are to be compared."""
+
+
+@dataclass(frozen=True)
+class Versus:
+    """A comparison of the last policies of two runs."""
+
+    a: str
+    b: str
+    row: dict[str, Any] | None
+    """The paired comparison; None where it is refused."""
+    refused: str = ""
+    """Why there is no comparison."""
+    differs: tuple[str, ...] = ()
+    """Differences of protocol where the tasks are alike, each as `key: theirs, ours`."""
+    sides: tuple[str, str] = ("", "")
+    """The two sets of episodes, as the links of the page name them."""
+
+
+def compare_runs(folders: Sequence[Path]) -> list[Versus]:
+    """Compare the last policy of each further run with the last policy of the first; of one run, all its policies.
+
+    Raises:
+        RunError: If a folder holds no run, a file of it is malformed, or there is nothing to compare.
+    """
+    for index, folder in enumerate(folders):
+        if folder.resolve() in [other.resolve() for other in folders[:index]]:
+            raise RunError(f"{folder} is named twice; name each run once.")
+    runs = [read_run(folder) for folder in folders]
+    if len(runs) > 1:
+        return against_first(runs, names_of(runs))
+    scored = runs[0].evaluation
+    if len(scored) < 2:
+        raise RunError(f"{folders[0]} has scores of {len(scored)} policies; a comparison needs two.")
+    return [_between(later, earlier, scored) for earlier, later in combinations(scored, 2)]
+
+
+def _between(a: str, b: str, scored: Mapping[str, Sequence[Trajectory]]) -> Versus:
+    """One policy of a run against another."""
+    result = compare(scored[a], scored[b])
+    if result is None:
+        return Versus(a, b, None, "they share no task.")
+    return Versus(a, b, comparison_row(result, a, b))
+
+
+def names_of(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return the name of each run on the page: its folder's name, with a number where two folders have one name."""
+    names: list[str] = []
+    for run in runs:
+        name, number = run.paths.folder.resolve().name, 2
+        wanted = name
+        while wanted in names:
+            wanted, number = f"{name}-{number}", number + 1
+        names.append(wanted)
+    return names
+
+
+def against_first(runs: Sequence[RecordedRun], names: Sequence[str]) -> list[Versus]:
+    """Compare each further run with the first one.
+
+    Args:
+        runs: Two runs or more.
+        names: What the page calls them.
+
+    Returns:
+        One comparison a run after the first, made, marked or refused.
+    """
+    return [_versus(run, runs[0], name, names[0]) for run, name in zip(runs[1:], names[1:], strict=True)]
+
+
+def settings_that_differ(runs: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
+    """Return the keys whose values differ between runs, with the value of each run; a dash stands for no value."""
+    keys = dict.fromkeys(key for run in runs for key in run)
+    rows = [(key, [run.get(key, "–") for run in runs]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested settings by dotted key, as text."""
+    found: dict[str, str] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def _versus(run: RecordedRun, first: RecordedRun, name: str, first_name: str) -> Versus:
+    a, b = _last(run), _last(first)
+    labels = (f"{name} / {a}", f"{first_name} / {b}")
+    if a is None or b is None:
+        missing = name if a is None else first_name
+        return Versus(name, first_name, None, f"{missing} has no evaluation.")
+    sides = (f"{name}/{run.evaluated(a)}", f"{first_name}/{first.evaluated(b)}")
+    refused, differs = _judge(run, first)
+    result = None if refused else compare(run.evaluation[a], first.evaluation[b])
+    if result is None:
+        return Versus(*labels, None, refused or "they share no task.", sides=sides)
+    return Versus(*labels, comparison_row(result, *labels), "", differs, sides)
+
+
+def _judge(run: RecordedRun, first: RecordedRun) -> tuple[str, tuple[str, ...]]:
+    """Why the scores of two runs cannot be compared, or what of their protocols differs."""
+    ours, theirs = run.protocol, first.protocol
+    if ours is None or theirs is None:
+        file = run.paths.name(run.paths.stamp)
+        return f"a protocol ({file}) is missing, so nothing says whether the tasks are equal.", ()
+    panel = [key for key in _PANEL if ours.get(key) != theirs.get(key)]
+    if panel:
+        return f"the tasks are not the same: {', '.join(panel)} differ.", ()
+    rows = settings_that_differ([flat(theirs), flat(ours)])
+    kept = [(key, values) for key, values in rows if key not in _FREE]
+    return "", tuple(f"{key}: {values[0]}, {values[1]}" for key, values in kept)
+
+
+def _last(run: RecordedRun) -> str | None:
+    """The policy a run ends with."""
+    return next(reversed(run.evaluation), None)
