@@ -83,7 +83,7 @@ def _names_of(module: str) -> Iterator[str]:
 
 
 def _said_of(module: str, name: str) -> str:
-    """The documentation of a class, function or constant; that of its own module where this one only imports it."""
+    """Return the documentation of a class, function or constant; an imported name has the text of its own module."""
     body = _tree(module).body
     for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:

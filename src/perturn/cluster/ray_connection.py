@@ -214,7 +214,7 @@ def identity() -> str:
 
 
 def check_identity(where: str, theirs: str) -> None:
-    """Refuse another perturn in some place than that of this process."""
+    """Refuse an installation of perturn somewhere that differs from the one of this process."""
     if theirs != identity():
         raise ConfigError(
             f"{where} has perturn {theirs}, and this process has {identity()}; install the same on all machines."

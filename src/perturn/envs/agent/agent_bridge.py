@@ -56,7 +56,7 @@ class _Episodes:
         self._lock = threading.Lock()
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """Wait for the answers of the episodes; the run's own sampling holds, not that of the request."""
+        """Wait for the answers of the episodes. The sampling of the run holds, whatever a request asks for."""
         asked = [self._ask(prompt) for prompt in prompts]
         found: list[Action | EngineFailure] = []
         for each in asked:
