@@ -6,8 +6,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
+from perturn.engines.engine_thread import Answered, EngineThread
 from perturn.engines.protocol import abilities_of
-from perturn.serve.engine_thread import Answered, EngineThread
 from perturn.serve.exchange import Ask, Refusal
 from perturn.serve.settings import ServeSettings
 from perturn.types import Action, Engine, Prompt, Sampling
