@@ -71,7 +71,12 @@ def main() -> None:
         run(words.folder, f"start-{seed}", start(seed))
         model = str((words.folder / f"start-{seed}" / "checkpoints" / "sft").resolve())
         run(words.folder, f"built-in-{seed}", online(seed, model, {"name": "alfworld"}, "alfworld-lab"))
-        agent = {"name": "agent", "function": f"{__file__}:rollout", "tasks": f"{__file__}:tasks", "seconds": 120}
+        agent = {
+            "name": "agent",
+            "function": f"{__file__}:rollout",
+            "tasks": f"{__file__}:tasks",
+            "seconds": 120,
+        }
         run(words.folder, f"agent-{seed}", online(seed, model, agent, "agent"))
     print(json.dumps(found(words.folder, words.seeds), indent=1))
 
