@@ -7,11 +7,12 @@ All nodes are on this one machine, so what is shown is what Ray adds and that it
 what more processors would bring, and no network. For that reason nothing in it computes. Two engines stand for two
 limits of a model:
 
-- `Clock` answers one prompt after the other, each in `--call` seconds, as a model does that has no room for more. So two
-  replicas can at best answer twice as fast. A world sleeps 50 ms a step.
-- `Continuous` answers all prompts at the same time, each in a time of its own, as a server with continuous batching does.
-  The times are lognormal around 0.3 s with a standard deviation of the logarithm of `sigma`, and depend on the prompt
-  alone. A replica that waited for its slowest answer would lose most of this engine's speed. A world sleeps 20 ms a step.
+- `Clock` answers one prompt after the other, each in `--call` seconds, as a model does that has no room for more. So
+  two replicas can at best answer twice as fast. A world sleeps 50 ms a step.
+- `Continuous` answers all prompts at the same time, each in a time of its own, as a server with continuous batching
+  does. The times are lognormal around 0.3 s with a standard deviation of the logarithm of `sigma`, and depend on the
+  prompt alone. A replica that waited for its slowest answer would lose most of this engine's speed. A world sleeps
+  20 ms a step.
 """
 
 from __future__ import annotations
