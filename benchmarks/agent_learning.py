@@ -6,8 +6,8 @@
 Each seed has a policy of its own: the base of `recipes/alfworld_lab.yaml` after SFT. From it two runs learn by RLOO
 with `ppo-clip`, with the same games, seeds and settings. In one the built-in environment `alfworld` is played. In the
 other an agent (`rollout` below) plays the same games with OpenAI's client against the endpoint. The answers of the
-policies are sampled in the evaluation too. The last table compares the gains on the games of `valid_seen`, paired by seed
-and game. The same command resumes what was stopped.
+policies are sampled in the evaluation too. The last table compares the gains on the games of `valid_seen`, paired by
+seed and game. The same command resumes what was stopped.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import yaml
 
+from perturn.data.store import read_trajectories
 from perturn.envs.alfworld.environment import ALFWorld
 from perturn.episodes.formats import FORMATS
-from perturn.data.store import read_trajectories
 from perturn.stats.seeds_and_tasks import crossed_comparison
 from perturn.types import Task
 
@@ -71,7 +71,12 @@ def main() -> None:
         run(words.folder, f"start-{seed}", start(seed))
         model = str((words.folder / f"start-{seed}" / "checkpoints" / "sft").resolve())
         run(words.folder, f"built-in-{seed}", online(seed, model, {"name": "alfworld"}, "alfworld-lab"))
-        agent = {"name": "agent", "function": f"{__file__}:rollout", "tasks": f"{__file__}:tasks", "seconds": 120}
+        agent = {
+            "name": "agent",
+            "function": f"{__file__}:rollout",
+            "tasks": f"{__file__}:tasks",
+            "seconds": 120,
+        }
         run(words.folder, f"agent-{seed}", online(seed, model, agent, "agent"))
     print(json.dumps(found(words.folder, words.seeds), indent=1))
 
