@@ -18,7 +18,7 @@ from perturn.chat.model_names import load_tokenizer
 from perturn.chat.tokens import Renderer
 from perturn.data.store import read_pairs
 from support import budget
-from support.models import make_tiny_model
+from support.models import make_tiny_model, write_tiny_policy
 from support.recorded import Recordings
 
 torch.set_num_threads(1)
@@ -62,17 +62,22 @@ def young_heap():
 def own_modules(tmp_path_factory):
     """A module that a file's tests wrote and imported is gone for the next file, which may write one of that name."""
     yield
-    written = tmp_path_factory.getbasetemp()
+    written = f"{tmp_path_factory.getbasetemp()}{os.sep}"
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file is not None and Path(file).is_relative_to(written):
+        if str(getattr(module, "__file__", None)).startswith(written):
             del sys.modules[name]
 
 
 @pytest.fixture(scope="session")
-def tokenizer():
+def whole_tokenizer():
     """The tokenizer of SmolLM2, with its chat template."""
     return load_tokenizer("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_folder):
+    """The tokenizer of SmolLM2 with its first tokens alone, in which models are loaded, trained and saved quickly."""
+    return load_tokenizer(str(tiny_folder))
 
 
 @pytest.fixture(scope="session")
@@ -88,18 +93,9 @@ def tiny_model():
 
 
 @pytest.fixture(scope="session")
-def tiny_folder(whole_vocabulary):
-    """A tiny policy on disk. Tests of runs and studies have one with a smaller vocabulary under this name."""
-    return whole_vocabulary
-
-
-@pytest.fixture(scope="session")
-def whole_vocabulary(tmp_path_factory, tokenizer):
-    """A tiny policy on disk with SmolLM2's vocabulary, as `save_pretrained` writes it."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    make_tiny_model().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+def tiny_folder(tmp_path_factory, whole_tokenizer):
+    """A tiny policy on disk, as `save_pretrained` writes it; its vocabulary is that of `tokenizer`."""
+    return write_tiny_policy(tmp_path_factory.mktemp("models") / "tiny", whole_tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from perturn.errors import ConfigError
-from support.models import write_tiny_policy
 from support.ports import free_port
 
 SCRIPT = """
@@ -164,21 +163,15 @@ def train(folder, output, *worlds):
 
 
 @pytest.fixture(scope="module")
-def small_folder(tmp_path_factory, tokenizer):
-    """A tiny policy with a small vocabulary, which each case loads twice in each process."""
-    return write_tiny_policy(tmp_path_factory.mktemp("models") / "small", tokenizer)
-
-
-@pytest.fixture(scope="module")
-def trained(small_folder, tmp_path_factory):
+def trained(tiny_folder, tmp_path_factory):
     """The folder of what one process and two logged and learned."""
-    return train(small_folder, tmp_path_factory.mktemp("distributed"), 2)
+    return train(tiny_folder, tmp_path_factory.mktemp("distributed"), 2)
 
 
 @pytest.fixture(scope="module")
-def trained_by_four(small_folder, tmp_path_factory):
+def trained_by_four(tiny_folder, tmp_path_factory):
     """The folder of what one process and four logged and learned."""
-    return train(small_folder, tmp_path_factory.mktemp("distributed"), 4)
+    return train(tiny_folder, tmp_path_factory.mktemp("distributed"), 4)
 
 
 def entries(trained, name, world):

@@ -7,31 +7,24 @@ import pytest
 
 from support.credited import EPISODES, explored_by
 from support.loop import RECIPE, finish, make_place
-from support.models import write_tiny_policy
 
 from . import online
 from .online import begin
 
 
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory, tokenizer):
-    """A tiny policy on disk with a small vocabulary, which is loaded and saved quickly."""
-    return write_tiny_policy(tmp_path_factory.mktemp("models") / "tiny", tokenizer)
-
-
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, whole_vocabulary):
+def place(tmp_path_factory, tiny_folder):
     """A folder with a world, a policy and a recipe, and a cache of its own."""
-    return make_place(tmp_path_factory.mktemp("loop"), whole_vocabulary)
+    return make_place(tmp_path_factory.mktemp("loop"), tiny_folder)
 
 
 @pytest.fixture(scope="module")
-def run_once(place, whole_vocabulary, recorded):
+def run_once(place, tiny_folder, recorded):
     """Do `perturn run` in a folder like `place`, once for all workers; put a copy into `place` and return it."""
 
     def run_once(name, *words, begin=begin):
         def make(folder):
-            finish(begin(make_place(folder, whole_vocabulary), name, *words))
+            finish(begin(make_place(folder, tiny_folder), name, *words))
 
         made = recorded(make, RECIPE, online.RECIPE, begin.__name__, name, words)
         for file in (*made.glob("*.py"), *made.glob("*.yaml")):

@@ -53,12 +53,6 @@ DRAWN = [
 ]
 
 
-@pytest.fixture(scope="session")
-def tiny_folder(whole_vocabulary):
-    """The tiny policy that knows all words of the tokenizer."""
-    return whole_vocabulary
-
-
 @pytest.fixture
 def opened(recipe):
     """Opens a run of the recipe that chooses by something."""
