@@ -11,17 +11,15 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-import torch
 
-from perturn import TurnConfig, TurnTrainer
 from perturn.chat.model_names import load_tokenizer
 from perturn.chat.tokens import Renderer
 from perturn.data.store import read_pairs
 from support import budget
-from support.models import make_tiny_model, write_tiny_policy
 from support.recorded import Recordings
 
-torch.set_num_threads(1)
+# Torch reads it when it is imported, which is later; processes that tests start inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"
 pytest_addoption = budget.pytest_addoption
 pytest_configure = budget.pytest_configure
 
@@ -89,12 +87,16 @@ def renderer(tokenizer):
 @pytest.fixture
 def tiny_model():
     """A fresh tiny policy."""
+    from support.models import make_tiny_model
+
     return make_tiny_model()
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory, whole_tokenizer):
     """A tiny policy on disk, as `save_pretrained` writes it; its vocabulary is that of `tokenizer`."""
+    from support.models import write_tiny_policy
+
     return write_tiny_policy(tmp_path_factory.mktemp("models") / "tiny", whole_tokenizer)
 
 
@@ -150,6 +152,8 @@ def make_trainer(tmp_path, tokenizer, tiny_model):
             "disable_tqdm": True,
             **settings,
         }
+        from perturn import TurnConfig, TurnTrainer
+
         return TurnTrainer(
             copy.deepcopy(tiny_model) if model is None else model,
             args=TurnConfig(**settings),
