@@ -25,6 +25,7 @@ _IMPORTED = [
     "perturn.engines.local.engine",
     "perturn.report.report_page",
     "accelerate",
+    "support.compiled",
 ]
 
 

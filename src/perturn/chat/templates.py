@@ -266,19 +266,6 @@ def replacement(tokenizer: Any) -> Template | None:
     own = tokenizer.chat_template
     if not isinstance(own, str):
         return None
-    marks = sorted((name, str(token)) for name, token in tokenizer.special_tokens_map.items())
-    asked = (type(tokenizer), own, *marks)  # all that decides what a template writes
-    if asked not in _REPLACEMENTS:
-        _REPLACEMENTS[asked] = _find_replacement(tokenizer, own)
-    return _REPLACEMENTS[asked]
-
-
-_REPLACEMENTS: dict[tuple[object, ...], Template | None] = {}
-"""What was found before: to compare a template with all of ours takes a tenth of a second."""
-
-
-def _find_replacement(tokenizer: Any, own: str) -> Template | None:
-    """The template of ours to be used in place of a tokenizer's own, by what both write."""
     known = [each for each in TEMPLATES.values() if _is_stock_of(tokenizer, own, each.text)]
     if not known:
         return None
