@@ -101,6 +101,17 @@ def tiny_folder(tmp_path_factory, whole_tokenizer):
 
 
 @pytest.fixture(scope="session")
+def whole_vocabulary(tmp_path_factory, whole_tokenizer):
+    """A tiny policy on disk with all tokens of SmolLM2; what it learns from a few texts leaves it more undecided."""
+    from support.models import make_tiny_model
+
+    folder = tmp_path_factory.mktemp("models") / "whole"
+    make_tiny_model(vocabulary=49152).save_pretrained(folder)
+    whole_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def recorded(tmp_path_factory):
     """Folders that are expensive to make, made once for all workers; see `support.recorded`."""
     return Recordings(tmp_path_factory.getbasetemp())

@@ -25,7 +25,7 @@ _IMPORTED = [
     "perturn.engines.local.engine",
     "perturn.report.report_page",
     "accelerate",
-    "support.compiled",
+    "support.preloaded",
 ]
 
 
