@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 import perturn
+from envs.in_processes import assert_ends
 from perturn.envs.load_environment import make_environment
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.errors import ConfigError, ContextFull, DataError, EngineFailure, RunError
@@ -32,11 +33,6 @@ ERRORS = {
 
 LIMITS = (1.0, 4.0, 16.0)
 """Seconds that an episode may take, tried until an agent has begun within them; a busy machine needs longer."""
-
-
-def is_alive(process):
-    """Whether a process runs; zombies do not."""
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def test_each_program_ends_as_it_behaves(tmp_path):
@@ -72,9 +68,7 @@ def test_a_program_that_hangs_is_killed_with_all_that_it_started(tmp_path):
 
     assert f"it worked for environment.seconds={seconds:g} and had not ended" in one.error
     assert len(one.turns) == 1
-    left = [psutil.Process(int(pid)) for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
-    psutil.wait_procs(left, timeout=60)
-    assert [each for each in left if is_alive(each)] == []
+    assert_ends(*map(int, pids.read_text().split()))
 
 
 def test_the_policy_s_time_is_not_the_agent_s(tmp_path):
