@@ -100,7 +100,7 @@ def alive(pid):
 
 def all_end(*pids):
     """Whether all of these processes end. A killed process lives until it is next scheduled."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while any(map(alive, pids)) and time.monotonic() < until:
         time.sleep(0.05)
     return not any(map(alive, pids))
