@@ -216,6 +216,8 @@ SLOW_CASES = {
     "[perturn.engines.local.engine-transformers.trainer datasets pandas trl peft]",
     "test_it_is_the_gradient_of_what_each_turn_pays_by_itself[-0]",
     "test_what_costs_time_or_memory_is_refused_before_it_does[brackets]",
+    "test_a_head_that_is_fitted_on_other_episodes_leaves_the_gradient_exact[loop-3]",
+    "test_a_head_that_is_fitted_on_other_episodes_leaves_the_gradient_exact[shared end-3]",
 }
 """Cases of parametrized tests that use more than three CPU seconds, where the other cases are fast."""
 
