@@ -21,6 +21,9 @@ TORCH ?= $(shell if test "$$(uname -s)" = Linux && ! command -v nvidia-smi >/dev
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 BASE_STAMP := $(VENV)/.base-$(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
+# Byte code is kept even where the environment says otherwise: tests start hundreds of processes that import the package.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup base demo demo-scienceworld image lab test test-all oldest test-oldest fuzz audit test-cluster test-vllm check check-sources check-lints docs bench format clean
 
 # What a run needs: torch, transformers, Perturn. About 1.1 GB without a GPU.
@@ -36,7 +39,7 @@ ifeq ($(TORCH),cpu)
 		$(INSTALL) torch; }
 endif
 	$(INSTALL) --editable .
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c "import perturn.training.turn_trainer, perturn.engines.local.engine, perturn.report.report_page"
+	@$(BIN)/python -c "import perturn.training.turn_trainer, perturn.engines.local.engine, perturn.report.report_page"
 	rm -f $(VENV)/.base-*
 	touch $@
 

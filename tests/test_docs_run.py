@@ -15,6 +15,12 @@ from perturn.table_index import table
 from support.docs import PAGES, ROOT, blocks
 
 
+@pytest.fixture(scope="module")
+def tiny_folder(whole_vocabulary):
+    """The tiny policy that knows all tokens, of which the pages name some."""
+    return whole_vocabulary
+
+
 @pytest.fixture
 def demo_folder(tiny_folder, tmp_path):
     """What the pages take from a run: its policies, which are a tiny model here, and an export of its pairs."""

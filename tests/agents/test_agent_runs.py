@@ -47,9 +47,9 @@ evaluate:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, whole_vocabulary):
+def place(tmp_path_factory, tiny_folder):
     """A folder with a policy, a recipe, three tasks to explore, one of which crashes, and one to be scored on."""
-    place = make_place(tmp_path_factory.mktemp("agents"), whole_vocabulary)
+    place = make_place(tmp_path_factory.mktemp("agents"), tiny_folder)
     (place / "agents.yaml").write_text(RECIPE)
     for name, ids in (("train", ["a", "b", "bad"]), ("test", ["c"])):
         (place / f"{name}.jsonl").write_text("".join(json.dumps({"id": each}) + "\n" for each in ids))
@@ -81,7 +81,7 @@ def test_a_run_of_agents_is_killed_and_resumed(place):
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    _, left = psutil.wait_procs(family, timeout=10)
+    _, left = psutil.wait_procs(family, timeout=60)
     kept = file.read_text().splitlines()[:2]
 
     finish(begin(place, "killed"))

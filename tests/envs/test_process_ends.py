@@ -146,7 +146,7 @@ def test_episodes_are_stored_exactly_once_though_we_are_killed(tmp_path):
     """SIGKILL after some of 40 episodes, twice, with four worlds in the midst of a step; then a run to the end."""
     file = tmp_path / "trajectories.jsonl"
     for wanted in (5, 15):
-        parent = run_process_worlds(file, pause=0.05)
+        parent = run_process_worlds(file, pause=0.2)
         while parent.poll() is None and (not file.is_file() or file.read_bytes().count(b"\n") < wanted):
             time.sleep(0.005)
         family = [each.pid for each in psutil.Process(parent.pid).children(recursive=True)]

@@ -20,8 +20,8 @@ PLANT = Task("find-plant/12", "find-plant", data={"variation": 12})
 
 
 def assert_ends(pid):
-    """The process is gone, zombies included, within 10 s."""
-    deadline = time.monotonic() + 10
+    """The process ends, and is no zombie either."""
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)
@@ -34,7 +34,7 @@ def assert_ends(pid):
 def wait_until_stopped(pid):
     """A signal to stop is sent at once, and acted on when each thread comes to run."""
     threads = [psutil.Process(thread.id) for thread in psutil.Process(pid).threads()]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(each.status() != psutil.STATUS_STOPPED for each in threads):
         assert time.monotonic() < deadline, f"process {pid} still runs"
         time.sleep(0.05)

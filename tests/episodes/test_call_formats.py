@@ -343,10 +343,10 @@ def test_a_format_that_cannot_write_a_value_says_so():
 )
 def test_a_long_text_is_read_in_a_time_that_grows_with_its_length(begin, repeated):
     """100,000 characters take well below a second; steps that grow with the square take minutes."""
-    start = time.perf_counter()
+    start = time.process_time()
     understand(Action(begin + repeated * (100_000 // len(repeated))))
 
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 FOREIGN = """

@@ -212,33 +212,34 @@ class _Sleeper(Counter):
         return super().step(action)
 
 
-def test_sleeping_worlds_keep_the_engine_busy():
-    """16 episodes at once, 50 ms a step, 20 ms a call: alone the engine would be busy for 2/7 of the time.
-
-    At least 80 % in the best of three plays, since the machine may be busy otherwise. Most calls happen while
-    worlds step.
-    """
-    shares, beside = [], []
+def _play_sleepers(count):
+    """Play as many episodes, 16 at once, 50 ms a step, 20 ms a call; the engine's share, worlds in a step by call."""
+    beside, spent, began = [], [], time.monotonic()
 
     def busy(prompt_list, sampling):
         beside.append(len(_Sleeper.stepping))
-        began = time.monotonic()
+        at = time.monotonic()
         time.sleep(0.02)
-        spent.append(time.monotonic() - began)
+        spent.append(time.monotonic() - at)
         return [up(prompt) for prompt in prompt_list]
 
     engine = Script(up)
     engine.generate = busy
-    for _ in range(3):
-        spent, began = [], time.monotonic()
-        names = [f"t{n}" for n in range(64)]
-        list(start(jobs(*names), engine, _Sleeper, concurrency=16))
-        shares.append(sum(spent) / (time.monotonic() - began))
-        if shares[-1] >= 0.8:
-            break
+    list(start(jobs(*[f"t{n}" for n in range(count)]), engine, _Sleeper, concurrency=16))
+    return sum(spent) / (time.monotonic() - began), beside
 
-    assert max(shares) >= 0.8
+
+def test_the_engine_is_called_while_worlds_step():
+    """In most calls a quarter of the worlds are in a step."""
+    _, beside = _play_sleepers(32)
+
     assert sorted(beside)[len(beside) // 2] >= 4
+
+
+@pytest.mark.slow  # a machine that is busy otherwise does not keep it
+def test_sleeping_worlds_keep_the_engine_busy():
+    """Alone the engine would be busy for 2/7 of the time; it is so for 80 % in the best of three plays."""
+    assert any(_play_sleepers(64)[0] >= 0.8 for _ in range(3))
 
 
 class _Stream(Script):

@@ -12,12 +12,13 @@ from perturn.errors import DataError
 from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import reference_logprobs
+from support.models import VOCABULARY
 
 
 def sequence(length, loss, seed=0):
     """Random ids; `loss` maps a position to its turn."""
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(3, 49152, (length,), generator=generator).tolist()
+    ids = torch.randint(3, VOCABULARY, (length,), generator=generator).tolist()
     turn = tuple(loss.get(place, NO_TURN) for place in range(length))
     return Encoded(tuple(ids), turn, ("user",) * length)
 

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from perturn.chat.tokens import Renderer
 from perturn.errors import RunError
 from perturn.policy.action_value_head import ActionValues
 from perturn.policy.value_heads import PENALTIES, action_features, fit_values
 from perturn.types import Action, Prompt, Status, Task, Trajectory, Turn
+from support.models import make_tiny_model
 
 ASKED = ({"role": "user", "content": "more?"},)
 
@@ -19,6 +21,18 @@ def written(renderer, text):
     """An action as an engine gives it, but for what it was sampled with."""
     ids = renderer.tokenizer(text, add_special_tokens=False).input_ids
     return renderer.action([*ids, renderer.end_id], ())
+
+
+@pytest.fixture(scope="module")
+def renderer(whole_tokenizer):
+    """Conversation -> tokens of the whole vocabulary, in which most words have tokens of their own."""
+    return Renderer(whole_tokenizer)
+
+
+@pytest.fixture
+def tiny_model():
+    """A fresh tiny policy that knows them."""
+    return make_tiny_model(vocabulary=49152)
 
 
 @pytest.fixture

@@ -130,7 +130,7 @@ def test_a_pass_shares_what_the_contexts_begin_with(renderer):
     [
         ("{answer}", "im", "im"),
         ("{answer}", "end", "end"),
-        ("Action: finish[{answer}]", "]", "]]"),
+        ("Action: finish({answer})", ")", "()"),
         ("Thought: x\nAction: finish[{answer}] ", "x", "x"),
         ("So {answer}", "so", " so"),
         ("日本 finish[{answer}]", "本", "本"),

@@ -16,6 +16,7 @@ from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.packing import lay_out
 from perturn.policy.reference import reference_identity
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
+from support.models import VOCABULARY
 
 
 def trajectory(*said):
@@ -169,7 +170,7 @@ def test_a_model_whose_positions_depend_on_the_length_starts_at_its_reference(tr
         "long_factor": [2.0, 4.0, 8.0, 16.0],
     }
     config = Phi3Config(
-        vocab_size=49152,
+        vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,

@@ -16,10 +16,11 @@ from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.errors import ConfigError, StorageError
 from perturn.policy import reference
 from perturn.policy.reference import reference_logprobs
+from support.models import VOCABULARY
 
 
 def sequence(length, seed=0):
-    ids = torch.randint(3, 49152, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    ids = torch.randint(3, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
     return Encoded(tuple(ids), (NO_TURN, *(0,) * (length - 1)), ("user",) * length)
 
 

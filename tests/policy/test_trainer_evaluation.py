@@ -233,7 +233,7 @@ def test_what_is_saved_is_loaded_by_others(train, tmp_path, tokenizer, tiny_mode
 
 def test_truncation_is_counted_and_logged(train, renderer, caplog):
     """Room for two turns of three: one turn dropped from each of two sides."""
-    pair = PreferencePair(trajectory("up", "up", "up"), trajectory("down", "up", "up"))
+    pair = PreferencePair(trajectory("up", "up", "up"), trajectory("on", "up", "up"))
     limit = len(renderer.encode(trajectory("up", "up")).ids)
     caplog.set_level(logging.WARNING)
     trainer = train([pair], max_length=limit)

@@ -13,6 +13,7 @@ from perturn.errors import EngineFailure, ModelError
 from perturn.policy.models import vocabulary
 from perturn.run.execute import check
 from perturn.types import Prompt, Sampling
+from support.models import VOCABULARY
 
 from .training import PAIRS, as_implicit
 
@@ -47,12 +48,12 @@ def test_a_row_with_such_a_token_is_refused_before_training(make_trainer, more):
     with pytest.raises(ModelError) as caught:
         make_trainer([as_implicit(PAIRS[1]), saying(f"go {ADDED}")], tokenizer=more)
     trainer = make_trainer([as_implicit(PAIRS[1])], tokenizer=more)
-    with pytest.raises(ModelError, match="token 49152"):
+    with pytest.raises(ModelError, match=f"token {VOCABULARY}"):
         trainer.evaluate([saying(f"go {ADDED}")])
 
     message = str(caught.value)
-    assert "token 49152 ('<tool>') has no embedding" in message
-    assert "the tokenizer has 49153 tokens and the model 49152" in message
+    assert f"token {VOCABULARY} ('<tool>') has no embedding" in message
+    assert f"the tokenizer has {VOCABULARY + 1} tokens and the model {VOCABULARY}" in message
     assert "model.resize_token_embeddings(len(tokenizer))" in message
 
 
@@ -70,7 +71,7 @@ def test_a_reference_without_such_a_token_is_refused_before_work(make_trainer, m
     reference = copy.deepcopy(tiny_model)
     tiny_model.resize_token_embeddings(len(more), mean_resizing=False)
 
-    with pytest.raises(ModelError, match="training data for the reference: token 49152"):
+    with pytest.raises(ModelError, match=f"training data for the reference: token {VOCABULARY}"):
         make_trainer([saying(f"go {ADDED}")], tokenizer=more, model=tiny_model, ref_model=reference)
 
 
@@ -80,9 +81,9 @@ def test_a_template_with_such_a_token_is_refused_before_work(
     """By `collect` of a folder, and by the check of a recipe."""
     tiny_model.save_pretrained(tmp_path / "model")
     in_template.save_pretrained(tmp_path / "model")
-    with pytest.raises(ModelError, match="49153 tokens and the model 49152"):
+    with pytest.raises(ModelError, match=f"{VOCABULARY + 1} tokens and the model {VOCABULARY}"):
         collect(str(tmp_path / "model"), own_environment.GuessNumber, n=1)
-    with pytest.raises(ModelError, match="49153 tokens and the model 49152"):
+    with pytest.raises(ModelError, match=f"{VOCABULARY + 1} tokens and the model {VOCABULARY}"):
         check(read_recipe(recipe, [f"model.name={tmp_path / 'model'}"]))
 
 
@@ -98,6 +99,6 @@ def test_a_prompt_with_such_a_token_is_a_failure_of_its_own(tokenizer, tiny_mode
     found = engine.generate(asked, Sampling(max_new_tokens=4))
 
     assert isinstance(found[0], EngineFailure)
-    assert "token 49152" in str(found[0])
+    assert f"token {VOCABULARY}" in str(found[0])
     assert all(0 < len(each.token_ids) <= 4 for each in found[1:])
     assert torch.isfinite(torch.tensor(found[1].logprobs)).all()

@@ -280,6 +280,12 @@ def test_a_world_that_ends_before_it_is_back_fails_its_branch():
 
 
 @pytest.fixture(scope="module")
+def policy_folder(whole_vocabulary):
+    """One that is not sure of what to do after SFT."""
+    return whole_vocabulary
+
+
+@pytest.fixture(scope="module")
 def online(run_once):
     """Two iterations of policy gradient on advantages of branches."""
     return run_once("branched", *SPO)

@@ -16,6 +16,22 @@ from perturn.run.execute import open_run, run_stages
 SAMPLED_THREE_TIMES = ["evaluate.sampling.temperature=1.0", "evaluate.select={name: likelihood, samples: 3}"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def measured_once():
+    """The machine is measured once for each model, which takes a second."""
+    measure, found = machine_speed.measure_machine, {}
+
+    def measured(model, setting, process_gb):
+        key = (str(model.config), setting)
+        if key not in found:
+            found[key] = measure(model, setting, process_gb)
+        return found[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine_speed, "measure_machine", measured)
+        yield
+
+
 def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
     """4 + 4 expert episodes, 4 evaluated by each policy, 4 x 2 explored, of which 6 are assumed to become pairs."""
     plan = make_plan(recipe, [], None)

@@ -36,6 +36,12 @@ from .online import GROUPS, recipe_of
 
 
 @pytest.fixture(scope="module")
+def policy_folder(whole_vocabulary):
+    """One that is not sure of what to do after SFT."""
+    return whole_vocabulary
+
+
+@pytest.fixture(scope="module")
 def online(run_once):
     """Three iterations of policy gradient."""
     return run_once("online", *GROUPS)

@@ -36,12 +36,6 @@ TAKEN = [*DECODED, "evaluate.select={name: value, among: actions, samples: 3}"]
 IMPLICIT = [*DECODED, "evaluate.select={name: implicit-reward, samples: 3}"]
 
 
-@pytest.fixture(scope="session")
-def tiny_folder(whole_vocabulary):
-    """The tiny policy that knows all words of the tokenizer."""
-    return whole_vocabulary
-
-
 @pytest.fixture
 def explore(renderer):
     """Writes what a run explored: each of its tasks twice, of which the second won."""

@@ -68,8 +68,17 @@ def test_it_is_read_back_as_a_recipe_that_checks_out(file, tiny_folder):
     assert (recipe.evaluate.tasks.split, recipe.evaluate.tasks.per_kind) == ("test", 4)
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("loss", [name for name, each in LOSSES.items() if each().traits.needs_rejected])
+PAIRED = [name for name, each in LOSSES.items() if each().traits.needs_rejected]
+
+
+@pytest.mark.parametrize(
+    ("loss", "lora"),
+    [
+        pytest.param(loss, lora, marks=pytest.mark.slow if lora != bool(number % 2) else ())
+        for number, loss in enumerate(PAIRED)
+        for lora in (False, True)
+    ],
+)
 def test_what_is_commented_out_is_the_default(file, loss, lora):
     """With every # taken away it is the same recipe, but for sections that were None; so the comments do not lie."""
     write_recipe(file, environment=GUESS, model="some/model", loss=loss, lora=lora, full=True)

@@ -52,12 +52,6 @@ class Measured(Letters):
 '''
 
 
-@pytest.fixture(scope="session")
-def tiny_folder(whole_vocabulary):
-    """The tiny policy that knows all words of the tokenizer."""
-    return whole_vocabulary
-
-
 @pytest.fixture(scope="module")
 def forks(place):
     """Starts `perturn` in the folder of the world and its recipe."""

@@ -18,12 +18,6 @@ from support.models import make_tiny_model
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=4)
 
 
-@pytest.fixture(scope="session")
-def tiny_folder(whole_vocabulary):
-    """The tiny policy that knows all words of the tokenizer."""
-    return whole_vocabulary
-
-
 @pytest.fixture(params=["float32", "bfloat16"])
 def run(request, recipe, tokenizer):
     """A run of which two policies are trained, to weights that no rounding hides."""

@@ -58,6 +58,12 @@ class Mine(TurnGAE):
 
 
 @pytest.fixture(scope="module")
+def policy_folder(whole_vocabulary):
+    """One that is not sure of what to do after SFT."""
+    return whole_vocabulary
+
+
+@pytest.fixture(scope="module")
 def windowed(run_once):
     """Three iterations of two-turn episodes, one turn at a time."""
     return run_once("windowed", *WORDS)

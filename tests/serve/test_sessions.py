@@ -180,11 +180,11 @@ def test_a_client_that_leaves_frees_its_slot(endpoint, engine, client):
     engine.answer = lambda prompt: None
     before = endpoint.counts().get("cancelled", 0)
     with pytest.raises(openai.APITimeoutError):
-        client("left", timeout=0.2).chat.completions.create(model="p", messages=ASKED)
+        client("left", timeout=0.5).chat.completions.create(model="p", messages=ASKED)
     body, key = {"model": "p", "messages": ASKED, "stream": True}, {"x-api-key": endpoint.key}
     with httpx.stream("POST", f"{endpoint.url('left')}/chat/completions", json=body, headers=key) as stream:
         assert next(stream.iter_text()).startswith(": waiting")  # and then it leaves
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while len(engine.cancelled) < 2 and time.monotonic() < until:
         time.sleep(0.01)
 
@@ -198,14 +198,21 @@ def test_a_client_that_leaves_frees_its_slot(endpoint, engine, client):
     assert len({prompt.seed for prompt in engine.asked}) == 1  # nothing was recorded before
 
 
+def be_idle(endpoint, *names):
+    """Let sessions have been idle for long, all from the same moment."""
+    sessions = endpoint._desk._sessions
+    endpoint._run(lambda: [setattr(sessions[name], "touched", -100.0) for name in names])
+
+
 def test_a_session_that_never_ends_is_cut_and_counted(tmp_path):
-    limits = ServeSettings(idle_seconds=1.5, max_turns=2)
+    limits = ServeSettings(idle_seconds=60, max_turns=2)
     with Endpoint(Scripted(), limits, record=tmp_path) as endpoint:
         for _ in range(2):
             ask(endpoint, "/s/long/v1/chat/completions")
         over = ask(endpoint, "/s/long/v1/chat/completions")
         ask(endpoint, "/s/idle/v1/chat/completions")
-        until = time.monotonic() + 20
+        be_idle(endpoint, "idle")
+        until = time.monotonic() + 60
         while endpoint.counts().get("cut", 0) < 2 and time.monotonic() < until:
             time.sleep(0.02)
         late = ask(endpoint, "/s/idle/v1/chat/completions")
@@ -256,11 +263,10 @@ def test_a_session_that_ends_while_others_are_cut_stops_nothing():
         judged.wait(20)
         return 1.0
 
-    with Endpoint(Scripted(), ServeSettings(idle_seconds=3), reward=judge) as endpoint:
+    with Endpoint(Scripted(), ServeSettings(idle_seconds=60), reward=judge) as endpoint:
         for name in "ab":
             ask(endpoint, f"/s/{name}/v1/chat/completions")
-        both = endpoint._desk._sessions.values()
-        endpoint._run(lambda: [setattr(each, "touched", -100.0) for each in both])  # idle at the same moment
+        be_idle(endpoint, "a", "b")
         with ThreadPoolExecutor(1) as pool:
             while endpoint.counts()["open"] == 2:  # until `a` is being cut
                 time.sleep(0.01)
@@ -270,7 +276,8 @@ def test_a_session_that_ends_while_others_are_cut_stops_nothing():
             judged.set()
             assert ends.result().status_code == 200
         ask(endpoint, "/s/c/v1/chat/completions")
-        until = time.monotonic() + 20
+        be_idle(endpoint, "c")
+        until = time.monotonic() + 60
         while endpoint.counts()["open"] and time.monotonic() < until:
             time.sleep(0.05)
         assert endpoint.counts()["cut"] == 2

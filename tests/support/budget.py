@@ -171,9 +171,13 @@ class _Meter:
         return result
 
     def _used(self) -> float:
-        """CPU seconds of the test under way; a process that ended brings those of its children before the test too."""
+        """CPU seconds of the test under way, or more where they are surely within the limit.
+
+        A test has at most all CPUs for as long as it lasts. Most are too short to need a look at their processes; and a
+        process that ended brings the seconds of its children before the test too.
+        """
         most = (time.monotonic() - self._clock) * (os.cpu_count() or 1)
-        return min(_charge.seconds() - self._begun, most)
+        return most if most <= self._limit else min(_charge.seconds() - self._begun, most)
 
     def _check(self, item: pytest.Item) -> None:
         """Note that a test is over its budget; the second time, fail it."""

@@ -1,5 +1,6 @@
 """A world, a policy and a recipe for whole runs, and `perturn run` as a process."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -101,9 +102,11 @@ def finish(process):
 
 
 def kill(process):
-    """SIGKILL to the process alone; the worlds it started end with it, within 10 s."""
-    family = psutil.Process(process.pid).children(recursive=True)
+    """SIGKILL to the process alone; the worlds it started end with it."""
+    family = []
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended by itself
+        family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    _, left = psutil.wait_procs(family, timeout=10)
+    _, left = psutil.wait_procs(family, timeout=60)
     assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []

@@ -7,9 +7,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+VOCABULARY = 4096
+"""Tokens that a tiny policy knows: the first ones of SmolLM2."""
 
-def make_tiny_model(seed: int = 0, vocabulary: int = 49152) -> LlamaForCausalLM:
-    """A Llama of two layers with random weights and SmolLM2's vocabulary, or the first tokens of it."""
+
+def make_tiny_model(seed: int = 0, vocabulary: int = VOCABULARY) -> LlamaForCausalLM:
+    """A Llama of two layers with random weights and the first tokens of SmolLM2's vocabulary."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -27,7 +30,7 @@ def make_tiny_model(seed: int = 0, vocabulary: int = 49152) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def write_tiny_policy(folder: Path, tokenizer: PreTrainedTokenizerFast, vocabulary: int = 4096) -> Path:
+def write_tiny_policy(folder: Path, tokenizer: PreTrainedTokenizerFast, vocabulary: int = VOCABULARY) -> Path:
     """Write a tiny policy that knows only the first tokens of a vocabulary, so that it loads and saves quickly."""
     make_tiny_model(vocabulary=vocabulary).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -23,7 +23,9 @@ _IMPORTED = [
     "perturn.run.execute",
     "perturn.run.stages.train_stage",
     "perturn.engines.local.engine",
+    "perturn.report.report_page",
     "accelerate",
+    "support.preloaded",
 ]
 
 

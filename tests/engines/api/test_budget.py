@@ -1,7 +1,7 @@
 """Budgets, and the ledger that remembers what was bought."""
 
 import json
-import time
+import threading
 
 import pytest
 
@@ -44,10 +44,10 @@ def test_the_budget_in_money_is_tokens_times_prices(open_engine, server):
 
 def test_requests_under_way_when_the_budget_ends_are_counted_and_kept(open_engine, server, tmp_path):
     """Three at once are sent before the first has cost anything; all three are paid for."""
-    ledger = tmp_path / "api.jsonl"
+    ledger, together = tmp_path / "api.jsonl", threading.Barrier(3, timeout=60)
 
     def reply(body, number):
-        time.sleep(0.3)
+        together.wait()
         return completion()
 
     server.reply = reply

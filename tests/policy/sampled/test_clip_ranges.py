@@ -27,7 +27,7 @@ def clipped(rows, *values):
 @pytest.mark.parametrize("budget", [4096, 1])
 def test_the_clip_range_of_a_turn_reaches_the_loss(train, groups, tiny_model, renderer, budget):
     """Rows without factors have 1, beside others that have some and in a pack of their own."""
-    factors = [[1.5, 0.5, 2.0], None] * 3
+    factors = [[1.5, 0.02, 8.0], None] * 3
     bare = weighted(groups, [1.0, -0.5, 2.0], [-1.0, 0.3, 0.7])
     trainer = train(clipped(bare, *factors), loss=CLIP, token_budget=budget)
     batch = lay_out([renderer.encode(row) for row in groups])

@@ -11,7 +11,7 @@ from perturn.losses import LOSSES, TurnLogprobs
 from perturn.policy import chunked_head
 from perturn.policy.logprobs import logprobs_and_entropy, logprobs_and_inputs
 from perturn.policy.packing import both_sides, collate, lay_out
-from support.models import make_tiny_model
+from support.models import VOCABULARY, make_tiny_model
 
 from ..training import assert_same_training, turn_by_turn
 from .episodes import history, weighted, weights
@@ -24,8 +24,8 @@ WEIGHTS = ([1.0, -0.5, 2.0], [-1.0, 0.3, 0.7])
 def table(monkeypatch):
     """The loss is in the table, as by an entry point; a chunk has a few rows, so that there are several."""
     monkeypatch.setitem(LOSSES._own, "entropy-bonus", EntropyBonus)
-    monkeypatch.setattr(chunked_head, "TILE_BYTES", 4 * 49152 * 5)
-    monkeypatch.setattr(chunked_head, "KEPT_BYTES", 8 * 49152 * 5)
+    monkeypatch.setattr(chunked_head, "TILE_BYTES", 4 * VOCABULARY * 5)
+    monkeypatch.setattr(chunked_head, "KEPT_BYTES", 8 * VOCABULARY * 5)
 
 
 def from_all_logits(model, examples, loss):

@@ -129,7 +129,12 @@ def test_passes_do_not_move_the_loss_curve(train, groups, aggregate, importance)
         assert_close(finals[i], finals[0], rtol=1e-4, atol=1e-5)
 
 
-IMPORTANCE = {"name": "ppo-clip", "importance": "turn", "importance_cap": 1.1, "aggregate": "trajectory_mean"}
+IMPORTANCE = {
+    "name": "ppo-clip",
+    "importance": "turn",
+    "importance_cap": 1.0,
+    "aggregate": "trajectory_mean",
+}
 
 
 def test_the_third_policy_is_the_one_that_training_starts_with(train, groups, tiny_model, renderer):
