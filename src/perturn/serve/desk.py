@@ -245,7 +245,7 @@ class Desk:
             ask.model,
             int(time.time()),
             answers,
-            abilities_of(self.engine).prompt_tokens.get(prompts[0].conversation, 0),
+            self._answering.abilities.prompt_tokens.get(prompts[0].conversation, 0),
             self._answering.token_texts(actions) if ask.logprobs else (),
         )
 

@@ -61,12 +61,14 @@ class Reader:
         return self._position
 
     def _common(self, messages: Sequence[Mapping[str, Any]]) -> int:
-        """How many messages need not be read again: those before the last answer that both requests hold."""
+        """How many messages need not be read again: those before an answer, the last that both hold or a new one."""
         before = self._ask.messages if self._ask else ()
         if len(before) != len(self._messages):  # some were joined
             return 0
         pairs = enumerate(zip(before, messages, strict=False))
         alike = next((index for index, (old, new) in pairs if old != new), min(len(before), len(messages)))
+        if alike < len(messages) and messages[alike].get("role") == "assistant":
+            return alike
         while alike and messages[alike - 1].get("role") != "assistant":
             alike -= 1
         return max(alike - 1, 0)

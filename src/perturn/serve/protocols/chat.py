@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from perturn.serve.protocols.common import (
     check_plain,
     check_tools,
     event,
+    new_id,
     pieces,
     read_body,
     texts,
@@ -74,7 +74,7 @@ class Chat:
 
     def new_id(self) -> str:
         """Return the identity of a new response."""
-        return f"chatcmpl-{secrets.token_hex(12)}"
+        return new_id("chatcmpl-")
 
     def write(self, reply: Reply, ask: Ask) -> dict[str, Any]:
         """Return the answer as JSON data."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -24,6 +26,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
 }
 """Parameters that would change what is sampled and that no engine here has, each with values that change nothing."""
+
+_STEM, _NUMBERS = secrets.token_hex(8), count()
 
 
 class Strict(BaseModel):
@@ -103,6 +107,11 @@ def check_plain(value: object, param: str) -> None:
     """
     if found := fault(value, param):
         raise Refusal(400, f"{found}.", "invalid_value", param)
+
+
+def new_id(prefix: str) -> str:
+    """Return an identity that no other response has, of this process or another one."""
+    return f"{prefix}{_STEM}{next(_NUMBERS):08x}"
 
 
 def texts(value: str | Sequence[str] | None) -> tuple[str, ...]:
