@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, StrictBool, StrictFloat
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -43,10 +43,10 @@ _Handler = Callable[[Desk, str, Request], Awaitable[Response]]
 
 
 class _Reward(Strict):
-    reward: float | None = None
+    reward: StrictFloat | None = None
     response: str | None = None
-    success: bool | None = None
-    done: bool | None = None
+    success: StrictBool | None = None
+    done: StrictBool | None = None
 
 
 class _State(Strict):

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perturn.errors import ConfigError, RunError
-from perturn.serve.desk import Desk, Judge
+from perturn.serve.desk import Desk
 from perturn.serve.exchange import Refusal
 from perturn.serve.record import Record
+from perturn.serve.reward_call import Judge
 from perturn.serve.settings import LOOPBACK, ServeSettings
 from perturn.table import locate, require_library
 from perturn.types import Engine, Sampling, Task, Trajectory

@@ -20,6 +20,22 @@ from perturn.serve.protocols.common import (
     usage_of,
 )
 
+RESERVED = frozenset(
+    (
+        *(
+            "chat_template",
+            "continue_final_message",
+            "conversation",
+            "documents",
+            "max_length",
+            "messages",
+            "padding",
+        ),
+        *("add_generation_prompt", "return_assistant_tokens_mask", "return_dict", "return_tensors", "self"),
+        *("sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
+    )
+)
+"""Names that no template variable can have: arguments of the function that writes a conversation."""
 Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Limit = Annotated[int, Field(ge=1, le=10**9)]
@@ -54,6 +70,13 @@ class Chat:
         """Read a request."""
         found = read_body(ChatRequest, body)
         check_plain(found.chat_template_kwargs, "chat_template_kwargs")
+        if reserved := sorted(RESERVED & (found.chat_template_kwargs or {}).keys()):
+            raise Refusal(
+                400,
+                f"chat_template_kwargs: {reserved[0]!r} is no variable of a template. Leave it out.",
+                "invalid_value",
+                "chat_template_kwargs",
+            )
         return Ask(
             found.messages,
             found.model,
