@@ -118,6 +118,14 @@ class Answering:
         assert decode is not None  # `check` refuses the request otherwise
         return tuple(tuple(decode([token]) for token in action.token_ids or ()) for action in actions)
 
+    def answer_tokens(self, prompts: Sequence[Prompt], actions: Sequence[Action]) -> int:
+        """Return the number of tokens of answers; 0 where the engine does not say."""
+        counted = self.abilities.answer_tokens
+        return sum(
+            len(action.token_ids) if action.token_ids else counted.get(prompt.conversation, 0)
+            for prompt, action in zip(prompts, actions, strict=True)
+        )
+
     def forget(self, conversations: Sequence[str], ended: Refusal) -> None:
         """Release what the engine keeps of conversations, and refuse what still waits for them."""
         gone = set(conversations)

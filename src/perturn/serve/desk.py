@@ -247,6 +247,7 @@ class Desk:
             int(time.time()),
             answers,
             self._answering.abilities.prompt_tokens.get(prompts[0].conversation, 0),
+            self._answering.answer_tokens(prompts, actions),
             self._answering.token_texts(actions) if ask.logprobs else (),
         )
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perturn.io.plain_data import fault
-from perturn.serve.exchange import Answer, Ask, Refusal, Reply
+from perturn.serve.exchange import Ask, Refusal, Reply
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
@@ -154,8 +154,4 @@ def pieces(text: str, size: int = 200) -> Iterable[str]:
 
 def usage_of(reply: Reply) -> tuple[int, int]:
     """Return tokens of the prompt and of the answers."""
-    return reply.prompt_tokens, sum(map(_tokens, reply.answers))
-
-
-def _tokens(answer: Answer) -> int:
-    return answer.tokens
+    return reply.prompt_tokens, reply.answer_tokens
