@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from perturn.errors import StorageError
 from perturn.io.plain_data import told
 from perturn.serve.desk import Desk
 from perturn.serve.exchange import Ask, Refusal, Reply
@@ -92,6 +93,8 @@ def make_app(desk: Desk, key: str) -> ASGIApp:
             response = _json(protocol.refusal(error), error.status)
         except ClientDisconnect:
             response = Response(status_code=_GONE)
+        except StorageError as error:
+            response = _json(protocol.refusal(Refusal(503, str(error), "not_recorded")), 503)
         except Exception as error:  # noqa: BLE001  a mistake of ours must not break the protocol
             response = _json(protocol.refusal(_unexpected(error)), 500)
         await response(scope, receive, send)

@@ -9,7 +9,7 @@ from pathlib import Path
 from perturn.data.run_paths import RunPaths
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import RunError, StorageError
-from perturn.io.atomic_write import writing
+from perturn.io.atomic_write import append_whole, writing
 from perturn.io.read_input import complete_lines, parse_object
 from perturn.types import Status, Task, Trajectory
 
@@ -67,7 +67,7 @@ class Record:
         """Note that a session was opened, so that a kill leaves a trace of it."""
         line = json.dumps({"task": task.id, "kind": task.kind, "sample": sample, "seed": seed})
         with writing(self.folder / OPEN):
-            os.write(self._notes, line.encode() + b"\n")
+            append_whole(self._notes, line.encode() + b"\n")
 
     def ended(self, trajectory: Trajectory) -> None:
         """Store an episode; on return it is on the disk.
