@@ -103,7 +103,7 @@ def make_app(desk: Desk, key: str) -> ASGIApp:
 
 
 def _handler(methods: Mapping[str, _Handler] | None, scope: Scope) -> _Handler:
-    """What answers a request.
+    """The handler of a request.
 
     Raises:
         Refusal: If there is no such path or method.
