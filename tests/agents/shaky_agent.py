@@ -47,12 +47,27 @@ def misbehave():
             with open(TASK["pids"], "a", encoding="utf-8") as file:
                 file.write(f"{child.pid}\n{os.getpid()}\n")
         time.sleep(600)
+    if BAD == "leaves":
+        leave_a_child()
     if BAD == "memory":
         bytearray(8 * 2**30)
     if BAD == "garbage":
         assert "error" in post("/v1/chat/completions", None, b"\xff{nonsense")
         assert "error" in post("/v1/chat/completions", {"messages": [{"role": 7, "content": {}}]})
         print("\x00 garbage " * 100)
+
+
+def leave_a_child():
+    """Start a process that leaves the session and outlives the agent."""
+    if os.fork() == 0:
+        os.setsid()
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(600)
+        with open(TASK["pids"], "a", encoding="utf-8") as file:
+            file.write(f"{pid}\n")
+        os._exit(0)
+    os.wait()
 
 
 def main():

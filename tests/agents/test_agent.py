@@ -1,5 +1,6 @@
 """Environment `agent`: programs of others play episodes; each ends in one bin, whatever its program does."""
 
+import os
 import random
 import re
 import time
@@ -69,6 +70,19 @@ def test_a_program_that_hangs_is_killed_with_all_that_it_started(tmp_path):
     assert f"it worked for environment.seconds={seconds:g} and had not ended" in one.error
     assert len(one.turns) == 1
     assert_ends(*map(int, pids.read_text().split()))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found by /proc")
+def test_what_a_program_leaves_behind_is_killed(tmp_path):
+    """A child of a child in a session of its own, whose parent has ended before the program did."""
+    pids = tmp_path / "pids"
+
+    (one,) = played(agents(tmp_path, [{"id": "l", "bad": "leaves", "pids": str(pids)}])).values()
+
+    assert (one.error, one.total_reward) == (None, 1.0)
+    time.sleep(0.2)
+    left = [psutil.Process(int(pid)) for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
+    assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_the_policy_s_time_is_not_the_agent_s(tmp_path):

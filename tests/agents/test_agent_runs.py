@@ -7,17 +7,19 @@ import time
 
 import psutil
 import pytest
+import yaml
 
 from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe
 from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError
 from perturn.run.execute import check
-from perturn.types import OPENS, failed
+from perturn.serve import Endpoint
+from perturn.types import OPENS, Action, failed
 from support.loop import finish, make_place
 from support.processes import Started
 
-from .playing import HERE
+from .playing import HERE, Scripted
 
 RECIPE = f"""
 name: agents
@@ -97,6 +99,52 @@ def test_a_run_of_agents_is_killed_and_resumed(place):
     summary = json.loads((run / "summary.json").read_text())
     assert [row["n"] for row in summary["policies"]] == [1, 1]
     assert "sequences" in (run / "report.html").read_text()
+
+
+TLM_DRE = {
+    "rows": {"name": "expert-pairs", "threshold": 0.2},
+    "credit": None,
+    "iterations": None,
+    "deterministic": True,
+    "sft": {"loss": {"name": "sft"}, "epochs": 1, "learning_rate": 1e-4, "warmup_ratio": 0},
+    "align": {"loss": {"name": "tlm-dre"}, "epochs": 1, "learning_rate": 1e-4, "warmup_ratio": 0},
+    "evaluate": {"tasks": {"split": "test"}, "sampling": {"max_new_tokens": 4}},
+}
+"""What a recipe of pairs changes of the other recipe."""
+
+
+@pytest.mark.slow
+def test_an_expert_teaches_an_agent_and_tlm_dre_learns_from_pairs(place, monkeypatch):
+    """The expert is a model behind an API; the program crashes on one task of three. Two runs explore the same."""
+    recipe = {**yaml.safe_load(RECIPE), **TLM_DRE}
+    with Endpoint(Scripted(lambda prompt: Action("apple"))) as endpoint:
+        monkeypatch.setenv("EXPERT_API_KEY", endpoint.key)
+        recipe["environment"]["expert"] = {
+            "model": "strong",
+            "base_url": endpoint.url(),
+            "api_key_env": "EXPERT_API_KEY",
+        }
+        (place / "agents.yaml").write_text(yaml.safe_dump({k: v for k, v in recipe.items() if v is not None}))
+        for name in ("first", "second"):
+            finish(begin(place, name))
+    (place / "agents.yaml").write_text(RECIPE)
+
+    first, second = (place / "runs" / name for name in ("first", "second"))
+    shown = {one.key[0]: one for one in read_trajectories(first / "trajectories" / "expert.jsonl")}
+    assert [turn.action.text for turn in shown["a"].turns] == ["apple"] * 3
+    assert (shown["a"].total_reward, shown["a"].success, failed(shown["bad"])) == (1.0, True, True)
+    explored, again = (
+        list(read_trajectories(run / "trajectories" / "explore.jsonl")) for run in (first, second)
+    )
+    ids = [
+        {one.key: [turn.action.token_ids for turn in one.turns] for one in each} for each in (explored, again)
+    ]
+    assert ids[0] == ids[1]
+    pairs = (first / "pairs.jsonl").read_text().splitlines()
+    assert pairs
+    assert (first / "pairs.jsonl").read_text() == (second / "pairs.jsonl").read_text()
+    summary = json.loads((first / "summary.json").read_text())
+    assert [row["name"] for row in summary["policies"]] == ["base", "sft", "tlm-dre"]
 
 
 REFUSED = [

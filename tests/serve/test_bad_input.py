@@ -1,13 +1,16 @@
 """Malformed requests get the error objects of their protocol, and change nothing."""
 
+import inspect
 import json
 import socket
 
 import httpx2 as httpx
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from perturn.errors import ConfigError, ContextFull, EngineFailure, ModelError
 from perturn.serve import Endpoint, ServeSettings
+from perturn.serve.protocols.chat import RESERVED
 from support.scripted import Scripted, action
 
 CHAT, ANTHROPIC, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -50,6 +53,8 @@ def send(endpoint, path, body, **headers):
         (GOOD | {"response_format": {"type": "poem"}}, "response_format"),
         (GOOD | {"chat_template_kwargs": {"x": float("nan")}}, "chat_template_kwargs"),
         (GOOD | {"chat_template_kwargs": {"x": 10**400}}, "chat_template_kwargs"),
+        (GOOD | {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        (GOOD | {"chat_template_kwargs": {"x": 1, "tokenize": True}}, "chat_template_kwargs"),
         (GOOD | {"tools": [{"type": "function", "function": {"name": {"a": 1}}}]}, "tools[0]"),
     ],
 )
@@ -209,3 +214,28 @@ def test_template_variables_that_are_known_stay_welcome(endpoint):
     found = [send(endpoint, CHAT, GOOD | {"chat_template_kwargs": {"x": x}}) for x in (*range(70), 0)]
 
     assert [found[0].status_code, found[-2].status_code, found[-1].status_code] == [200, 400, 200]
+
+
+def test_every_argument_of_the_function_that_writes_a_conversation_is_reserved():
+    arguments = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys() - {"kwargs"}
+
+    assert arguments <= RESERVED
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"reward": "1.5"}, "reward"),
+        ({"reward": True}, "reward"),
+        ({"reward": 1e999}, "reward"),
+        ({"reward": [1]}, "reward"),
+        ({"success": "yes"}, "success"),
+        ({"done": 1}, "done"),
+    ],
+)
+def test_a_reward_is_a_number(endpoint, body, param):
+    send(endpoint, f"/s/rewarded{CHAT}", GOOD)
+    found = send(endpoint, "/s/rewarded/reward", body)
+
+    assert (found.status_code, found.json()["error"]["param"]) == (400, param)
+    assert endpoint.summary("rewarded")["reward"] == 0.0

@@ -8,11 +8,17 @@ import sys
 import openai
 import pytest
 
+from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
-from perturn.serve.record import EPISODES, LOST
+from perturn.serve.record import LOST
 from perturn.types import Status
 
 pytestmark = pytest.mark.slow  # each starts Python, and loads a policy
+
+
+def recorded(folder):
+    """Episodes in a folder that an endpoint records in."""
+    return read_trajectories(RunPaths(folder).trajectories("explore"))
 
 
 def started(tmp_path, *words):
@@ -77,7 +83,7 @@ def test_a_kill_loses_no_session_that_ended(tmp_path):
         again.send_signal(signal.SIGINT)
         assert again.wait(30) == 130
 
-    found = {each.key: each for each in read_trajectories(tmp_path / "record" / EPISODES)}
+    found = {each.key: each for each in recorded(tmp_path / "record")}
     assert set(found) == {("one", 0), ("two", 0), ("open", 0), ("open", 1)}
     assert [found["one", 0].total_reward, found["two", 0].total_reward] == [1.0, 0.0]
     assert (found["open", 0].status, found["open", 0].error) == (Status.FAILED, LOST)
@@ -98,3 +104,37 @@ def test_what_cannot_be_served_is_told_in_one_line(tmp_path):
     assert "PERTURN_API_KEY" in said
     code, said = refused("tiny-agent", "--reward", "nowhere:judge")
     assert (code, "nowhere:judge" in said) == (2, True)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_has_open_sessions_recorded(tmp_path, kind):
+    process, address, key = started(tmp_path, "tiny-agent")
+    play(address, key, "open")
+    process.send_signal(kind)
+
+    assert process.wait(30) == 130
+    (episode,) = recorded(tmp_path / "record")
+    assert (episode.status, episode.error, len(episode.turns)) == (Status.FAILED, LOST, 2)
+
+
+def test_the_folder_of_an_endpoint_is_read_as_a_run(tmp_path):
+    process, address, key = started(tmp_path, "tiny-agent")
+    try:
+        for name in ("one", "one", "two"):
+            play(address, key, name)
+            end(address, key, name, float(name == "one"))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+    def said(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", "perturn", *words], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "explored: 3 rows, 3 usable" in said("inspect", "record", "--check")
+    assert "weights by turn" in said("credit", "record", "credit.name=uniform")
+    assert said("report", "record").strip().endswith("report.html")
+    assert "uniform" in (tmp_path / "record" / "report.html").read_text()

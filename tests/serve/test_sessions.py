@@ -10,14 +10,21 @@ import httpx2 as httpx
 import openai
 import pytest
 
+from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
 from perturn.errors import RunError
 from perturn.serve import Endpoint, ServeSettings
-from perturn.serve.record import EPISODES, LOST
+from perturn.serve.reader import read_conversation
+from perturn.serve.record import LOST
 from perturn.types import Sampling, Status, Task
 from support.scripted import Scripted, action
 
 ASKED = [{"role": "user", "content": "Where?"}]
+
+
+def recorded(folder):
+    """Episodes in a folder that an endpoint records in."""
+    return read_trajectories(RunPaths(folder).trajectories("explore"))
 
 
 def post(endpoint, path, body, method="POST", **headers):
@@ -86,7 +93,7 @@ def test_rewards_and_states_reach_the_trajectory(tmp_path):
         ended = post(endpoint, "/s/t/reward", {"reward": 1.0})
         late = post(endpoint, "/s/t/reward", {"reward": 2.0})
 
-    (episode,) = read_trajectories(tmp_path / EPISODES)
+    (episode,) = recorded(tmp_path)
     assert (given.json()["done"], ended.json()["done"], late.status_code) == (False, True, 409)
     assert [turn.state_key for turn in episode.turns] == ["hall", None]
     assert [turn.reward for turn in episode.turns] == [0.25, 1.0]
@@ -107,7 +114,7 @@ def test_a_function_gives_the_reward_and_a_function_that_raises_fails_its_episod
             post(endpoint, f"/s/{name}/reward", {"done": True})
         assert (endpoint.counts()["ended"], endpoint.counts()["failed"]) == (1, 1)
 
-    good, bad = read_trajectories(tmp_path / EPISODES)
+    good, bad = recorded(tmp_path)
     assert (good.total_reward, good.success) == (0.5, True)
     assert bad.status is Status.FAILED
     assert bad.error.startswith("KeyError: the reward function failed")
@@ -119,7 +126,7 @@ def test_a_session_that_ended_opens_again_as_the_next_sample(tmp_path):
             for _ in range(2):
                 ask(endpoint, "/s/t/v1/chat/completions")
                 post(endpoint, "/s/t/reward", {"reward": 0.0})
-    found = list(read_trajectories(tmp_path / EPISODES))
+    found = list(recorded(tmp_path))
 
     assert [(each.task.id, each.sample) for each in found] == [("t", sample) for sample in range(4)]
     assert len({each.seed for each in found}) == 4
@@ -133,7 +140,7 @@ def test_a_session_may_be_opened_for_a_task(tmp_path):
         ask(endpoint, "/s/x/v1/chat/completions")
         post(endpoint, "/s/x/reward", {"done": True, "success": True})
 
-    (episode,) = read_trajectories(tmp_path / EPISODES)
+    (episode,) = recorded(tmp_path)
     assert (episode.key, episode.seed, episode.task.data) == (("guess/7", 3), 5, {"number": 7})
     assert episode.success
 
@@ -219,7 +226,7 @@ def test_a_session_that_never_ends_is_cut_and_counted(tmp_path):
 
     assert (over.status_code, late.status_code) == (409, 409)
     assert "idle" in late.json()["error"]["message"]
-    found = {each.task.id: each for each in read_trajectories(tmp_path / EPISODES)}
+    found = {each.task.id: each for each in recorded(tmp_path)}
     assert (len(found["long"].turns), len(found["idle"].turns)) == (2, 1)
     assert all(each.truncated and not each.terminated for each in found.values())
 
@@ -228,7 +235,7 @@ def test_sessions_that_are_open_when_the_endpoint_ends_are_marked(tmp_path):
     with Endpoint(Scripted(), record=tmp_path) as endpoint:
         ask(endpoint, "/s/open/v1/chat/completions")
 
-    (episode,) = read_trajectories(tmp_path / EPISODES)
+    (episode,) = recorded(tmp_path)
     assert (episode.status, episode.error, len(episode.turns)) == (Status.FAILED, LOST, 1)
 
 
@@ -299,7 +306,7 @@ def test_a_reward_whose_body_comes_late_finds_no_session(tmp_path):
             late.sendall(b'{"reward": 9}')
             assert b" 409 " in late.recv(1000)
 
-    assert [each.total_reward for each in read_trajectories(tmp_path / EPISODES)] == [1.0, 0.5]
+    assert [each.total_reward for each in recorded(tmp_path)] == [1.0, 0.5]
 
 
 def test_no_two_sessions_have_one_sample(tmp_path):
@@ -326,7 +333,7 @@ def test_a_full_disk_loses_no_session(tmp_path, monkeypatch):
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_recorded")
         assert post(endpoint, "/s/a/reward", {"reward": 1.0}).status_code == 200
 
-    (episode,) = read_trajectories(tmp_path / EPISODES)
+    (episode,) = recorded(tmp_path)
     assert (len(episode.turns), episode.total_reward) == (1, 1.0)
 
 
@@ -339,3 +346,99 @@ def test_a_reward_function_that_exits_fails_its_episode_alone(tmp_path):
             ask(endpoint, f"/s/{name}/v1/chat/completions")
             assert post(endpoint, f"/s/{name}/reward", {"done": True}).status_code == 200
         assert endpoint.counts()["failed"] == 2
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+@pytest.mark.parametrize("content", ["a", "", "<think>b</think> c", " \n"])
+def test_a_text_alone_is_read_as_any_message(role, content):
+    """Messages of text alone take a shorter way, which leads to the same messages."""
+    others = [{"role": "tool", "content": "t", "tool_call_id": "x"}]
+    said = [{"role": role, "content": content}]
+
+    assert read_conversation(said) == read_conversation([*said, *others])[:1]
+
+
+@pytest.mark.parametrize("given", ["1.5", True, None, float("nan"), {"success": True}])
+def test_a_reward_function_that_gives_no_number_fails_its_episode(tmp_path, given):
+    with Endpoint(Scripted(), record=tmp_path, reward=lambda episode: given) as endpoint:
+        ask(endpoint, "/s/a/v1/chat/completions")
+        assert post(endpoint, "/s/a/reward", {"done": True}).status_code == 200
+
+    (episode,) = recorded(tmp_path)
+    assert episode.status is Status.FAILED
+    assert "reward" in episode.error
+
+
+def test_a_reward_function_that_hangs_fails_its_episode_alone(tmp_path):
+    never = threading.Event()
+
+    def judge(trajectory):
+        return never.wait() if trajectory.task.id == "hangs" else 1.0
+
+    with Endpoint(Scripted(), ServeSettings(reward_seconds=0.3), record=tmp_path, reward=judge) as endpoint:
+        for name in ("hangs", "good"):
+            ask(endpoint, f"/s/{name}/v1/chat/completions")
+            assert post(endpoint, f"/s/{name}/reward", {"done": True}).status_code == 200
+        counts = endpoint.counts()
+    never.set()
+
+    found = {each.task.id: each for each in recorded(tmp_path)}
+    assert (counts["ended"], counts["failed"]) == (1, 1)
+    assert found["hangs"].status is Status.FAILED
+    assert "no reward within reward_seconds=0.3" in found["hangs"].error
+    assert found["good"].total_reward == 1.0
+
+
+def test_an_endpoint_that_is_closed_waits_for_no_reward_function(tmp_path):
+    never, asked = threading.Event(), threading.Event()
+
+    def judge(trajectory):
+        asked.set()
+        never.wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        with Endpoint(Scripted(), record=tmp_path, reward=judge) as endpoint:
+            ask(endpoint, "/s/a/v1/chat/completions")
+            ending = pool.submit(post, endpoint, "/s/a/reward", {"done": True})
+            assert asked.wait(20)
+        ending.exception()
+    never.set()
+
+    (episode,) = recorded(tmp_path)
+    assert (episode.status, episode.error) == (Status.FAILED, LOST)
+
+
+def test_a_client_that_leaves_while_its_session_is_cut_loses_no_episode(tmp_path):
+    """The session is judged while its agent, whose request reached max_turns, hangs up."""
+    asked, go = threading.Event(), threading.Event()
+
+    def judge(trajectory):
+        asked.set()
+        go.wait(20)
+        return 1.0
+
+    with Endpoint(Scripted(), ServeSettings(max_turns=1), record=tmp_path, reward=judge) as endpoint:
+        ask(endpoint, "/s/a/v1/chat/completions")
+        host, port = endpoint.address.removeprefix("http://").split(":")
+        body = json.dumps({"model": "p", "messages": ASKED * 2}).encode()
+        head = (
+            f"POST /s/a/v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {endpoint.key}\r\n"
+        )
+        with socket.create_connection((host, int(port))) as agent:
+            agent.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            assert asked.wait(20)
+        time.sleep(0.2)
+        go.set()
+        until = time.monotonic() + 20
+        while not endpoint.counts().get("cut") and time.monotonic() < until:
+            time.sleep(0.01)
+        (episode,) = recorded(tmp_path)
+
+    assert (episode.truncated, episode.total_reward) == (True, 1.0)
+
+
+def test_a_folder_of_a_run_is_not_recorded_in(tmp_path):
+    RunPaths(tmp_path).recipe.write_text("name: x\n")
+
+    with pytest.raises(RunError, match="folder of a run"):
+        Endpoint(Scripted(), record=tmp_path)

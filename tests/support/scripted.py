@@ -11,12 +11,17 @@ class Scripted:
 
     name = "scripted"
 
+    def __new__(cls, *_):
+        """Open an engine; its abilities stay as they are when a test begins it anew."""
+        made = super().__new__(cls)
+        made._prompt_tokens = {}
+        made.abilities = EngineAbilities(prompt_tokens=made._prompt_tokens)
+        return made
+
     def __init__(self, answer=lambda prompt: "ok"):
         """Answer by a function; its result is an action, an error, text, or None."""
         self.answer = answer
         self.asked, self.samplings, self.cancelled, self.forgotten = [], [], [], []
-        self._prompt_tokens = {}
-        self.abilities = EngineAbilities(prompt_tokens=self._prompt_tokens)
         self._open = {}
 
     def submit(self, prompts, sampling):

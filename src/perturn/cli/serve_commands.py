@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -31,7 +32,8 @@ def serve(
     ],
     overrides: Overrides = None,
     record: Annotated[
-        Path | None, typer.Option(help="Folder for the episodes of sessions.", callback=existing)
+        Path | None,
+        typer.Option(help="Folder for the episodes of sessions, which is a run's.", callback=existing),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0: any that is free.", min=0, max=65535)] = 8000,
@@ -41,9 +43,10 @@ def serve(
     seed: Annotated[int, typer.Option(help="From which sessions derive theirs.")] = 0,
 ) -> None:
     """Serve a policy to agent programs, and record what they do."""
-    from perturn.run.served_policy import open_policy, reward_function
+    from perturn.run.served_policy import begin_record, open_policy, reward_function
     from perturn.serve import Endpoint, ServeSettings
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: open sessions are recorded
     judge = None if reward is None else reward_function(reward)
     key = os.environ.get(KEY) or None
     with at_work(f"opening {model}"):
@@ -52,6 +55,8 @@ def serve(
         with Endpoint(
             engine, ServeSettings(host, port), key=key, record=record, reward=judge, seed=seed
         ) as endpoint:
+            if record is not None:
+                begin_record(record, model, overrides or [])
             results.print(f"policy:  {engine.name}", markup=False, soft_wrap=True)
             results.print(f"OpenAI:  OPENAI_BASE_URL={endpoint.url()}", markup=False, soft_wrap=True)
             results.print(f"Claude:  ANTHROPIC_BASE_URL={endpoint.address}", markup=False, soft_wrap=True)

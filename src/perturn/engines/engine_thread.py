@@ -31,6 +31,7 @@ class EngineThread:
             deliver: Told of answers, in this thread or a helper's; a prompt that was cancelled may be among them.
         """
         self._engine, self._deliver = engine, deliver
+        self._streaming = engine if isinstance(engine, StreamingEngine) else None
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._open: dict[str, Prompt] = {}
         self._batch: list[tuple[Prompt, Sampling]] = []
@@ -93,9 +94,9 @@ class EngineThread:
     def _begin(self, prompt: Prompt, sampling: Sampling) -> None:
         if self._pool is not None:
             self._pool.submit(self._answer, [(prompt, sampling)])
-        elif isinstance(self._engine, StreamingEngine):
+        elif self._streaming is not None:
             try:
-                self._engine.submit([prompt], sampling)
+                self._streaming.submit([prompt], sampling)
                 self._open[prompt.conversation] = prompt
             except Exception as error:  # noqa: BLE001  a template or an engine of others; one prompt is refused
                 self._deliver([(prompt, error)])
@@ -110,10 +111,10 @@ class EngineThread:
 
     def _advance(self) -> None:
         """Let a streaming engine work for a moment; where it fails, all that it was answering fails with it."""
-        assert isinstance(self._engine, StreamingEngine)
+        assert self._streaming is not None
         answered: Sequence[tuple[Prompt, Answered]]
         try:
-            answered = self._engine.advance()
+            answered = self._streaming.advance()
         except Exception as error:  # noqa: BLE001  an engine of others; its thread goes on
             answered = [(prompt, error) for prompt in self._open.values()]
             for conversation in list(self._open):

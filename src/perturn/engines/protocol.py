@@ -135,6 +135,8 @@ class EngineAbilities:
     """Text of token ids; None: its answers have no token ids."""
     prompt_tokens: Mapping[str, int] = field(default_factory=dict)
     """Tokens of the newest prompt of each open conversation; empty if it does not count them."""
+    answer_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of the newest answer of each open conversation, for an engine whose answers have no token ids."""
 
 
 @runtime_checkable

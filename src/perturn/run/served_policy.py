@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from perturn.chat.model_names import resolve_model
 from perturn.chat.templates import chat_template
-from perturn.config.parsing import apply_overrides, build
+from perturn.config.parsing import apply_overrides, build, parse, to_mapping, to_yaml
 from perturn.config.recipe import Recipe
 from perturn.config.stages import stages
 from perturn.data.run_folder import resolve_recipe, run_folder
@@ -16,6 +17,7 @@ from perturn.data.run_paths import RunPaths
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
 from perturn.envs.load_environment import load_object
 from perturn.errors import ConfigError, RunError, did_you_mean
+from perturn.io.atomic_write import write_whole
 from perturn.run.session import engine_settings
 from perturn.table import locate
 from perturn.types import Engine
@@ -84,6 +86,45 @@ def _open(
         return loaded
 
     return settings.open(Serving(name, path, (), load))
+
+
+def begin_record(folder: Path, source: str, overrides: Sequence[str]) -> None:
+    """Write a recipe beside the episodes of an endpoint, unless there is one, so that they can be read as a run's.
+
+    Args:
+        folder: In which the endpoint records.
+        source: What is served, as `open_policy` has it.
+        overrides: Settings, as `open_policy` has them.
+
+    Raises:
+        PerturnError: If the recipe cannot be written.
+    """
+    paths = RunPaths(folder)
+    if paths.is_run:
+        return
+    run, _, policy = source.partition(":")
+    words: dict[str, Any] = {}
+    if RunPaths(Path(run)).is_run:
+        recipe = resolve_recipe(Path(run), overrides)
+        served = to_mapping(recipe)
+        words = {
+            "model": {**served["model"], "name": _policy_of(recipe, policy)[1]},
+            "engine": served["engine"],
+        }
+    else:
+        apply_overrides(words, overrides)
+        words["model"] = {**words.get("model", {}), "name": source}
+    choices = {
+        "environment": {"name": "agent"},
+        "rows": {"name": "groups"},
+        "credit": {"name": "rloo"},
+        "align": {"loss": {"name": "ppo-clip"}},
+    }
+    made = parse(Recipe, {**words, **choices, "name": folder.resolve().name})
+    write_whole(
+        paths.manifest, json.dumps({"recipe": made.name, "stages": {"explore": {"done": True}}, "files": {}})
+    )
+    write_whole(paths.recipe, to_yaml(made))
 
 
 def reward_function(where: str) -> Callable[[Any], Any]:

@@ -23,6 +23,7 @@ class Answering:
     def __init__(self, engine: Engine, settings: ServeSettings, counts: Counter[str]) -> None:
         """Start the engine's thread."""
         self._engine, self.settings, self._counts = engine, settings, counts
+        self.abilities = abilities_of(engine)
         self._loop = loop = asyncio.get_running_loop()
         self._waiting: dict[int, tuple[Prompt, asyncio.Future[Action]]] = {}
         self._variables: set[str] = set()
@@ -54,7 +55,7 @@ class Answering:
                 400, f"n: expected at most {settings.max_choices}, got {ask.n}.", "invalid_value", "n"
             )
         form = ask.response_format
-        if form is not None and form["type"] not in abilities_of(self._engine).response_formats:
+        if form is not None and form["type"] not in self.abilities.response_formats:
             raise Refusal(
                 400,
                 f"response_format {form['type']!r} is not supported: engine {self._engine.name} cannot keep to a form. "
@@ -62,7 +63,7 @@ class Answering:
                 "unsupported_parameter",
                 "response_format",
             )
-        if ask.logprobs and abilities_of(self._engine).decode is None:
+        if ask.logprobs and self.abilities.decode is None:
             raise Refusal(400, "logprobs: this engine gives no tokens.", "unsupported_parameter", "logprobs")
         if ask.template_kwargs:
             variables = repr(sorted(ask.template_kwargs.items()))
@@ -114,9 +115,17 @@ class Answering:
 
     def token_texts(self, actions: Sequence[Action]) -> tuple[tuple[str, ...], ...]:
         """Return the text of each sampled token."""
-        decode = abilities_of(self._engine).decode
+        decode = self.abilities.decode
         assert decode is not None  # `check` refuses the request otherwise
         return tuple(tuple(decode([token]) for token in action.token_ids or ()) for action in actions)
+
+    def answer_tokens(self, prompts: Sequence[Prompt], actions: Sequence[Action]) -> int:
+        """Return the number of tokens of answers; 0 where the engine does not say."""
+        counted = self.abilities.answer_tokens
+        return sum(
+            len(action.token_ids) if action.token_ids else counted.get(prompt.conversation, 0)
+            for prompt, action in zip(prompts, actions, strict=True)
+        )
 
     def forget(self, conversations: Sequence[str], ended: Refusal) -> None:
         """Release what the engine keeps of conversations, and refuse what still waits for them."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
-from pydantic import Field
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.responses import StreamingResponse
+from pydantic import Field, StrictBool, StrictFloat
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from perturn.errors import StorageError
 from perturn.io.plain_data import told
 from perturn.serve.desk import Desk
 from perturn.serve.exchange import Ask, Refusal, Reply
@@ -38,13 +39,15 @@ HEADER = "x-perturn-session"
 """Header that names the session of a request."""
 _GONE = 499
 """Status of a request whose client did not wait; nobody reads it."""
+_SESSION = re.compile(r"/s/([^/]+)")
+_Handler = Callable[[Desk, str, Request], Awaitable[Response]]
 
 
 class _Reward(Strict):
-    reward: float | None = None
+    reward: StrictFloat | None = None
     response: str | None = None
-    success: bool | None = None
-    done: bool | None = None
+    success: StrictBool | None = None
+    done: StrictBool | None = None
 
 
 class _State(Strict):
@@ -59,52 +62,56 @@ class _Opening(Strict):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
 
-def make_app(desk: Desk, key: str) -> FastAPI:
+def make_app(desk: Desk, key: str) -> ASGIApp:
     """Return the application.
 
     Args:
         desk: The sessions.
         key: That clients must know.
     """
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    for path, protocol in PROTOCOLS.items():
-        handler = partial(_converse, desk, key, protocol)
-        for prefix in ("", "/s/{session}"):
-            app.router.add_route(f"{prefix}{path}", _route(protocol, handler), methods=["POST"])
     chat = PROTOCOLS["/v1/chat/completions"]
-    for prefix in ("", "/s/{session}"):
-        app.router.add_route(
-            f"{prefix}/v1/models", _route(chat, partial(_models, desk, key)), methods=["GET"]
-        )
-    of_sessions: dict[tuple[str, str], Callable[[Desk, str, Request], Awaitable[Response]]] = {
-        ("/s/{session}/reward", "POST"): _reward,
-        ("/s/{session}/state", "PUT"): _state,
-        ("/s/{session}", "PUT"): _open,
-        ("/s/{session}", "GET"): _show,
-        ("/s", "GET"): _counts,
+    routes: dict[str, dict[str, _Handler]] = {
+        "/v1/models": {"GET": _models},
+        "/s/ID/reward": {"POST": _reward},
+        "/s/ID/state": {"PUT": _state},
+        "/s/ID": {"PUT": _open, "GET": _show},
+        "/s": {"GET": _counts},
+        **{path: {"POST": partial(_converse, protocol)} for path, protocol in PROTOCOLS.items()},
     }
-    for (path, method), endpoint in of_sessions.items():
-        app.router.add_route(path, _route(chat, partial(endpoint, desk, key)), methods=[method])
-    app.add_exception_handler(HTTPException, _no_such_path)
+    routes |= {f"/s/ID{path}": methods for path, methods in routes.items() if path.startswith("/v1/")}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        session = _SESSION.match(path)
+        plain = f"/s/ID{path[session.end() :]}" if session else path
+        scope["path_params"] = {"session": session[1]} if session else {}
+        protocol = next((PROTOCOLS[each] for each in PROTOCOLS if path.endswith(each)), chat)
+        try:
+            handler = _handler(routes.get(plain), scope)
+            response = await handler(desk, key, Request(scope, receive))
+        except Refusal as error:
+            response = _json(protocol.refusal(error), error.status)
+        except ClientDisconnect:
+            response = Response(status_code=_GONE)
+        except StorageError as error:
+            response = _json(protocol.refusal(Refusal(503, str(error), "not_recorded")), 503)
+        except Exception as error:  # noqa: BLE001  a mistake of ours must not break the protocol
+            response = _json(protocol.refusal(_unexpected(error)), 500)
+        await response(scope, receive, send)
+
     return app
 
 
-def _route(
-    protocol: ServedProtocol, handler: Callable[[Request], Awaitable[Response]]
-) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-    """A handler whose refusals are errors in the form of a protocol."""
+def _handler(methods: Mapping[str, _Handler] | None, scope: Scope) -> _Handler:
+    """The handler of a request.
 
-    async def route(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except Refusal as error:
-            return _json(protocol.refusal(error), error.status)
-        except ClientDisconnect:
-            return Response(status_code=_GONE)
-        except Exception as error:  # noqa: BLE001  a mistake of ours must not break the protocol
-            return _json(protocol.refusal(_unexpected(error)), 500)
-
-    return route
+    Raises:
+        Refusal: If there is no such path or method.
+    """
+    if methods is not None and scope["method"] in methods:
+        return methods[scope["method"]]
+    status, said = (404, "Not Found") if methods is None else (405, "Method Not Allowed")
+    raise Refusal(status, f"{scope['method']} {scope['path']:.200}: {said}", "not_found")
 
 
 def _unexpected(error: Exception) -> Refusal:
@@ -113,7 +120,7 @@ def _unexpected(error: Exception) -> Refusal:
     return Refusal(500, f"the endpoint failed: {told(error)}", "internal_error")
 
 
-async def _converse(desk: Desk, key: str, protocol: ServedProtocol, request: Request) -> Response:
+async def _converse(protocol: ServedProtocol, desk: Desk, key: str, request: Request) -> Response:
     """Answer a request of a protocol."""
     name = _admit(key, request)
     ask = protocol.read(await _body(desk, request))
@@ -236,15 +243,14 @@ def _admit(key: str, request: Request) -> str | None:
     Raises:
         Refusal: If the key is wrong, or two of them name different sessions.
     """
-    given = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix(
-        "Bearer "
-    )
+    headers = {name: value.decode("latin-1") for name, value in request.scope["headers"]}
+    given = headers.get(b"x-api-key") or headers.get(b"authorization", "").removeprefix("Bearer ")
     own, _, of_key = given.partition(".")
     if not secrets.compare_digest(own.encode(), key.encode()):
         raise Refusal(
             401, "the API key is wrong; the endpoint printed its own when it started.", "invalid_api_key"
         )
-    named = {request.path_params.get("session"), request.headers.get(HEADER), of_key or None} - {None}
+    named = {request.path_params.get("session"), headers.get(HEADER.encode()), of_key or None} - {None}
     if len(named) > 1:
         raise Refusal(
             403,
@@ -273,14 +279,6 @@ async def _body(desk: Desk, request: Request) -> bytes:
     except TimeoutError:
         raise Refusal(408, f"the body did not arrive within {seconds:g} seconds.", "timeout") from None
     return b"".join(parts)
-
-
-async def _no_such_path(request: Request, error: Exception) -> Response:
-    """A path or method that there is not."""
-    assert isinstance(error, HTTPException)
-    path = next((path for path in PROTOCOLS if request.url.path.endswith(path)), "/v1/chat/completions")
-    said = f"{request.method} {request.url.path:.200}: {error.detail}"
-    return _json(PROTOCOLS[path].refusal(Refusal(error.status_code, said, "not_found")), error.status_code)
 
 
 def _stream(events: AsyncIterator[str]) -> Response:

@@ -10,11 +10,10 @@ import re
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from perturn.engines.protocol import abilities_of
@@ -24,14 +23,13 @@ from perturn.errors import ContextFull, PerturnError, StorageError
 from perturn.io.plain_data import told
 from perturn.serve.answering import Answering
 from perturn.serve.exchange import Ask, Refusal, Reply
-from perturn.serve.reader import Reader
+from perturn.serve.reader import Reader, continued
 from perturn.serve.record import LOST, Record
+from perturn.serve.reward_call import Closed, Judge, RewardCall
 from perturn.serve.session import Session, read_action, refused
 from perturn.serve.settings import ServeSettings
-from perturn.types import Engine, Message, Sampling, Status, Task, Trajectory
+from perturn.types import Engine, Sampling, Status, Task, Trajectory
 
-Judge = Callable[[Trajectory], float | Mapping[str, Any]]
-"""Gives the reward of an episode, or `{"reward": ..., "success": ...}`."""
 _ID = re.compile(r"[\w.:=@+,-]{1,200}", re.ASCII)
 _REMEMBERED = 10_000
 """Sessions that ended whose end is still known."""
@@ -63,11 +61,14 @@ class Desk:
         self._numbers = 0
         self._reads_thoughts = abilities_of(engine).reads_thoughts
         self._writer = ThreadPoolExecutor(1, "perturn-record")
+        self._ending = 0
+        """Sessions that are being judged and recorded."""
 
     def start(self) -> None:
         """Start the engine's thread, for the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._answering = Answering(self.engine, self.settings, self.counts)
+        self._reward = RewardCall(self._judge, self.settings.reward_seconds) if self._judge else None
 
     # Which session a request belongs to.
 
@@ -188,7 +189,7 @@ class Desk:
                 raise Refusal(
                     404, f"there is no response {previous!r:.80}.", "not_found", "previous_response_id"
                 )
-            ask = replace(ask, messages=_continued(session.conversation_up_to(previous), ask.messages))
+            ask = replace(ask, messages=continued(session.conversation_up_to(previous), ask.messages))
         elif name is None:
             return ask, self._by_conversation(ask)
         else:
@@ -245,7 +246,8 @@ class Desk:
             ask.model,
             int(time.time()),
             answers,
-            abilities_of(self.engine).prompt_tokens.get(prompts[0].conversation, 0),
+            self._answering.abilities.prompt_tokens.get(prompts[0].conversation, 0),
+            self._answering.answer_tokens(prompts, actions),
             self._answering.token_texts(actions) if ask.logprobs else (),
         )
 
@@ -270,6 +272,16 @@ class Desk:
         Raises:
             Refusal: If it has ended meanwhile, or cannot be written; it is then still open.
         """
+        ended = asyncio.ensure_future(self._finish(session, how, truncated, error))
+        self._ending += 1
+        ended.add_done_callback(self._is_ended)
+        return await asyncio.shield(ended)  # also where its client does not wait
+
+    def _is_ended(self, ended: asyncio.Future[Trajectory]) -> None:
+        self._ending -= 1
+        ended.exception()  # whoever still waits gets it
+
+    async def _finish(self, session: Session, how: str, truncated: bool, error: str | None) -> Trajectory:
         if self._sessions.get(session.id) is not session:
             raise Refusal(409, f"session {session.id!r} has ended.", "session_ended", "session")
         del self._sessions[session.id]
@@ -279,19 +291,17 @@ class Desk:
         self._ends[session.id] = f"{how}; its episode belongs to a caller" if is_kept else how
         while len(self._ends) > _REMEMBERED:
             self._ends.popitem(last=False)
-        if self._judge is not None and error is None:
-            trajectory = await self._loop.run_in_executor(
-                self._writer, partial(self._judged, session, trajectory)
-            )
-        if is_kept:
-            self._kept.discard(session.id)
-            self._results[session.id] = session, truncated, trajectory.error
-        elif self._record is not None:
-            try:
+        try:
+            if self._reward is not None and error is None:
+                trajectory = await self._judged(self._reward, session, trajectory)
+            if is_kept:
+                self._kept.discard(session.id)
+                self._results[session.id] = session, truncated, trajectory.error
+            elif self._record is not None:
                 await self._loop.run_in_executor(self._writer, self._record.ended, trajectory)
-            except StorageError as failure:
-                self._sessions.setdefault(session.id, session)
-                raise Refusal(503, f"{failure} The session stays open.", "not_recorded") from None
+        except StorageError as failure:
+            self._sessions.setdefault(session.id, session)
+            raise Refusal(503, f"{failure} The session stays open.", "not_recorded") from None
         failed = trajectory.status is Status.FAILED
         self.counts["failed" if failed else "cut" if how.startswith("cut") else "ended"] += 1
         if session.agents > 1:
@@ -304,13 +314,13 @@ class Desk:
             outcome = {"status": Status.FAILED, "error": error}
         return session.trajectory(policy=self.engine.name, environment=self.environment, **outcome)
 
-    def _judged(self, session: Session, trajectory: Trajectory) -> Trajectory:
+    async def _judged(self, reward: RewardCall, session: Session, trajectory: Trajectory) -> Trajectory:
         """The episode with the reward that a function gives it."""
-        assert self._judge is not None
         try:
-            found = self._judge(trajectory)
-            given = dict(found) if isinstance(found, Mapping) else {"reward": found}
-            session.give_reward(float(given["reward"]))
+            given = await reward.ask(trajectory)
+            session.give_reward(given["reward"])
+        except Closed:
+            return self._trajectory(session, False, LOST)
         except (Exception, SystemExit) as error:  # noqa: BLE001  the code of others; a bad episode is data
             said = error.message if isinstance(error, Refusal) else told(error)
             return self._trajectory(
@@ -364,9 +374,13 @@ class Desk:
 
     async def stop(self) -> None:
         """End everything: requests are refused, and open sessions are recorded as lost."""
+        if self._reward is not None:
+            self._reward.close()
         for session in list(self._sessions.values()):
             with suppress(Refusal):  # what cannot be written is recorded by the next endpoint of the folder
                 await self.finish(session, "lost: the endpoint was closed", error=LOST)
+        while self._ending:  # an agent ended its session at this moment
+            await asyncio.sleep(0.01)
         self._writer.shutdown()
         await self._loop.run_in_executor(None, self._answering.close)
 
@@ -384,11 +398,3 @@ class Desk:
 def _sampling(temperature: float, top_p: float, most: int) -> Sampling:
     """How an answer is decoded."""
     return Sampling(temperature, top_p, most)
-
-
-def _continued(before: Sequence[Message], messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A conversation with new messages; a system text among them takes the place of the one before."""
-    if messages and messages[0].get("role") == "system":
-        later = before[1:] if before[0]["role"] == "system" else before
-        return [messages[0], *later, *messages[1:]]
-    return [*before, *messages]

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perturn.errors import ConfigError, RunError
-from perturn.serve.desk import Desk, Judge
+from perturn.serve.desk import Desk
 from perturn.serve.exchange import Refusal
 from perturn.serve.record import Record
+from perturn.serve.reward_call import Judge
 from perturn.serve.settings import LOOPBACK, ServeSettings
 from perturn.table import locate, require_library
 from perturn.types import Engine, Sampling, Task, Trajectory
@@ -64,14 +65,14 @@ class Endpoint:
             seed: From which sessions that clients open derive theirs.
 
         Raises:
-            PerturnError: If fastapi or uvicorn is missing, the address is taken, or it is not of this machine and no
+            PerturnError: If starlette or uvicorn is missing, the address is taken, or it is not of this machine and no
                 key was given.
         """
-        for package in ("fastapi", "uvicorn"):
+        for package in ("starlette", "uvicorn"):
             require_library(package, "an endpoint", "serve")
         self.settings = settings or ServeSettings()
         _check_key(key, self.settings.host)
-        self.key = key or secrets.token_urlsafe(24)
+        self.key = key or secrets.token_hex(20)
         """API key that clients must know."""
         socket_ = _listening(self.settings)
         try:
@@ -261,7 +262,6 @@ def _server(app: Any) -> uvicorn.Server:
         access_log=False,
         lifespan="off",
         ws="none",
-        http="h11",
         loop="asyncio",
         proxy_headers=False,
         server_header=False,

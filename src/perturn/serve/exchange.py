@@ -78,11 +78,6 @@ class Answer:
         """Whether the token limit ended it."""
         return not self.action.ended and self.stopped_by is None
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that were sampled; 0 where the engine does not say."""
-        return len(self.action.token_ids or ())
-
 
 @dataclass(frozen=True)
 class Reply:
@@ -95,5 +90,7 @@ class Reply:
     answers: tuple[Answer, ...]
     prompt_tokens: int
     """Tokens of the prompt; 0 where the engine does not say."""
+    answer_tokens: int
+    """Tokens of all answers; 0 where the engine does not say."""
     token_texts: tuple[tuple[str, ...], ...] = ()
     """Text of each sampled token of each answer, where log-probabilities were asked for."""

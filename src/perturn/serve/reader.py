@@ -11,7 +11,7 @@ from typing import Any
 from perturn.episodes.sequences import Position, Sequences, in_call_order
 from perturn.errors import DataError
 from perturn.formats.chat_messages import read_messages
-from perturn.io.plain_data import fault
+from perturn.io.plain_data import fault, is_unicode
 from perturn.serve.exchange import Ask, Refusal
 from perturn.types import Message
 
@@ -21,6 +21,8 @@ _KEYS = {
 }
 """Keys of a message that are read, by role."""
 _OTHERS = {"role", "content", "name"}
+_PLAIN = ("system", "user", "assistant")
+"""Roles of messages that are in our form if they hold a text and nothing else."""
 
 
 class Reader:
@@ -61,12 +63,14 @@ class Reader:
         return self._position
 
     def _common(self, messages: Sequence[Mapping[str, Any]]) -> int:
-        """How many messages need not be read again: those before the last answer that both requests hold."""
+        """How many messages need not be read again: those before an answer, the last that both hold or a new one."""
         before = self._ask.messages if self._ask else ()
         if len(before) != len(self._messages):  # some were joined
             return 0
         pairs = enumerate(zip(before, messages, strict=False))
         alike = next((index for index, (old, new) in pairs if old != new), min(len(before), len(messages)))
+        if alike < len(messages) and messages[alike].get("role") == "assistant":
+            return alike
         while alike and messages[alike - 1].get("role") != "assistant":
             alike -= 1
         return max(alike - 1, 0)
@@ -78,6 +82,8 @@ def read_conversation(messages: Sequence[Mapping[str, Any]], param: str = "messa
     Raises:
         Refusal: If a message holds something else than text and calls.
     """
+    if all(map(_is_plain, messages)):
+        return [dict(message) for message in messages]
     try:
         read = [each.message for each in read_messages([dict(each) for each in messages], param, set())]
     except DataError as error:
@@ -91,3 +97,18 @@ def read_conversation(messages: Sequence[Mapping[str, Any]], param: str = "messa
         keys = _KEYS.get(role, _OTHERS)
         plain.append({key: value for key, value in message.items() if key in keys} | {"role": role})
     return in_call_order(plain)
+
+
+def _is_plain(message: Mapping[str, Any]) -> bool:
+    """Whether a message is in our form already, as most are: a text alone."""
+    content = message.get("content")
+    has_no_more = len(message) == 2 and message.get("role") in _PLAIN
+    return has_no_more and isinstance(content, str) and is_unicode(content)
+
+
+def continued(before: Sequence[Message], messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return a conversation with new messages; a system text among them takes the place of the one before."""
+    if messages and messages[0].get("role") == "system":
+        later = before[1:] if before[0]["role"] == "system" else before
+        return [messages[0], *later, *messages[1:]]
+    return [*before, *messages]

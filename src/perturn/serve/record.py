@@ -6,14 +6,13 @@ import json
 import os
 from pathlib import Path
 
+from perturn.data.run_paths import RunPaths
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.errors import RunError, StorageError
-from perturn.io.atomic_write import writing
+from perturn.io.atomic_write import append_whole, writing
 from perturn.io.read_input import complete_lines, parse_object
 from perturn.types import Status, Task, Trajectory
 
-EPISODES = "episodes.jsonl"
-"""File of the trajectories."""
 OPEN = "open.jsonl"
 """File of notes of the sessions that were opened since the endpoint started."""
 LOST = "SessionLost: the endpoint ended before the session did."
@@ -29,11 +28,18 @@ class Record:
         Sessions that a killed endpoint left open are recorded as FAILED, without turns.
 
         Raises:
-            PerturnError: If another endpoint records there, or a file is malformed.
+            PerturnError: If another endpoint records there, it is the folder of a run, or a file is malformed.
         """
+        paths = RunPaths(folder)
+        if paths.is_run and not (folder / OPEN).is_file():
+            raise RunError(
+                f"{folder} is the folder of a run, whose episodes are its own; record in another folder."
+            )
         self.folder = folder
+        self.episodes = paths.trajectories("explore")
+        """File of the trajectories."""
         self._environment = environment
-        self._store = TrajectoryStore(folder / EPISODES)
+        self._store = TrajectoryStore(self.episodes)
         self._is_broken = False
         self._samples: dict[str, int] = {}
         self._taken: set[tuple[str, int]] = set()
@@ -61,7 +67,7 @@ class Record:
         """Note that a session was opened, so that a kill leaves a trace of it."""
         line = json.dumps({"task": task.id, "kind": task.kind, "sample": sample, "seed": seed})
         with writing(self.folder / OPEN):
-            os.write(self._notes, line.encode() + b"\n")
+            append_whole(self._notes, line.encode() + b"\n")
 
     def ended(self, trajectory: Trajectory) -> None:
         """Store an episode; on return it is on the disk.
@@ -70,7 +76,7 @@ class Record:
             StorageError: If it cannot be written; it may be tried again.
         """
         if self._is_broken:
-            self._store = TrajectoryStore(self.folder / EPISODES)
+            self._store = TrajectoryStore(self.episodes)
             self._is_broken = False
         try:
             self._store.append(trajectory)
@@ -88,7 +94,7 @@ class Record:
         file, lost = self.folder / OPEN, 0
         if not file.is_file():
             return 0
-        held = {trajectory.key for trajectory in read_trajectories(self.folder / EPISODES)}
+        held = {trajectory.key for trajectory in read_trajectories(self.episodes)}
         for number, line in complete_lines(file, RunError):
             note = parse_object(line, f"{file}:{number}", RunError, "Delete the file.")
             key = str(note["task"]), int(note["sample"])

@@ -9,12 +9,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any
 
 from perturn.episodes.sequences import Position, Sequences
 from perturn.episodes.tool_calls import as_text, understand
 from perturn.errors import BudgetError, ContextFull, EngineFailure
-from perturn.io.plain_data import fault, mended
+from perturn.io.plain_data import fault, mended, mismatch
 from perturn.serve.exchange import Answer, Ask, Call, Refusal
 from perturn.serve.reader import Reader
 from perturn.turn_tree import OPENS, Opening
@@ -133,7 +134,8 @@ class Session:
         opening = Opening(prompt.messages, prompt.tools, prompt.template_kwargs)
         state, self.next_state = self.next_state, None
         turn = Turn(position.heard, action, state_key=state)
-        index = self._sequences.add(position, message, given)
+        forms = (message,) if given == message else (message, given)
+        index = self._sequences.add(position, *forms)
         self._taken.append(_Taken(position, opening, turn, prompt.conversation))
         self._heads[prompt.conversation] = index
         self._of_response.setdefault(response, []).append(index)
@@ -156,18 +158,19 @@ class Session:
         said = [message for each in chain for message in (*each.turn.observation, each.turn.action.message())]
         return [*chain[0].opening.prompt, *said]
 
-    def give_reward(self, reward: float, response: str | None = None) -> None:
+    def give_reward(self, reward: Any, response: str | None = None) -> None:
         """Set the reward of the episode, or of the turn that a response was.
 
         Raises:
-            Refusal: If there is no such response, or the reward is not finite.
+            Refusal: If there is no such response, or the reward is no finite number.
         """
-        if not math.isfinite(reward) or abs(reward) > 1e100:
-            raise Refusal(400, f"reward must be a finite number, got {reward}.", "invalid_reward", "reward")
+        is_number = isinstance(reward, Real) and not isinstance(reward, bool)
+        if not is_number or abs(reward) > 1e100 or not math.isfinite(reward):
+            raise Refusal(400, f"reward: {mismatch('a finite number', reward)}.", "invalid_reward", "reward")
         if response is None:
-            self.reward = reward
+            self.reward = float(reward)
         else:
-            self._taken[self._turns_of(response)[0]].reward = reward
+            self._taken[self._turns_of(response)[0]].reward = float(reward)
 
     def trajectory(self, *, policy: str, environment: str, **outcome: Any) -> Trajectory:
         """Return the episode as recorded so far.

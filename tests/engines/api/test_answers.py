@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 
+import openai
 import pytest
 
 from engines.api.chat import KEY, SAMPLING, completion, heard, prompt, prompts, user
@@ -13,6 +14,7 @@ from perturn.engines.api.engine import ApiEngine
 from perturn.engines.api.settings import ApiSettings
 from perturn.episodes.tool_calls import ToolAction, ToolCall, understand
 from perturn.errors import RunError
+from perturn.serve import Endpoint
 from perturn.types import Action, Prompt, Sampling, Turn
 
 
@@ -269,3 +271,21 @@ def test_contents_in_parts_and_the_older_call_are_read(server, open_engine):
     look = {"type": "function", "function": {"name": "look", "arguments": {"at": "door"}}}
     assert called == Action("b", tool_calls=(look,))
     assert "expected a text part" in str(failed)
+
+
+def test_tokens_of_a_prompt_and_its_answer_are_known_until_the_conversation_ends(open_engine, server):
+    """An endpoint says them as usage."""
+    engine = open_engine()
+    abilities = engine.abilities
+    with (
+        Endpoint(engine) as endpoint,
+        openai.OpenAI(base_url=endpoint.url("a"), api_key=endpoint.key) as client,
+    ):
+        said = client.chat.completions.create(model="p", messages=[{"role": "user", "content": "a"}])
+        known = dict(abilities.prompt_tokens)
+    counts = completion()[1]["usage"]
+
+    assert said.usage.prompt_tokens == counts["prompt_tokens"]
+    assert said.usage.completion_tokens == counts["completion_tokens"]
+    assert list(known.values()) == [counts["prompt_tokens"]]
+    assert (dict(abilities.prompt_tokens), dict(abilities.answer_tokens)) == ({}, {})

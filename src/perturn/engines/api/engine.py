@@ -37,6 +37,8 @@ _UNSUPPORTED = {"unsupported_parameter", "unsupported_value", "unknown_parameter
 """Error codes that concern every request, whatever its prompt."""
 _OF_PROMPT = {400, 413, 422, 500}
 """Statuses with which servers refuse a prompt that is too long for the model; llama.cpp has 500."""
+_COUNTED = 100_000
+"""Conversations whose tokens are kept, as far as nobody says that they have ended."""
 _OUTAGE = 3
 """Prompts in a row that the server leaves without an answer before that is no longer laid to the prompts."""
 
@@ -48,10 +50,6 @@ class ApiEngine:
     failure. What is wrong with all of them (key, model, rate, quota, budget, a server that is down) ends the run
     with nothing recorded as failed, so that the same command goes on once it is put right.
     """
-
-    abilities = EngineAbilities(
-        concurrent=True, response_formats=frozenset({"json_object", "json_schema"}), reads_thoughts=False
-    )
 
     def __init__(
         self, model: str, settings: ApiSettings, *, stop: Sequence[str] = (), ledger: Path | None = None
@@ -68,6 +66,15 @@ class ApiEngine:
             ConfigError: If the key is missing.
         """
         self.name = f"{model}@{settings.host}"
+        self._prompt_tokens: dict[str, int] = {}
+        self._answer_tokens: dict[str, int] = {}
+        self.abilities = EngineAbilities(
+            concurrent=True,
+            response_formats=frozenset({"json_object", "json_schema"}),
+            reads_thoughts=False,
+            prompt_tokens=self._prompt_tokens,
+            answer_tokens=self._answer_tokens,
+        )
         self._model, self._settings = model, settings
         self._stop = list(stop if settings.stop is None else settings.stop)
         self._key = settings.read_key()
@@ -95,7 +102,9 @@ class ApiEngine:
         return self._loop.run(self._answer_all(prompts, sampling))
 
     def forget(self, conversation: str) -> None:
-        """Nothing is kept for a conversation."""
+        """Forget how many tokens its newest prompt and answer had."""
+        self._prompt_tokens.pop(conversation, None)
+        self._answer_tokens.pop(conversation, None)
 
     def close(self) -> None:
         """Release the connections and the ledger."""
@@ -130,12 +139,12 @@ class ApiEngine:
             if ends:
                 return None
             try:
-                return await self._ask(body, digest)
+                return await self._ask(body, digest, prompt.conversation)
             except PerturnError as error:
                 ends.append(error)
                 return None
 
-    async def _ask(self, body: dict[str, Any], digest: str) -> Action | EngineFailure:
+    async def _ask(self, body: dict[str, Any], digest: str, conversation: str) -> Action | EngineFailure:
         if spent := self._spent_budget():
             raise spent
         messages = body.pop("messages")
@@ -147,7 +156,7 @@ class ApiEngine:
             return self._failure(error)
         except OversizedAnswer as error:
             return self._unanswerable(f"the answer was not read: {error}")
-        return self._read(raw.http_response.content, digest)
+        return self._read(raw.http_response.content, digest, conversation)
 
     def _body(self, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
         """The request."""
@@ -172,7 +181,7 @@ class ApiEngine:
             body["tools"] = [dict(tool) for tool in prompt.tools]
         return {key: value for key, value in (body | self._settings.request).items() if value is not None}
 
-    def _read(self, body: bytes, digest: str) -> Action | EngineFailure:
+    def _read(self, body: bytes, digest: str, conversation: str) -> Action | EngineFailure:
         """Count what an answer cost, keep it, and make it an action."""
         try:
             completion = read_completion(body)
@@ -195,9 +204,18 @@ class ApiEngine:
                 "remove engine.max_tokens_total and engine.max_cost."
             )
         self._ledger.add(digest, answer, *(usage or (0, 0)))
+        if usage is not None:
+            self._count(conversation, *usage)
         if answer is None:
             return EngineFailure(f"{self.name}: {why}")
         return self._action(answer)
+
+    def _count(self, conversation: str, asked: int, said: int) -> None:
+        """Keep how many tokens the newest prompt and answer of a conversation had, of the newest conversations."""
+        for counts, tokens in ((self._prompt_tokens, asked), (self._answer_tokens, said)):
+            counts[conversation] = tokens
+            if len(counts) > _COUNTED:
+                counts.pop(next(iter(counts)), None)
 
     def _keep(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         """Text, thought, end and tool calls of a choice, without the key should the server have echoed it."""

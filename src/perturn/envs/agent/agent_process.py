@@ -78,7 +78,7 @@ class AgentProcess:
         finally:
             for pipe in pipes.values():
                 os.close(pipe[1])
-        self._closer = weakref.finalize(self, _kill, self._process, lifeline, self._folder)
+        self._closer = weakref.finalize(self, _kill, self._process, lifeline, self._folder, file)
         self._thread = threading.Thread(target=self._listen, args=(on_end,), name="agent", daemon=True)
         self._thread.start()
 
@@ -137,8 +137,8 @@ class AgentProcess:
             waiting.unregister(stream)
 
 
-def _kill(process: Running, lifeline: socket.socket, folder: Any) -> None:
-    """Kill a process, its group and its descendants, and reap it."""
+def _kill(process: Running, lifeline: socket.socket, folder: Any, task: Path) -> None:
+    """Kill a process, its group, its descendants, and what else has its task in its environment; reap it."""
     others = []
     with suppress(psutil.Error):
         others = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
@@ -148,7 +148,22 @@ def _kill(process: Running, lifeline: socket.socket, folder: Any) -> None:
         with suppress(psutil.Error):
             other.kill()
     until = time.monotonic() + _REAP_S  # it may hang in the kernel, which nobody can end
+    while (detached := _detached(task)) and time.monotonic() < until:
+        for pid in detached:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
     while process.poll() is None and time.monotonic() < until:
         time.sleep(_MOMENT / 10)
     lifeline.close()
     folder.cleanup()
+
+
+def _detached(task: Path) -> list[int]:
+    """Living processes of an agent that left its session and outlived it, by the task in their environment (Linux)."""
+    mark = f"PERTURN_TASK={task}\0".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if mark in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -14,12 +13,29 @@ from perturn.serve.protocols.common import (
     check_plain,
     check_tools,
     event,
+    new_id,
     pieces,
     read_body,
     texts,
     usage_of,
 )
 
+RESERVED = frozenset(
+    (
+        *(
+            "chat_template",
+            "continue_final_message",
+            "conversation",
+            "documents",
+            "max_length",
+            "messages",
+            "padding",
+        ),
+        *("add_generation_prompt", "return_assistant_tokens_mask", "return_dict", "return_tensors", "self"),
+        *("sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "tools", "truncation"),
+    )
+)
+"""Names that no template variable can have: arguments of the function that writes a conversation."""
 Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Limit = Annotated[int, Field(ge=1, le=10**9)]
@@ -54,6 +70,13 @@ class Chat:
         """Read a request."""
         found = read_body(ChatRequest, body)
         check_plain(found.chat_template_kwargs, "chat_template_kwargs")
+        if reserved := sorted(RESERVED & (found.chat_template_kwargs or {}).keys()):
+            raise Refusal(
+                400,
+                f"chat_template_kwargs: {reserved[0]!r} is no variable of a template. Leave it out.",
+                "invalid_value",
+                "chat_template_kwargs",
+            )
         return Ask(
             found.messages,
             found.model,
@@ -74,7 +97,7 @@ class Chat:
 
     def new_id(self) -> str:
         """Return the identity of a new response."""
-        return f"chatcmpl-{secrets.token_hex(12)}"
+        return new_id("chatcmpl-")
 
     def write(self, reply: Reply, ask: Ask) -> dict[str, Any]:
         """Return the answer as JSON data."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perturn.io.plain_data import fault
-from perturn.serve.exchange import Answer, Ask, Refusal, Reply
+from perturn.serve.exchange import Ask, Refusal, Reply
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
@@ -24,6 +26,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
 }
 """Parameters that would change what is sampled and that no engine here has, each with values that change nothing."""
+
+_STEM, _NUMBERS = secrets.token_hex(8), count()
 
 
 class Strict(BaseModel):
@@ -105,6 +109,11 @@ def check_plain(value: object, param: str) -> None:
         raise Refusal(400, f"{found}.", "invalid_value", param)
 
 
+def new_id(prefix: str) -> str:
+    """Return an identity that no other response has, of this process or another one."""
+    return f"{prefix}{_STEM}{next(_NUMBERS):08x}"
+
+
 def texts(value: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return stop texts as a tuple, without empty ones."""
     given = [value] if isinstance(value, str) else value or []
@@ -145,8 +154,4 @@ def pieces(text: str, size: int = 200) -> Iterable[str]:
 
 def usage_of(reply: Reply) -> tuple[int, int]:
     """Return tokens of the prompt and of the answers."""
-    return reply.prompt_tokens, sum(map(_tokens, reply.answers))
-
-
-def _tokens(answer: Answer) -> int:
-    return answer.tokens
+    return reply.prompt_tokens, reply.answer_tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -15,6 +14,7 @@ from perturn.serve.protocols.common import (
     Strict,
     check_tools,
     event,
+    new_id,
     pieces,
     read_body,
     texts,
@@ -87,7 +87,7 @@ class Messages:
 
     def new_id(self) -> str:
         """Return the identity of a new response."""
-        return f"msg_{secrets.token_hex(12)}"
+        return new_id("msg_")
 
     def write(self, reply: Reply, ask: Ask) -> dict[str, Any]:
         """Return the answer as JSON data."""

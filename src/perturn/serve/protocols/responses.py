@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from perturn.serve.protocols.common import (
     Strict,
     check_tools,
     event,
+    new_id,
     pieces,
     read_body,
     usage_of,
@@ -69,7 +69,7 @@ class Responses:
 
     def new_id(self) -> str:
         """Return the identity of a new response."""
-        return f"resp_{secrets.token_hex(12)}"
+        return new_id("resp_")
 
     def write(self, reply: Reply, ask: Ask) -> dict[str, Any]:
         """Return the answer as JSON data."""

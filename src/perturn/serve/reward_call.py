@@ -1,0 +1,88 @@
+"""The reward function of an endpoint, which is asked of one episode at a time and may take so long and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from perturn.types import Trajectory
+
+Judge = Callable[[Trajectory], float | Mapping[str, Any]]
+"""Gives the reward of an episode, or `{"reward": ..., "success": ...}`."""
+_Outcome = tuple[Any, BaseException | None]
+
+
+class Closed(Exception):
+    """The endpoint was closed while a reward function worked."""
+
+
+class RewardCall:
+    """Asks a reward function.
+
+    A function that hangs cannot be ended, so each call has a thread of its own, which dies with this process.
+    """
+
+    def __init__(self, judge: Judge, seconds: float) -> None:
+        """Ask nothing yet; it must be made in the event loop.
+
+        Args:
+            judge: Is called in another thread.
+            seconds: Time of a call.
+        """
+        self._judge, self._seconds = judge, seconds
+        self._loop = asyncio.get_running_loop()
+        self._closing: asyncio.Future[None] = self._loop.create_future()
+        self._turn = asyncio.Lock()
+
+    async def ask(self, trajectory: Trajectory) -> Mapping[str, Any]:
+        """Return `reward`, and perhaps `success`, of an episode; what the function raises is raised here.
+
+        Raises:
+            TimeoutError: If the function takes too long.
+            Closed: If the endpoint is closed first.
+        """
+        async with self._turn:
+            if self._closing.done():
+                raise Closed
+            said: asyncio.Future[_Outcome] = self._loop.create_future()
+            call = partial(_call, partial(self._judge, trajectory), partial(self._tell, said))
+            threading.Thread(target=call, name="perturn-reward", daemon=True).start()
+            waited: set[asyncio.Future[Any]] = {said, self._closing}
+            await asyncio.wait(waited, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not said.done():
+                said.cancel()
+                if self._closing.done():
+                    raise Closed
+                raise TimeoutError(f"no reward within reward_seconds={self._seconds:g}")
+        found, error = said.result()
+        if error is not None:
+            raise error
+        return found if isinstance(found, Mapping) else {"reward": found}
+
+    def close(self) -> None:
+        """Wait for no reward any more."""
+        if not self._closing.done():
+            self._closing.set_result(None)
+
+    def _tell(self, said: asyncio.Future[_Outcome], outcome: _Outcome) -> None:
+        """Say in the event loop what came of a call, if the loop still wants to know."""
+
+        def settle() -> None:
+            if not said.done():
+                said.set_result(outcome)
+
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(settle)
+
+
+def _call(work: Callable[[], Any], tell: Callable[[_Outcome], None]) -> None:
+    """Do some work, and tell its result or its error."""
+    try:
+        outcome: _Outcome = work(), None
+    except (Exception, SystemExit) as error:  # noqa: BLE001  the code of others
+        outcome = None, error
+    tell(outcome)
