@@ -6,6 +6,7 @@ inspect eval examples/agents/inspect_coin.py@test --model openai-api/policy/poli
 """
 
 import re
+from itertools import permutations
 
 from inspect_ai import Task, task
 from inspect_ai.dataset import MemoryDataset, Sample
@@ -20,12 +21,15 @@ FOUND, NOTHING = "You find the coin.", "There is no coin here."
 
 
 def coins(first, count):
-    """Return samples, of which each hides the coin in the next place."""
-    asked = f"You see a {', a '.join(PLACES)}. Your task is to: find the coin."
+    """Return samples: each names the places in another order, and hides the coin in the last."""
     return MemoryDataset(
         [
-            Sample(input=asked, target=PLACES[number % len(PLACES)], id=f"coin-{number}")
-            for number in range(first, first + count)
+            Sample(
+                input=f"You see a {', a '.join(places)}. Your task is to: find the coin.",
+                target=places[-1],
+                id=f"coin-{first + number}",
+            )
+            for number, places in enumerate(list(permutations(PLACES))[first : first + count])
         ]
     )
 

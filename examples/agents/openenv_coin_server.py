@@ -3,6 +3,7 @@
 uvicorn openenv_coin_server:app --port 8000     (in this folder, in an environment with `pip install openenv==0.10.0`)
 """
 
+from itertools import permutations
 from typing import Any
 
 from fastmcp import FastMCP
@@ -11,6 +12,7 @@ from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 
 PLACES = ("cabinet 1", "drawer 1", "drawer 2", "shelf 1")
+ORDERS = list(permutations(PLACES))
 TURNS = 4
 FOUND = "You find the coin."
 
@@ -41,8 +43,11 @@ class Coin(MCPEnvironment):
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Posed:
         """Hide the coin."""
-        self.hidden, self.looked = PLACES[(seed or 0) % len(PLACES)], []
-        return Posed(prompt=f"You see a {', a '.join(PLACES)}. Find the coin: call go_to with one place at a time.")
+        places = ORDERS[(seed or 0) % len(ORDERS)]
+        self.hidden, self.looked = places[-1], []
+        return Posed(
+            prompt=f"You see a {', a '.join(places)}. Find the coin: call go_to with one place at a time."
+        )
 
     async def step_async(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         """Call the tool, and pay for what it found."""

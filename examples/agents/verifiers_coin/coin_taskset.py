@@ -9,6 +9,7 @@ The harness is a loop of OpenAI's client with one tool. A policy that calls no t
 
 import re
 from collections.abc import Iterator
+from itertools import permutations
 
 import verifiers.v1 as vf
 from openai import AsyncOpenAI
@@ -54,14 +55,15 @@ class CoinConfig(vf.TasksetConfig):
 
 
 class CoinTaskset(vf.Taskset[CoinTask, CoinConfig]):
-    """The coin is in one place after the other."""
+    """Each task names the places in another order, and hides the coin in the last."""
 
     def load(self) -> Iterator[CoinTask]:
         """Make the tasks."""
-        prompt = f"You see a {', a '.join(PLACES)}. Your task is to: find the coin."
+        orders = list(permutations(PLACES))
         for number in range(self.config.first, self.config.first + self.config.count):
-            data = CoinData(prompt=prompt, id=f"coin-{number}", hidden=PLACES[number % len(PLACES)])
-            yield CoinTask(data, self.config.task)
+            *others, hidden = orders[number]
+            prompt = f"You see a {', a '.join([*others, hidden])}. Your task is to: find the coin."
+            yield CoinTask(CoinData(prompt=prompt, id=f"coin-{number}", hidden=hidden), self.config.task)
 
 
 class CoinHarness(vf.Harness[vf.HarnessConfig]):

@@ -43,7 +43,11 @@ async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
         tools = [
             {
                 "type": "function",
-                "function": {"name": each.name, "description": each.description, "parameters": each.input_schema},
+                "function": {
+                    "name": each.name,
+                    "description": each.description,
+                    "parameters": each.input_schema,
+                },
             }
             for each in await world.list_tools()
         ]
