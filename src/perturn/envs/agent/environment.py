@@ -229,7 +229,9 @@ def _program(program: str, setting: str) -> str:
         ConfigError: If there is none.
     """
     if (found := shutil.which(program)) is None:
-        raise ConfigError(f"environment.{setting}: there is no program {program!r} on the PATH.")
+        raise ConfigError(
+            f"environment.{setting}: there is no program {program!r} on the PATH; correct it, or set it up."
+        )
     return found
 
 
