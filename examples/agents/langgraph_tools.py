@@ -1,6 +1,5 @@
-r"""An agent of LangGraph that calls tools and looks for a coin.
+r"""An agent of LangGraph (`pip install langgraph langchain-openai`) that calls tools and looks for a coin.
 
-    python -m venv venvs/langgraph && venvs/langgraph/bin/pip install langgraph langchain-openai
     perturn evaluate --model tiny-agent --environment agent environment.tasks=examples/agents/tasks.jsonl \
         "environment.command=[venvs/langgraph/bin/python, examples/agents/langgraph_tools.py]"
 
@@ -10,7 +9,6 @@ The recipe on the page docs/how-to/agents.md trains it, with this command and th
 import json
 import sys
 
-from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
@@ -18,7 +16,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 
 PLACES = ("cabinet 1", "drawer 1", "drawer 2", "shelf 1")
 task = json.load(sys.stdin)
-looked = []
+looked, said = [], []
 
 
 @tool
@@ -28,20 +26,15 @@ def go_to(place: str) -> str:
     return "You find the coin." if place == task["hidden"] else "There is no coin here."
 
 
-model = ChatOpenAI(model="policy").bind_tools([go_to])  # reads its address and its key from the variables
+model = ChatOpenAI(model="policy").bind_tools([go_to])
 graph = StateGraph(MessagesState)
 graph.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
 graph.add_node("tools", ToolNode([go_to]))
-graph.add_edge(START, "model")
-graph.add_conditional_edges("model", tools_condition)
-graph.add_edge("tools", "model")
-agent = graph.compile()
-
-heard = [HumanMessage(f"You see a {', a '.join(PLACES)}. Your task is to: find the coin.")]
-said = []
+graph.add_edge(START, "model").add_conditional_edges("model", tools_condition).add_edge("tools", "model")
+heard = [("user", f"You see a {', a '.join(PLACES)}. Your task is to: find the coin.")]
 for _ in range(4):
-    heard = agent.invoke({"messages": heard})["messages"]
+    heard = graph.compile().invoke({"messages": heard})["messages"]
     said.append(str(heard[-1].content))
-    heard.append(HumanMessage("There is no coin here."))
+    heard.append(("user", "There is no coin here."))
 named = sum(any(place in text for place in PLACES) for text in said)  # a tiny policy calls no tool at first
 print(json.dumps({"reward": (task["hidden"] in looked) + 0.1 * named}))

@@ -31,7 +31,11 @@ def python_of(package):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "package"),
-    [("smolagents_tools", "smolagents"), ("openai_agents", "agents.models"), ("langgraph_tools", "langgraph")],
+    [
+        ("smolagents_tools", "smolagents"),
+        ("openai_agents", "agents.models"),
+        ("langgraph_tools", "langgraph"),
+    ],
 )
 def test_an_agent_of_a_framework_is_trained_once(name, package, tmp_path, monkeypatch):
     """By the recipe of the page, with 2 tasks of 4 samples each."""
