@@ -3,6 +3,7 @@
 uvicorn openenv_coin_server:app --port 8000     (in this folder, in an environment with `pip install openenv==0.10.0`)
 """
 
+import re
 from itertools import permutations
 from typing import Any
 
@@ -35,8 +36,9 @@ class Coin(MCPEnvironment):
         @server.tool
         def go_to(place: str) -> str:
             """Go to a place and look for the coin."""
-            self.looked.append(place)
-            return FOUND if place == self.hidden else "There is no coin here."
+            named = re.search(r"(cabinet|drawer|shelf) \d", place)
+            self.looked.append(named[0] if named else "")
+            return FOUND if self.looked[-1] == self.hidden else "There is no coin here."
 
         super().__init__(server)
         self.hidden, self.looked = PLACES[0], []
@@ -58,7 +60,7 @@ class Coin(MCPEnvironment):
         """Set reward and end of a call."""
         last = self.looked[-1] if self.looked else ""
         found = last == self.hidden
-        seen.reward = float(found) + 0.1 * len({each for each in self.looked if each in PLACES})
+        seen.reward = float(found) + 0.1 * sum(map(bool, self.looked))
         seen.done = found or len(self.looked) >= TURNS
         return seen
 

@@ -1,7 +1,8 @@
 """Servers of OpenEnv 0.10 with tools (MCP): a source is an address and the seeds that are tasks, `http://host:8000#0:8`.
 
 The policy is shown what `reset` says and the tools of the server. An answer without calls ends the episode, as does the
-server. The reward is the last that a step gave, as OpenEnv's own collection counts it, and 0 if none gave one.
+server. With `http://host:8000#0:8@tool`, an answer without calls is the argument of this tool, for policies that call
+none. The reward is the last that a step gave, as OpenEnv's own collection counts it, and 0 if none gave one.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from openenv.core.mcp_client import MCPToolClient
 
 def tasks(source: str) -> Iterator[dict[str, Any]]:
     """List a task for each seed."""
-    url, _, seeds = source.rpartition("#")
+    url, _, rest = source.rpartition("#")
+    seeds, _, tool = rest.partition("@")
     first, mark, end = seeds.partition(":")
     if not (url and mark and first.isdecimal() and end.isdecimal()):
         sys.exit(f"expected an address and seeds such as http://localhost:8000#0:8, got {source!r}")
     for number in range(int(first), int(end)):
-        yield {"id": f"seed-{number}", "url": url, "number": number}
+        yield {"id": f"seed-{number}", "url": url, "number": number, "tool": tool}
 
 
 async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
@@ -61,7 +63,14 @@ async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
                 raise
             said = answer.choices[0].message
             messages.append(said.model_dump(exclude_none=True))
-            done = not said.tool_calls
+            done = not said.tool_calls and not task["tool"]
+            if not said.tool_calls and task["tool"]:
+                argument = _argument(tools, task["tool"])
+                text, given, done = await _call(
+                    world, task["tool"], json.dumps({argument: said.content or ""})
+                )
+                messages.append({"role": "user", "content": text})
+                reward = reward if given is None else float(given)
             for call in said.tool_calls or ():
                 text, given, over = await _call(world, call.function.name, call.function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
@@ -69,6 +78,14 @@ async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
                 if done := over:
                     break
     return {"reward": reward}
+
+
+def _argument(tools: list[dict[str, Any]], name: str) -> str:
+    """Return the name of the first argument of a tool."""
+    schemas = {each["function"]["name"]: each["function"]["parameters"] for each in tools}
+    if not schemas.get(name, {}).get("properties"):
+        sys.exit(f"the server has no tool {name!r} with an argument; it has {', '.join(schemas) or 'none'}")
+    return str(next(iter(schemas[name]["properties"])))
 
 
 async def _call(world: Any, name: str, arguments: str) -> tuple[str, float | None, bool]:
