@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from perturn.envs.load_environment import make_environment
+from perturn.errors import ConfigError
 from perturn.serve import Endpoint
 from perturn.types import Action
 
@@ -186,3 +188,22 @@ def test_openenv_scores_recorded_answers_alike(coin_server, tmp_path):
         record = json.loads(line)
         said[f"seed-{int(record['episode_id'].rpartition('-')[2])}"] = record["reward"]
     assert said == pytest.approx(rewards, abs=1e-12)
+
+
+@pytest.mark.slow
+def test_an_answer_without_calls_may_be_an_argument_of_a_tool(coin_server):
+    """`@go_to` after the seeds; a tool or a server that is not there is named before any work."""
+    section = {"name": "agent", "adapter": "openenv", "python": python_of("openenv")}
+    policy = Scripted(lambda prompt: Action("go to shelf 1", (1, 2), (-0.5, -0.25)))
+
+    found = played(section | {"tasks": f"{coin_server}#0:4@go_to"}, policy)
+
+    assert [round(one.total_reward, 9) for one in found.values()] == [1.1, 0.4, 1.1, 0.4]
+    assert {len(one.turns) for one in found.values()} == {1, 4}
+    for tasks, said in {
+        f"{coin_server}#0:4@fly": "has no tool 'fly' with an argument; it has go_to",
+        "http://127.0.0.1:9#0:4": "no OpenEnv server answers at http://127.0.0.1:9",
+        coin_server: "expected an address and seeds",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            make_environment(section | {"tasks": tasks}).tasks("train")

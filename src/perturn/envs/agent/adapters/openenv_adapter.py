@@ -7,6 +7,7 @@ none. The reward is the last that a step gave, as OpenEnv's own collection count
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Iterator
@@ -32,8 +33,21 @@ def tasks(source: str) -> Iterator[dict[str, Any]]:
     first, mark, end = seeds.partition(":")
     if not (url and mark and first.isdecimal() and end.isdecimal()):
         sys.exit(f"expected an address and seeds such as http://localhost:8000#0:8, got {source!r}")
+    try:
+        schemas = asyncio.run(_schemas(url))
+    except Exception as error:  # noqa: BLE001  the client is code of others
+        sys.exit(f"no OpenEnv server answers at {url}: {error}; start it.")
+    if tool and not schemas.get(tool, {}).get("properties"):
+        sys.exit(f"{url} has no tool {tool!r} with an argument; it has {', '.join(schemas) or 'none'}")
+    call = [tool, next(iter(schemas[tool]["properties"]))] if tool else None
     for number in range(int(first), int(end)):
-        yield {"id": f"seed-{number}", "url": url, "number": number, "tool": tool}
+        yield {"id": f"seed-{number}", "url": url, "number": number, "call": call}
+
+
+async def _schemas(url: str) -> dict[str, dict[str, Any]]:
+    """Return what each tool of a server takes."""
+    async with MCPToolClient(base_url=url) as world:
+        return {each.name: each.input_schema for each in await world.list_tools()}
 
 
 async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
@@ -63,12 +77,10 @@ async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
                 raise
             said = answer.choices[0].message
             messages.append(said.model_dump(exclude_none=True))
-            done = not said.tool_calls and not task["tool"]
-            if not said.tool_calls and task["tool"]:
-                argument = _argument(tools, task["tool"])
-                text, given, done = await _call(
-                    world, task["tool"], json.dumps({argument: said.content or ""})
-                )
+            done = not said.tool_calls and task["call"] is None
+            if not said.tool_calls and task["call"]:
+                name, argument = task["call"]
+                text, given, done = await _call(world, name, json.dumps({argument: said.content or ""}))
                 messages.append({"role": "user", "content": text})
                 reward = reward if given is None else float(given)
             for call in said.tool_calls or ():
@@ -78,14 +90,6 @@ async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
                 if done := over:
                     break
     return {"reward": reward}
-
-
-def _argument(tools: list[dict[str, Any]], name: str) -> str:
-    """Return the name of the first argument of a tool."""
-    schemas = {each["function"]["name"]: each["function"]["parameters"] for each in tools}
-    if not schemas.get(name, {}).get("properties"):
-        sys.exit(f"the server has no tool {name!r} with an argument; it has {', '.join(schemas) or 'none'}")
-    return str(next(iter(schemas[name]["properties"])))
 
 
 async def _call(world: Any, name: str, arguments: str) -> tuple[str, float | None, bool]:
