@@ -244,8 +244,8 @@ def test_tasks_come_from_files_splits_and_functions(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"command": SHAKY, "function": FUNCTION}, "set command or function, and not both"),
-        ({}, "set command or function"),
+        ({"command": SHAKY, "function": FUNCTION}, "set command, function or adapter, and one of them alone"),
+        ({}, "set command, function or adapter"),
         ({"command": ["no-such-program"]}, "no program 'no-such-program' on the PATH"),
         ({"command": "python agent.py"}, "environment.command must be a"),
         ({"function": f"{HERE / 'shaky_functions.py'}:gone"}, "cannot be loaded"),

@@ -14,7 +14,7 @@ from perturn.config.recipe import Recipe, read_recipe
 from perturn.config.stages import makes
 from perturn.engines import ENGINES
 from perturn.envs import ENVIRONMENTS
-from perturn.errors import DataError
+from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES
 from perturn.run.session import make_protocol
 from small import refusal, small
@@ -295,11 +295,18 @@ def test_a_nested_dataclass_is_parsed_inside_an_optional_field():
 
 
 def environment_name(section):
-    """Name of the environment that a section makes; of one whose data users bring, no more than that is missed."""
+    """Name of the environment that a section makes; of one whose data users bring, no more than that is missed.
+
+    Nor is more than the interpreter missed, of one that plays in an interpreter that users set up.
+    """
     try:
         return build(ENVIRONMENTS, section, "environment").name
-    except DataError as missing:
-        if not re.fullmatch(r"data/\S+: expected a file, got none\. Correct the path\.", str(missing)):
+    except (ConfigError, DataError) as missing:
+        if not re.fullmatch(
+            r"data/\S+: expected a file, got none\. Correct the path\.|"
+            r"environment\.python: there is no program 'venvs/\w+/bin/python'.*",
+            str(missing),
+        ):
             raise
         return section["name"]
 

@@ -1,8 +1,15 @@
-"""The process that agents which are functions are forks of: it imports the module once, and plays nothing itself."""
+"""A program that runs functions of the user's: it lists tasks, or forks a process for each episode.
+
+It is started by its path, in the interpreter that the functions need. So it uses the standard library and OpenAI's
+client alone, and nothing of Perturn. The module of the functions is imported once, and the process that is forked plays
+nothing itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -12,36 +19,61 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from openai import AsyncOpenAI
-
-from perturn.envs.agent.agent_launch import received
-from perturn.envs.die_with_parent import die_with_parent
-from perturn.envs.load_environment import load_object
+_DIE_WITH_PARENT = Path(__file__).parents[1] / "die_with_parent.py"
 
 
-def main(name: str, control: int, lifeline: int) -> None:
+def main(job: str, folders: str, name: str, *given: str) -> None:
+    """List tasks, or play episodes.
+
+    Args:
+        job: `list` or `serve`.
+        folders: JSON of the folders to import from; null: those of this interpreter, and the current folder.
+        name: Of the function, as `module:rollout` or `file.py:rollout`.
+        *given: Sources of tasks, or descriptors.
+    """
+    sys.path[:] = json.loads(folders) or ["", *sys.path[1:]]
+    module, _, attribute = name.partition(":")
+    if job == "list":
+        _list(module, attribute, given)
+    else:
+        _serve(name, getattr(_load(module), attribute), *map(int, given))
+
+
+def _list(module: str, attribute: str, sources: tuple[str, ...]) -> None:
+    """Print the rows of each source as one line of JSON."""
+    loaded = _load(module)
+    if not hasattr(loaded, attribute):
+        sys.exit(f"{module} has no function {attribute!r}")
+    print(f"\n{json.dumps({source: list(loaded.tasks(source)) for source in sources})}", flush=True)
+
+
+def _serve(name: str, rollout: Any, control: int, lifeline: int) -> None:
     """Fork for each order, until the other side hangs up.
 
     Args:
-        name: Of the function, as `module:rollout` or `file.py:rollout`.
+        name: Of the function.
+        rollout: The function.
         control: Descriptor of the socket that orders come from.
         lifeline: Descriptor that ends with the parent.
     """
-    die_with_parent(lifeline)
-    rollout = load_object(name)
+    import openai  # noqa: F401  once, and not in each fork
+
+    _module(_DIE_WITH_PARENT).die_with_parent(lifeline)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that ended are reaped
     orders = socket.socket(fileno=control)
     while True:
-        order, descriptors = received(orders)
+        order, descriptors, _, _ = socket.recv_fds(orders, 4096, 5)
         if not order:
             return
         pid = os.fork()
         if pid == 0:
             orders.close()
             os.close(lifeline)
-            _play(name, rollout, order, descriptors)
+            _play(name, rollout, order.decode(), descriptors)
         for each in descriptors:
             os.close(each)
         orders.send(str(pid).encode())
@@ -57,7 +89,7 @@ def _play(name: str, rollout: Any, order: str, descriptors: list[int]) -> None:
         for target, each in enumerate(streams):
             os.dup2(each, target)
             os.close(each)
-        die_with_parent(lifeline)
+        _module(_DIE_WITH_PARENT).die_with_parent(lifeline)
         with open(order, encoding="utf-8") as file:
             said = json.load(file)
         if memory := said["memory"]:
@@ -81,6 +113,8 @@ def _play(name: str, rollout: Any, order: str, descriptors: list[int]) -> None:
 
 
 async def _rollout(name: str, rollout: Any, task: dict[str, Any]) -> object:
+    from openai import AsyncOpenAI
+
     if not inspect.iscoroutinefunction(rollout):
         sys.exit(f"{name} must be `async def rollout(task, client)`, got {rollout!r:.80}.")
     async with AsyncOpenAI() as client:
@@ -94,3 +128,29 @@ def _seed(seed: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
+
+
+def _load(module: str) -> ModuleType:
+    """Import a module by its dotted name or by its file, whose folder is then searched too."""
+    if module.endswith(".py"):
+        file = Path(os.path.abspath(module))
+        sys.path.insert(0, str(file.parent))
+        return _module(file)
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    return importlib.import_module(module)
+
+
+def _module(file: Path) -> ModuleType:
+    """Import a file; one that is named like a module that is loaded gets another name."""
+    name = f"{file.stem}@{file.parent}" if file.stem in sys.modules else file.stem
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    made = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -22,12 +22,9 @@ from pathlib import Path
 from typing import Protocol
 
 from perturn.envs import die_with_parent
+from perturn.envs.agent import agent_function
 from perturn.errors import EnvironmentFailure
 
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from perturn.envs.agent.agent_function import main; main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))"
-)
 _START_S = 300.0
 """Seconds that a module may take to be imported."""
 
@@ -100,9 +97,14 @@ class Command:
 class Function:
     """A function that agents are runs of; agents of one process share the process that they are forks of."""
 
-    def __init__(self, name: str) -> None:
-        """Nothing is imported yet."""
-        self._name = name
+    def __init__(self, name: str, python: str | None = None) -> None:
+        """Nothing is imported yet.
+
+        Args:
+            name: Of the function, as `module:rollout` or `file.py:rollout`.
+            python: Interpreter that it needs; None: this one.
+        """
+        self._name, self._python = name, python
         self._server: subprocess.Popen[bytes] | None = None
         self._one_at_a_time = threading.Lock()
 
@@ -142,7 +144,7 @@ class Function:
         passed = (theirs.fileno(), their_lifeline.fileno())
         with theirs, their_lifeline:
             self._server = subprocess.Popen(
-                [sys.executable, "-u", "-c", _BOOT, json.dumps(sys.path), self._name, *map(str, passed)],
+                function_program("serve", self._python, self._name, *map(str, passed)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # an import of this module here has printed the same
                 pass_fds=passed,
@@ -157,9 +159,22 @@ class Function:
 
 
 @cache
-def function_of(name: str) -> Function:
-    """Return the function of a name, `module:rollout` or `file.py:rollout`."""
-    return Function(name)
+def function_of(name: str, python: str | None = None) -> Function:
+    """Return the function of a name, `module:rollout` or `file.py:rollout`, in an interpreter."""
+    return Function(name, python)
+
+
+def function_program(job: str, python: str | None, name: str, *given: str) -> list[str]:
+    """Return the command line of `agent_function`.
+
+    Args:
+        job: `list` or `serve`.
+        python: Interpreter; None: this one, which then imports from where this process does.
+        name: Of the function.
+        *given: As `agent_function.main` takes it.
+    """
+    folders = json.dumps(None if python else sys.path)
+    return [python or sys.executable, "-u", agent_function.__file__, job, folders, name, *given]
 
 
 def _close(server: subprocess.Popen[bytes], *ends: socket.socket) -> None:
@@ -188,9 +203,3 @@ class _Fork:
                 self._code = int(said) if said else -signal.SIGKILL
                 self._closer()
         return self._code
-
-
-def received(control: socket.socket) -> tuple[str, list[int]]:
-    """Return the next order on the side of the process that is forked: the order's file, and descriptors."""
-    said, descriptors, _, _ = socket.recv_fds(control, 4096, 5)
-    return said.decode(), descriptors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ _OWN = ("id", "kind", "split")
 """Keys of a row that are the task's own; the whole row is its data."""
 
 
-def read_tasks(source: str | Mapping[str, str], split: str) -> list[Task]:
+def read_tasks(
+    source: str | Mapping[str, str], split: str, listed: Callable[[str], Sequence[Any]] | None = None
+) -> list[Task]:
     """Return the tasks of a split.
 
     Args:
@@ -24,6 +26,7 @@ def read_tasks(source: str | Mapping[str, str], split: str) -> list[Task]:
             and returns rows; or each of these by the split that it is of. The rows of one source for all splits are of
             the split that their key `split` says, else of `train`.
         split: Such as `train`.
+        listed: Returns the rows of a source, where an adapter says what a source is.
 
     Raises:
         ConfigError: If there is no such split.
@@ -32,8 +35,8 @@ def read_tasks(source: str | Mapping[str, str], split: str) -> list[Task]:
     if isinstance(source, Mapping):
         if split not in source:
             raise ConfigError(f"environment.tasks has no split {split!r}.{did_you_mean(split, source)}")
-        return _tasks(source[split], split, divided=False)
-    found = _tasks(source, split, divided=True)
+        return _tasks(source[split], split, listed, divided=False)
+    found = _tasks(source, split, listed, divided=True)
     if not found:
         raise ConfigError(
             f"{source} has no task of split {split!r}; give its rows a key `split`, or set environment.tasks to a "
@@ -42,9 +45,13 @@ def read_tasks(source: str | Mapping[str, str], split: str) -> list[Task]:
     return found
 
 
-def _tasks(source: str, split: str, *, divided: bool) -> list[Task]:
+def _tasks(
+    source: str, split: str, listed: Callable[[str], Sequence[Any]] | None, *, divided: bool
+) -> list[Task]:
     """The tasks of a source that are of a split; all of them where it is not divided by its rows."""
-    if is_function(source):
+    if listed is not None:
+        rows = list(listed(source))
+    elif is_function(source):
         rows, divided = list(load_object(source)(split)), False
     else:
         rows = [row for _, row in read_rows(Path(source))]

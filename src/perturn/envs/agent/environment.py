@@ -7,6 +7,7 @@ its requests into the turns of an episode (see `docs/how-to/agents.md`).
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+from perturn.envs.agent.agent_adapters import ADAPTERS, adapted_rows, adapter_file
 from perturn.envs.agent.agent_bridge import Line, open_bridge
 from perturn.envs.agent.agent_episode import Conversation, Limits, settle
 from perturn.envs.agent.agent_expert import Expert
@@ -34,10 +36,14 @@ AGENT = EpisodeProtocol("agent", format="plain", max_turns=100)
 
 
 def _reads(settings: Mapping[str, Any]) -> list[str]:
-    """Files that an agent's section names: its program, its function's modules and its tasks."""
+    """Files that an agent's section names: its program, its function's or adapter's modules and its tasks."""
     command, sources = settings.get("command") or (), sources_of(settings.get("tasks", ""))
-    code = [each for each in (settings.get("function"), *filter(is_function, sources)) if each]
+    adapter = settings.get("adapter")
+    functions = [] if adapter else filter(is_function, sources)
+    code = [each for each in (settings.get("function"), adapter, *functions) if each and each not in ADAPTERS]
     files = [str(file) for name in code for file in module_files(name)[1]]
+    if adapter:  # such as `tasks.py@easy`
+        sources = [re.split("[@#]", each)[0] for each in sources]
     named = [each for each in (*command, *sources) if os.path.exists(str(each))]
     return [*named, *files]
 
@@ -45,8 +51,9 @@ def _reads(settings: Mapping[str, Any]) -> list[str]:
 class Agent:
     """A program of yours that plays tasks by itself; its requests to the policy are the turns.
 
-    The program is a command, or a function that runs in a process of its own. It must give each episode a reward. One
-    that crashes, hangs or gives none makes its episode FAILED, and stops no other.
+    The program is a command, a function that runs in a process of its own, or an adapter for the tasks of another
+    library. It must give each episode a reward. One that crashes, hangs or gives none makes its episode FAILED, and
+    stops no other.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
@@ -58,6 +65,8 @@ class Agent:
         tasks: str | dict[str, str],
         command: list[str] | None = None,
         function: str | None = None,
+        adapter: str | None = None,
+        python: str | None = None,
         seconds: float = 600.0,
         memory_gigabytes: float | None = None,
         tokens: int | None = None,
@@ -69,10 +78,15 @@ class Agent:
 
         Args:
             tasks: File of rows, `owner/name:split` of the Hub or `module:function`; or one for each split. The rows of
-                one source are of the split under their key `split`, else of `train`.
+                one source are of the split under their key `split`, else of `train`. With an adapter, what its library
+                calls a set of tasks.
             command: Program and arguments, such as `[python, my_agent.py]`.
             function: `module:rollout` or `file.py:rollout` instead of a command, written as
                 `async def rollout(task, client)`; it returns the reward, or a dict with `reward` and `success`.
+            adapter: `verifiers`, `inspect`, `openenv`, or a file of yours with `tasks(source)` and
+                `async rollout(task, client)`.
+            python: Interpreter of the function or adapter, such as `venvs/verifiers/bin/python`; it needs OpenAI's
+                client. None: this one.
             seconds: Time that an episode may take, without what it waits for the policy. An agent that takes longer is
                 killed, and its episode has FAILED.
             memory_gigabytes: Memory that each process of an agent may take. None: as much as there is.
@@ -83,20 +97,33 @@ class Agent:
                 engine `api` such as `base_url` and `api_key_env`.
             name: Name and version, stamped on every trajectory. None: `agent-` and the name of the program.
         """
-        if (command is None) == (function is None):
-            raise ConfigError("environment: set command or function, and not both.")
+        if sum(each is not None for each in (command, function, adapter)) != 1:
+            raise ConfigError("environment: set command, function or adapter, and one of them alone.")
+        if python is not None and command is not None:
+            raise ConfigError(
+                "environment.python is for a function or an adapter; name it in command instead."
+            )
         if seconds <= 0 or (tokens is not None and tokens < 1) or (memory_gigabytes or 1) <= 0:
             raise ConfigError("environment: seconds, tokens and memory_gigabytes must be > 0.")
-        self._launch = _launch(command, function)
+        self._passed = tuple(pass_env or ())
+        self._python = None if python is None else _program(python, "python")
+        self._adapted = None if adapter is None else f"{adapter_file(adapter)}:rollout"
+        self._launch = self._started_by(command, function)
         self._sources, self._seconds, self._tokens = tasks, seconds, tokens
         self._memory = int((memory_gigabytes or 0) * 2**30)
-        self._passed = tuple(pass_env or ())
-        self.name = name or f"agent-{_label(command, function)}"
+        self.name = name or f"agent-{_label(command, function or adapter)}"
         self._expert = None if expert is None else Expert(expert)
 
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of a split, in the order of their rows."""
-        return read_tasks(self._sources, split)
+        return read_tasks(self._sources, split, None if self._adapted is None else self._listed)
+
+    def _listed(self, source: str) -> Sequence[Any]:
+        """Rows of a source, as the adapter lists them; it is asked for all sources at once."""
+        assert self._adapted is not None
+        return adapted_rows(self._python, self._adapted, tuple(sources_of(self._sources)), self._passed)[
+            source
+        ]
 
     def reset(self, task: Task, seed: int = 0) -> NoReturn:
         """An agent is not played turn by turn."""
@@ -152,6 +179,25 @@ class Agent:
         recorded = _end(process, line, **outcome)
         return replace(recorded, policy=policy, environment=self.name, protocol=rules)
 
+    def _started_by(self, command: Sequence[str] | None, function: str | None) -> Launch:
+        """Return the way to start an agent; `python` is this one, so that packages installed here are there.
+
+        Raises:
+            ConfigError: If there is no such program or function.
+        """
+        if command is None:
+            name = self._adapted or str(function)
+            if function is not None and self._python is None:
+                load_object(function)
+            elif function is not None:
+                adapted_rows(self._python, function, (), self._passed)
+            return function_of(name, self._python)
+        if not command:
+            raise ConfigError("environment.command is empty; write such as [python, my_agent.py].")
+        program, *arguments = command
+        is_this = program in ("python", "python3")
+        return Command([sys.executable if is_this else _program(program, "command"), *arguments])
+
     def _variables(self, line: Line) -> dict[str, str]:
         """The environment of an agent: this process's, without secrets, and where the policy is."""
         own = without_secrets(os.environ, self._passed)
@@ -176,24 +222,17 @@ def _end(process: AgentProcess | None, line: Line, **outcome: Any) -> Trajectory
     return line.finish(**outcome)
 
 
-def _launch(command: Sequence[str] | None, function: str | None) -> Launch:
-    """Return the way to start an agent; `python` is this one, so that packages installed here are there.
+def _program(program: str, setting: str) -> str:
+    """Return the path of a program.
 
     Raises:
-        ConfigError: If there is no such program or function.
+        ConfigError: If there is none.
     """
-    if function is not None:
-        load_object(function)
-        return function_of(function)
-    assert command is not None
-    if not command:
-        raise ConfigError("environment.command is empty; write such as [python, my_agent.py].")
-    program, *arguments = command
-    if program in ("python", "python3"):
-        return Command([sys.executable, *arguments])
     if (found := shutil.which(program)) is None:
-        raise ConfigError(f"environment.command: there is no program {program!r} on the PATH.")
-    return Command([found, *arguments])
+        raise ConfigError(
+            f"environment.{setting}: there is no program {program!r} on the PATH; correct it, or set it up."
+        )
+    return found
 
 
 def _label(command: Sequence[str] | None, function: str | None) -> str:
