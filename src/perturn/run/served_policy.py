@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def _open(
         )
         return loaded
 
-    return settings.open(Serving(name, path, (), load))
+    tokens = partial(locate, "perturn.policy.models:load_tokens")
+    return settings.open(Serving(name, path, (), load, load_tokens=lambda: tokens()(path, template)))
 
 
 def reward_function(where: str) -> Callable[[Any], Any]:
