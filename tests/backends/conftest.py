@@ -53,10 +53,17 @@ def settings(tiny_folder):
 
 @pytest.fixture
 def open_training(settings, tiny_folder):
-    """Open a service as a backend."""
-    from perturn.backends.tinker.service_training import ServiceTraining
+    """Open a service as a backend, whose convention is known and so not looked for."""
+    from perturn.backends.tinker import service_training
+    from perturn.backends.tinker.convention import LOSSES, Convention
 
-    return lambda service, **others: ServiceTraining(settings(service, **others), str(tiny_folder))
+    def open_training(service, **others):
+        how = settings(service, **others)
+        parts = (service.of_sequence, service.of_batch, service.batch, service.clips)
+        service_training._conventions[how, "tiny"] = Convention(LOSSES[0], *parts)
+        return service_training.ServiceTraining(how, str(tiny_folder))
+
+    return open_training
 
 
 @pytest.fixture
