@@ -57,13 +57,18 @@ def open_training(settings, tiny_folder):
     from perturn.backends.tinker import service_training
     from perturn.backends.tinker.convention import LOSSES, Convention
 
+    opened = []
+
     def open_training(service, **others):
         how = settings(service, **others)
         parts = (service.of_sequence, service.of_batch, service.batch, service.clips)
         service_training._conventions[how, "tiny"] = Convention(LOSSES[0], *parts)
-        return service_training.ServiceTraining(how, str(tiny_folder))
+        opened.append(service_training.ServiceTraining(how, str(tiny_folder)))
+        return opened[-1]
 
-    return open_training
+    yield open_training
+    for each in opened:
+        each.close()
 
 
 @pytest.fixture

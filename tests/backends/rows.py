@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from perturn.remaining import Remaining
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn, WeightedTrajectory
 
 WORDS = ["north", "south", "east", "west", "up", "down", "lamp", "door", "key", "box"]
@@ -10,7 +11,12 @@ WORDS = ["north", "south", "east", "west", "up", "down", "lamp", "door", "key", 
 def trajectory(*said, task="t/0", observed="room"):
     """An episode in which so much is said."""
     turns = [
-        Turn(({"role": "user", "content": f"{observed} {i}"},), Action(text)) for i, text in enumerate(said)
+        Turn(
+            ({"role": "user", "content": f"{observed} {i}"},),
+            Action(text),
+            remaining=Remaining(3 - i, 2 - i + i % 2),
+        )
+        for i, text in enumerate(said)
     ]
     return Trajectory(Task(task), tuple(turns), prompt=({"role": "system", "content": "Play."},))
 

@@ -23,7 +23,11 @@ def find(settings):
         from perturn.backends.tinker.convention import find_convention
         from perturn.engines.tinker.service import Service
 
-        return find_convention(Service(settings(service)), "tiny", 4)
+        session = Service(settings(service))
+        try:
+            return find_convention(session, "tiny", 4)
+        finally:
+            session.close()
 
     return find
 

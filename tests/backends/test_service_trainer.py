@@ -117,6 +117,7 @@ def test_the_gradient_of_each_loss_is_what_autograd_gives(serving, make, local, 
     assert_close(gradient, expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow  # twenty steps, there and here
 @pytest.mark.parametrize(
     "how",
     [{}, {"of_sequence": "tokens", "of_batch": "sequences"}, {"of_batch": "tokens", "batch": "request"}],
@@ -144,9 +145,7 @@ def test_twenty_steps_are_those_of_adapters_here(serving, make, local, renderer,
     assert (after - before).abs().max() > 0.5
     assert_close(after, logprobs_of(here.model, renderer, rows), atol=1e-3, rtol=0)
     for name in ("loss", "learning_rate", "rewards/margins"):
-        curves = [
-            [entry[name] for entry in one.state.log_history if name in entry] for one in (remote, here)
-        ]
+        curves = [[entry[name] for entry in one.state.log_history if name in entry] for one in (remote, here)]
         assert len(curves[0]) == 20
         assert np.allclose(*curves, atol=1e-3)
     assert all(entry["grad_norm"] > 0 for entry in remote.state.log_history if "loss" in entry)
@@ -214,7 +213,9 @@ def test_a_service_at_fault_ends_the_training(serving, make, open_training, faul
     from support.tinker_service import Faults
 
     service = serving()
-    trainer = make(service, pairs(), training=open_training(service, timeout=3.0), loss="tlm-dre", max_steps=2)
+    trainer = make(
+        service, pairs(), training=open_training(service, timeout=3.0), loss="tlm-dre", max_steps=2
+    )
     service.faults = Faults(**fault)
 
     with pytest.raises(RunError, match=says):
@@ -229,7 +230,11 @@ def test_a_gradient_that_is_not_finite_is_not_sent(serving, make):
     trainer.loss = type(
         "Broken",
         (type(whole),),
-        {"__call__": lambda self, chosen, rejected, **_: chosen.sum_by_trajectory(chosen.policy) * float("inf")},
+        {
+            "__call__": lambda self, chosen, rejected, **_: (
+                chosen.sum_by_trajectory(chosen.policy) * float("inf")
+            )
+        },
     )()
 
     with pytest.raises(RunError, match="gradient of the loss by log-probabilities is not finite"):

@@ -343,7 +343,7 @@ class TurnTrainer(EvaluatingTrainer):
         total = value.sum() / share * self._kept
         return (total, of_rows) if return_outputs else total
 
-    def _pass(self, model: Any, pack: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def _pass(self, model: Any, pack: Batch) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         """Log-probabilities of a pack's loss tokens, their entropies, and what else the loss reads of the policy."""
         with self._autocast():
             return logprobs_and_inputs(model, pack, self._of_policy)

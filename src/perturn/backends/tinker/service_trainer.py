@@ -98,12 +98,12 @@ class ServiceTrainer(TurnTrainer):
     def _autocast(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def _pass(self, model: RemotePolicy, pack: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def _pass(self, model: RemotePolicy, pack: Batch) -> tuple[Tensor, None, dict[str, Tensor]]:
         rows: Any = pack[_ASKED]
         found, flat = model.logprobs(rows, self._request_tokens)
         leaf = flat.to(self.args.device).requires_grad_(torch.is_grad_enabled())
         self._sent = rows, found, leaf
-        return leaf, leaf.new_empty(0), {}
+        return leaf, None, {}
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None

@@ -93,8 +93,9 @@ class ServiceTraining:
         self._release()
 
     def close(self) -> None:
-        """Have the service drop what is open."""
+        """Have the service drop what is open, and end the session."""
         self._release()
+        self._service.close()
 
     def _release(self) -> None:
         for policy in self._open:

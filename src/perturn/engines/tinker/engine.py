@@ -61,10 +61,8 @@ class TinkerEngine:
             decode=lambda ids: tokens.text_of(ids), prompt_tokens=self._prompt_tokens
         )
         self._settings, self._tokens, self._limit = settings, tokens, context or 2**31
-        service = Service(settings)
-        self._sampler: Sampler | None = (
-            service.sampler(base) if stored is None else service.adapter_from(stored.path, False).sampler()
-        )
+        self._service = Service(settings)
+        self._sampler: Sampler | None = self._open_sampler(base, stored)
         self._open: dict[Future[Any], Prompt] = {}
         self._refused: list[tuple[Prompt, Action | EngineFailure]] = []
         self._done: SimpleQueue[Future[Any]] = SimpleQueue()
@@ -132,6 +130,12 @@ class TinkerEngine:
                 future.cancel()
             self._open.clear()
             sampler.close()
+            self._service.close()
+
+    def _open_sampler(self, base: str, stored: StoredPolicy | None) -> Sampler:
+        if stored is None:
+            return self._service.sampler(base)
+        return self._service.adapter_from(stored.path, False).sampler()
 
     def _watch(self, answered: bool) -> None:
         """Ask whether the service lives, where it has been quiet for long."""

@@ -139,6 +139,18 @@ class Service:
         made = self.run(lambda: self._client.create_sampling_client(base_model=base), f"a sampler of {base}")
         return Sampler(self, made)
 
+    def close(self) -> None:
+        """End the session, whose rest the service then drops, and the connections, which the client leaves open."""
+        holder = self._client.holder
+        holder.close()
+
+        async def disconnect() -> None:
+            for pool in holder._client_pools.values():
+                for client in pool._clients:
+                    await client.close()
+
+        self.wait(holder.run_coroutine_threadsafe(disconnect()), "the end of the session")
+
     def run(self, call: Callable[[], T], what: str) -> Any:
         """Make a call of the client that waits for the service by itself, and wait no longer than the settings say."""
         future: Future[T] = Future()
