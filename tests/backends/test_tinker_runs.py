@@ -1,4 +1,4 @@
-"""Whole runs through a service: no weights in this process, the same files, and a resume after service or client died."""
+"""Whole runs through a service: no weights in this process, the same files, and a resume after a kill."""
 
 import json
 import random
@@ -181,7 +181,7 @@ def test_a_service_that_is_not_there_is_said(serving, recipe_at):
     """At once, and not after minutes."""
     began = time.monotonic()
 
-    with pytest.raises(RunError, match="http://127.0.0.1:9 cannot be reached .* start the service"):
+    with pytest.raises(RunError, match=r"http://127.0.0.1:9 cannot be reached .* start the service"):
         open_run(recipe_at(serving(), "backend.base_url=http://127.0.0.1:9"))
     assert time.monotonic() - began < 10
 

@@ -122,7 +122,7 @@ class ServiceTrainer(TurnTrainer):
     def create_optimizer(self, model: Any = None) -> Any:
         """Make the optimizer whose steps the service makes."""
         args = self.args
-        self.optimizer = RemoteAdam(
+        self.optimizer = self._adam = RemoteAdam(
             self.policy,
             {
                 "learning_rate": args.learning_rate,
@@ -137,9 +137,9 @@ class ServiceTrainer(TurnTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the norm of the gradient, where the service says it."""
-        adam: Any = getattr(self.optimizer, "optimizer", self.optimizer)
-        measured = adam.measured if adam is not None else {}
-        norm = next((value for name, value in measured.items() if name.endswith("grad_norm")), None)
+        norm = next(
+            (value for name, value in self._adam.measured.items() if name.endswith("grad_norm")), None
+        )
         super().log(logs | ({"grad_norm": norm} if "loss" in logs and norm is not None else {}), start_time)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -23,8 +23,8 @@ _NO_KEY = "tml-none"
 class ServiceSettings:
     """A service of the Tinker API, such as SkyRL's server."""
 
-    base_url: Annotated[str, EFFORT]
-    """Address of the service, such as http://localhost:8000."""
+    base_url: Annotated[str, EFFORT] = "http://localhost:8000"
+    """Address of the service."""
     model: str | None = None
     """Name of the base model at the service. None: `model.name`, as the recipe has it."""
     api_key_env: str | None = None
