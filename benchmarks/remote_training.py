@@ -134,6 +134,8 @@ def _download(url: str, policy: RemotePolicy, place: str) -> Any:
         with tarfile.open(fileobj=io.BytesIO(found.read())) as archive:
             archive.extractall(folder, filter="data")
     (config,) = folder.rglob("adapter_config.json")
+    # SkyRL does not write which modules have adapters, and peft would take a few of them.
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"target_modules": "all-linear"}))
     return PeftModel.from_pretrained(load_model(policy._stored.base), str(config.parent), is_trainable=True)
 
 

@@ -14,7 +14,7 @@ PROVIDED = {
     "models": "a model in this process",
     "token-inputs": "numbers of whole distributions, such as the entropy",
 }
-"""What a backend may provide -> in words."""
+"""Thing that a backend may provide -> in words."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class BackendTraits:
     """Traits of a backend, in the attribute `traits` of its settings."""
 
     provides: frozenset[str] = frozenset()
-    """What it has beside log-probabilities of tokens and steps by their gradient, of `PROVIDED`."""
+    """Things that it has beside log-probabilities of tokens and steps by their gradient, of `PROVIDED`."""
     stores: str = "files"
     """The form in which it keeps policies: `files` of weights, or what an engine has as `EngineTraits.reads`."""
     distributions: tuple[str, ...] = ()

@@ -46,9 +46,9 @@ class Convention:
     loss: str
     """Loss of the service that the gradient is sent as."""
     of_sequence: Literal["nothing", "tokens"] = "nothing"
-    """What the sum over a sequence is divided by."""
+    """Divisor of the sum over a sequence."""
     of_batch: Literal["nothing", "sequences", "tokens"] = "nothing"
-    """What the sum over sequences is divided by."""
+    """Divisor of the sum over sequences."""
     batch: Literal["step", "request"] = "step"
     """Whether a batch is all that is sent before an optimizer step, or one request."""
     clips: bool = False

@@ -136,7 +136,7 @@ class RemoteAdam(Optimizer):
             settings: Of `tinker.AdamParams`; `learning_rate` is that of the schedule.
         """
         self.measured: dict[str, float] = {}
-        """What the service said of the last step, by name."""
+        """Numbers that the service gave of the last step, by name."""
         self._policy = policy
         self._settings = {key: value for key, value in settings.items() if key != "learning_rate"}
         super().__init__([policy.stands_in], {"lr": settings["learning_rate"]})
