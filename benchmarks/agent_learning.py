@@ -3,11 +3,11 @@
     ALFWORLD_DATA=... python benchmarks/agent_learning.py FOLDER             three seeds
     ALFWORLD_DATA=... python benchmarks/agent_learning.py FOLDER --seeds 0   one seed
 
-Each seed has a policy of its own: the base of `recipes/alfworld_lab.yaml` after SFT. From it two runs learn by RLOO
-with `ppo-clip`, with the same games, seeds and settings. In one the built-in environment `alfworld` is played. In the
+All start from one policy: the base of `recipes/alfworld_lab.yaml` after SFT. From it, two runs of each seed learn by
+RLOO with `ppo-clip`, with the same games and settings. In one the built-in environment `alfworld` is played. In the
 other an agent (`rollout` below) plays the same games with OpenAI's client against the endpoint. The answers of the
-policies are sampled in the evaluation too. The last table compares the gains on the games of `valid_seen`, paired by seed
-and game. The same command resumes what was stopped.
+policies are sampled in the evaluation too. The last table compares the gains on the games of `valid_seen`, paired by
+seed and game. The same command resumes what was stopped.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import yaml
 
+from perturn.data.store import read_trajectories
 from perturn.envs.alfworld.environment import ALFWorld
 from perturn.episodes.formats import FORMATS
-from perturn.data.store import read_trajectories
 from perturn.stats.seeds_and_tasks import crossed_comparison
 from perturn.types import Task
 
@@ -67,22 +67,27 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     words = parser.parse_args()
     words.folder.mkdir(parents=True, exist_ok=True)
+    run(words.folder, "start", start())
+    model = str((words.folder / "start" / "checkpoints" / "sft").resolve())
     for seed in words.seeds:
-        run(words.folder, f"start-{seed}", start(seed))
-        model = str((words.folder / f"start-{seed}" / "checkpoints" / "sft").resolve())
         run(words.folder, f"built-in-{seed}", online(seed, model, {"name": "alfworld"}, "alfworld-lab"))
-        agent = {"name": "agent", "function": f"{__file__}:rollout", "tasks": f"{__file__}:tasks", "seconds": 120}
+        agent = {
+            "name": "agent",
+            "function": f"{__file__}:rollout",
+            "tasks": f"{__file__}:tasks",
+            "seconds": 120,
+        }
         run(words.folder, f"agent-{seed}", online(seed, model, agent, "agent"))
     print(json.dumps(found(words.folder, words.seeds), indent=1))
 
 
-def start(seed):
+def start():
     """The laboratory's recipe up to SFT, as a recipe."""
     recipe = yaml.safe_load((ROOT / "recipes" / "alfworld_lab.yaml").read_text())
     recipe = {key: recipe[key] for key in ("model", "environment", "protocol", "base", "sft", "evaluate")}
-    recipe["base"]["seed"] = seed
+    recipe["base"]["seed"] = 0
     recipe["evaluate"] |= {"sampling": SAMPLING}
-    return recipe | {"seed": seed}
+    return recipe | {"seed": 0}
 
 
 def online(seed, model, environment, protocol):
@@ -150,7 +155,7 @@ def found(folder, seeds):
 def solved(folder, name, seed):
     """Whether each game was solved by the last policy of a run."""
     policy = "sft" if name == "start" else f"ppo-clip-{ITERATIONS:03d}"
-    file = folder / f"{name}-{seed}" / "evaluation" / f"{policy}.jsonl"
+    file = folder / (name if name == "start" else f"{name}-{seed}") / "evaluation" / f"{policy}.jsonl"
     return {one.task.id: float(bool(one.success)) for one in read_trajectories(file)}
 
 
