@@ -21,6 +21,7 @@ TABLES = {
     "selectors": "perturn.select:SELECTORS",
     "environments": "perturn.envs:ENVIRONMENTS",
     "engines": "perturn.engines:ENGINES",
+    "backends": "perturn.backends:BACKENDS",
     "protocols": "perturn.envs.named_protocols:PROTOCOLS",
     "templates": "perturn.chat.templates:TEMPLATES",
 }
@@ -36,6 +37,7 @@ LISTED = {
     "selectors": "What an evaluation selects by: evaluate.select.name.",
     "environments": "Where tasks are played: environment.name.",
     "engines": "What answers the prompts: engine.name.",
+    "backends": "Where policies are trained: backend.name.",
     "protocols": "Rules of an episode: protocol.name.",
     "templates": "Chat templates that serve many turns: model.chat_template.",
     "recipes": "Recipes that come with the package: perturn run NAME.",

@@ -57,7 +57,10 @@ def test_a_key_of_another_section_is_sent_there(word, says):
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("groups.failed=zero", "unknown key 'groups'. Did you mean 'rows.name=groups'? Known: align, base, "),
+        (
+            "groups.failed=zero",
+            "unknown key 'groups'. Did you mean 'rows.name=groups'? Known: align, backend, ",
+        ),
         ("branch.every=2", "unknown key 'branch'. Did you mean 'explore.name=branches'? Known: "),
         (
             "explore.window=3",

@@ -62,6 +62,7 @@ def test_what_changes_nothing_of_what_a_run_makes_is_marked_at_its_field():
         "local": {"cache_gigabytes", "speculate"},
         "api": limits | {"prompt_price", "completion_price"},
         "vllm": {"cache_gigabytes", "max_retries", "timeout"},
+        "tinker": {"base_url", "timeout", "patience"},
     }
 
 

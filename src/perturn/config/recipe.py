@@ -55,6 +55,8 @@ class Recipe:
     """The rules of an episode; None: what the environment declares, else defaults, where anything is played."""
     engine: Annotated[Section, EntryOf("engines")] = field(default_factory=lambda: {"name": "local"})
     """`name` of what answers the prompts and its settings."""
+    backend: Annotated[Section, EntryOf("backends")] = field(default_factory=lambda: {"name": "local"})
+    """`name` of where policies are trained, and its settings."""
     user: User | None = None
     """Plays the user, where the environment hands over the user's turn. None: the environment's script does."""
     base: Base | None = None
@@ -101,7 +103,7 @@ class Recipe:
         """Yield what is wrong with names and with the sections beside them."""
         if len(self.name.encode()) > _LONGEST_NAME or not re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name):
             yield f"name must be usable as a folder name, got {self.name!r:.80}."
-        for part in ("environment", "engine", "credit"):
+        for part in ("environment", "engine", "backend", "credit"):
             section = getattr(self, part)
             if section is not None and "name" not in section:
                 yield f"{part}.name is missing; `perturn list {part}s` shows them."

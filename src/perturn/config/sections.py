@@ -150,8 +150,8 @@ class Train:
     adam_beta2: Annotated[float, Bound(least=0, below=1)] = 0.999
     """Decay of AdamW's mean of squared gradients."""
     weight_decay: Annotated[float, Bound(least=0)] = 0.0
-    max_grad_norm: Annotated[float, Bound(above=0)] = 1.0
-    """Gradients are scaled down to this norm."""
+    max_grad_norm: Annotated[float, Bound(above=0)] | None = 1.0
+    """Gradients are scaled down to this norm; None: never."""
     shared_prefix: str = "keep"
     """Turns with which both sides of a pair begin: keep them in the loss, or mask them."""
     gradient_checkpointing: bool = False

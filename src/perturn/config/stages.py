@@ -28,7 +28,7 @@ _SCORE = (
     "evaluate.turns",
 )
 _EXPERT = (*_WORLD, "expert", _JUDGE)
-_SFT = (*_EXPERT, *_MODEL, "sft")
+_SFT = (*_EXPERT, *_MODEL, "backend", "sft")
 _EXPLORE = (*_SFT, *_PLAY)
 _LOOP = (*_EXPLORE, "explore", "reward", "rows", "credit", "align")
 

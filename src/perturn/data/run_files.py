@@ -270,9 +270,14 @@ def versions(recipe: Recipe) -> dict[str, str]:
 def _distributions(recipe: Recipe) -> Iterator[str]:
     """Distributions that the parts of a recipe name, and those that foreign entries come from."""
     stages = [stage for stage in (recipe.base, recipe.sft, recipe.align) if stage is not None]
-    worlds = {"environments": recipe.environment or {}, "engines": recipe.engine}
+    worlds = {
+        "environments": recipe.environment or {},
+        "engines": recipe.engine,
+        "backends": recipe.backend,
+    }
     yield from traits_of(table("environments").get(str(worlds["environments"].get("name")))).distributions
-    yield from build(table("engines"), recipe.engine, "engine").traits.distributions
+    for name in ("engine", "backend"):
+        yield from build(table(f"{name}s"), getattr(recipe, name), name).traits.distributions
     for part in (recipe.cluster, *(stage.lora for stage in stages)):
         yield from part.distributions if part else ()
     numbers = [("losses", stage.loss) for stage in stages] + [("credits", recipe.credit or {})]

@@ -320,6 +320,7 @@ def _may_differ(recipe: Recipe) -> set[str]:
     judge = recipe.judge.engine if recipe.judge else {}
     sections = (  # a recipe that plays nothing has no environment
         ("engine", "engines", recipe.engine),
+        ("backend", "backends", recipe.backend),
         ("environment", "environments", recipe.environment or {}),
         ("reward.judge.engine", "engines", judge),
         ("user.engine", "engines", recipe.user.engine if recipe.user else {}),

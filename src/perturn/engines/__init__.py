@@ -11,6 +11,7 @@ ENGINES: Table[type[EngineSettings]] = Table(
         "local": "perturn.engines.local.settings:LocalSettings",
         "api": "perturn.engines.api.settings:ApiSettings",
         "vllm": "perturn.engines.vllm.settings:VllmSettings",
+        "tinker": "perturn.engines.tinker.settings:TinkerEngineSettings",
     },
 )
 """Engine by name: the frozen dataclass that is the section `engine:` of a recipe, and that checks and opens it."""

@@ -64,6 +64,9 @@ class Serving:
     """Load the weights in this process, where the engine needs them."""
     folder: Path | None = None
     """Folder of the run, to keep what was paid for; None on another machine than the run's."""
+    load_tokens: Callable[[], tuple[Tokens, int | None]] | None = None
+    """Load what makes tokens of conversations, and the context as `Loaded` has it, without the weights; None: it cannot
+    be done here."""
     deterministic: bool = False
     """Whether equal prompts are to get equal answers to the last bit, whatever was answered before."""
 

@@ -12,6 +12,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from perturn.chat.model_names import adapters_in, from_pretrained, load_tokenizer
+from perturn.config.sections import Lora
 from perturn.errors import ModelError
 from perturn.policy.models import disable_dropout, load_model
 
@@ -80,3 +81,16 @@ def merge(name: str, target: Path) -> None:
     model = load_adapters(name).merge_and_unload()
     model.save_pretrained(target)
     load_tokenizer(name).save_pretrained(target)
+
+
+def lora_config(settings: Lora) -> Any:
+    """A stage's adapters -> peft's settings."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=settings.target_modules,
+        task_type="CAUSAL_LM",
+    )

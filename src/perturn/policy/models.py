@@ -7,12 +7,19 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from transformers.utils import logging as transformers_logging
 
 from perturn.chat.control_tokens import declared_ends
@@ -153,6 +160,21 @@ def load_policy(
         dtype=str(kind).removeprefix("torch."),
         context=context_length(model),
     )
+
+
+def load_tokens(path: str, template: str | None) -> tuple[Renderer, int | None]:
+    """Load what makes tokens of conversations for a policy, and the context of its model, without its weights.
+
+    Args:
+        path: Folder or Hub id.
+        template: Text of the chat template, if it is not the tokenizer's own.
+    """
+    model = empty_model(path)
+    with suppress(OSError):  # it has no file of its own for that
+        model.generation_config = GenerationConfig.from_pretrained(path)
+    tokens = Renderer(load_tokenizer(path), template, ends=declared_ends(model))
+    check_vocabulary(model, tokens.tokenizer, tokens.probe_ids, f"chat template of {path}")
+    return tokens, context_length(model)
 
 
 def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:

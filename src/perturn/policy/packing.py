@@ -59,7 +59,7 @@ def lay_out(trajectories: Sequence[Encoded], *, share: bool = True, start: int =
     Raises:
         DataError: If a trajectory carries no loss, or carries it on the first token of a sequence.
     """
-    parts = [list(_parts(encoded)) for encoded in trajectories]
+    parts = [list(loss_parts(encoded)) for encoded in trajectories]
     inputs, targets, words, turns = zip(*(part for own in parts for part in own), strict=True)
     forest = _Forest(inputs)
     for rows in forest.by_token(range(len(inputs)), start) if share else ([i] for i in range(len(inputs))):
@@ -114,14 +114,14 @@ def count_tokens(trajectories: Sequence[Encoded]) -> int:
 
 def common_beginning(trajectories: Sequence[Encoded]) -> list[int]:
     """The tokens that all sequences begin with and that predict no loss token; `lay_out` may start behind them."""
-    parts = [part for encoded in trajectories for part in _parts(encoded)]
+    parts = [part for encoded in trajectories for part in loss_parts(encoded)]
     ordered = sorted(ids.tolist() for ids, _, _, _ in parts)
     silent = min(int(at[0]) - 1 for _, at, _, _ in parts)
     common: list[int] = ordered[0][: min(silent, first_difference(ordered[0], ordered[-1]))]
     return common
 
 
-def _parts(encoded: Encoded) -> Iterator[tuple[Ids, Ids, Ids, Ids]]:
+def loss_parts(encoded: Encoded) -> Iterator[tuple[Ids, Ids, Ids, Ids]]:
     """Of each sequence that carries loss: what is computed of it; and where its loss is, on which tokens and turns."""
     turn = np.asarray(encoded.turn)
     spans = [(span, np.flatnonzero(turn[span] != NO_TURN)) for span in encoded.sequences]

@@ -37,6 +37,7 @@ from perturn.run.protocol_rules import ruled
 from perturn.run.recorded_inputs import note_inputs, refuse_changed
 from perturn.run.session import (
     Session,
+    backend_settings,
     engine_settings,
     make_protocol,
     make_renderer,
@@ -115,7 +116,7 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
             f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
             "or do without training: perturn collect, pair, evaluate or report."
         )
-    if trains_here:
+    if trains_here and "models" in backend_settings(recipe).traits.provides:
         _refuse_gpus(recipe)
 
 
@@ -185,6 +186,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         refuse_misspelt(recipe.model.name)  # before torch is loaded
     if recipe.base is not None or recipe.sft is not None or recipe.align is not None:
         locate("perturn.run.stages.training_checks:check_training")(recipe)
+        locate("perturn.run.stages.backend_checks:check_backend")(recipe)
     check_teacher(recipe)
     check_made(recipe)
     check_selection(recipe)

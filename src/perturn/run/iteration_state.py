@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 import torch
@@ -12,11 +11,10 @@ from perturn.chat.model_names import load_tokenizer
 from perturn.config.stages import Stage, average_of
 from perturn.data.run_folder import Run
 from perturn.data.run_paths import OPTIMIZER
-from perturn.display.progress_bars import console
 from perturn.episodes.seeds import seed_of
 from perturn.io.atomic_write import replacing
 from perturn.policy.models import load_model
-from perturn.run.session import policy_path
+from perturn.run.session import Session, policy_path
 from perturn.train_processes import world_size
 from perturn.training.turn_config import TurnConfig
 
@@ -59,15 +57,17 @@ def continue_training(
     return steps
 
 
-def stay(run: Run, stage: Stage) -> None:
+def stay(session: Session, stage: Stage) -> None:
     """The policy that an iteration makes is the one it began with, with its optimizer."""
-    path, target = policy_path(run, stage.start), run.paths.checkpoint(stage.policy)
-    with replacing(target, foreign=(Exception,)) as fresh:
-        load_model(path, say=console.print).save_pretrained(fresh)
-        load_tokenizer(path).save_pretrained(fresh)
-        for file in (run.paths.checkpoint(stage.start) / name for name in OPTIMIZER):
-            if file.is_file():
-                shutil.copy2(file, fresh)
+    run, settings = session.run, session.recipe.training(stage.section)
+    assert settings is not None
+    files = [run.paths.checkpoint(stage.start) / name for name in OPTIMIZER]
+    session.training.keep(
+        policy_path(run, stage.start),
+        run.paths.checkpoint(stage.policy),
+        settings.lora,
+        [file for file in files if file.is_file()],
+    )
     run.paths.metrics(stage.name).touch()
 
 

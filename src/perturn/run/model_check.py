@@ -8,9 +8,10 @@ import torch
 
 from perturn.chat.tokens import Renderer
 from perturn.config.recipe import REWARD_MODEL, Recipe
-from perturn.config.sections import Lora
 from perturn.errors import ConfigError, within
+from perturn.policy.adapters import lora_config
 from perturn.policy.models import add_adapters, check_vocabulary, context_length, empty_model, new_model
+from perturn.run.session import backend_settings
 from perturn.table import locate
 
 _VOCABULARY = 700
@@ -40,25 +41,13 @@ def check_model(recipe: Recipe, trains: bool, renderer: Renderer | None) -> None
     if renderer is not None:
         name = f"chat template of {recipe.model.name}"
         check_vocabulary(model, renderer.tokenizer, renderer.probe_ids, name)
-    if trains:
+    here = "models" in backend_settings(recipe).traits.provides
+    if trains and here:
         locate("perturn.policy.logprobs:check_architecture")(model)
     limit, most = context_length(model), recipe.model.max_length
     if limit is not None and most is not None and most > limit:
         raise ConfigError(f"model.max_length must be <= {limit}, the model's own limit, got {most}.")
     for name, settings in ((name, recipe.training(name)) for name in ("sft", REWARD_MODEL, "align")):
-        if settings is not None and settings.lora is not None:
+        if settings is not None and settings.lora is not None and here:
             with within(f"{name}.lora: "):
                 add_adapters(empty_base(recipe), lora_config(settings.lora), recipe.seed)
-
-
-def lora_config(settings: Lora) -> Any:
-    """A stage's adapters -> peft's settings."""
-    from peft import LoraConfig
-
-    return LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
-        target_modules=settings.target_modules,
-        task_type="CAUSAL_LM",
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,8 @@ def _open(
         )
         return loaded
 
-    return settings.open(Serving(name, path, (), load))
+    tokens = partial(locate, "perturn.policy.models:load_tokens")
+    return settings.open(Serving(name, path, (), load, load_tokens=lambda: tokens()(path, template)))
 
 
 def begin_record(folder: Path, source: str, overrides: Sequence[str]) -> None:

@@ -8,10 +8,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from perturn.backends import BACKENDS, Backend, BackendTraits, Training
 from perturn.chat.model_names import load_tokenizer, resolve_model
 from perturn.chat.templates import chat_template
 from perturn.chat.tokens import Renderer
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
+from perturn.config.parsing import build
 from perturn.config.recipe import Recipe
 from perturn.config.sections import ProtocolSettings
 from perturn.config.stages import suffix_of
@@ -40,7 +42,7 @@ from perturn.run.policy_origin import Maker
 from perturn.run.recorded_episodes import drop_broken, require_worlds, tell_filled
 from perturn.run.stages.evaluation_strategy import PLAIN, Strategy, controlled
 from perturn.run.task_lists import Panels, look_up, read_panels
-from perturn.table import locate
+from perturn.table import check_names, locate
 from perturn.types import (
     Engine,
     Environment,
@@ -168,6 +170,17 @@ def engine_settings(recipe: Recipe) -> EngineSettings:
     return checked_settings(recipe.engine, "engine")
 
 
+def backend_settings(recipe: Recipe) -> Backend:
+    """The recipe's section `backend`.
+
+    Raises:
+        ConfigError: If there is no such backend, or a setting is wrong.
+    """
+    settings: Backend = build(BACKENDS, recipe.backend, "backend")
+    check_names(type(settings), kind="backend", known=("check", "open"), traits=BackendTraits)
+    return settings
+
+
 def open_engine(run: Run, policy: str) -> Engine:
     """Serve a policy of the run.
 
@@ -197,7 +210,10 @@ def serve_policy(recipe: Recipe, policy: str, template: str | None, folder: Path
         return loaded
 
     stop = FORMATS[make_protocol(recipe.protocol).format].stop
-    serving = Serving(policy, path, tuple(stop), load, folder, recipe.deterministic)
+    tokens = partial(locate, "perturn.policy.models:load_tokens")
+    serving = Serving(
+        policy, path, tuple(stop), load, folder, lambda: tokens()(path, template), recipe.deterministic
+    )
     return engine_settings(recipe).open(serving)
 
 
@@ -209,6 +225,7 @@ class Session:
         self._engine: tuple[str, Engine] | None = None
         self._user: Engine | None = None
         self._architecture = ""
+        self._training: Training | None = None
 
     @cached_property
     def protocol(self) -> EpisodeProtocol:
@@ -264,6 +281,13 @@ class Session:
         self._engine = policy, engine
         return True
 
+    @property
+    def training(self) -> Training:
+        """The backend that trains its policies; it stays open until the session ends."""
+        if self._training is None:
+            self._training = backend_settings(self.recipe).open(self.recipe.model.name)
+        return self._training
+
     def release(self) -> None:
         """Close the engines, if there are some."""
         if self._user is not None:
@@ -279,6 +303,8 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+        if self._training is not None:
+            self._training.close()
 
     def play(
         self,

@@ -18,9 +18,7 @@ from perturn.formats.read_rows import Row, Tally, open_rows, own_row, told
 from perturn.formats.row_sources import Location
 from perturn.losses import TurnLogprobs
 from perturn.losses.protocol import MismatchedLoss
-from perturn.losses.token_inputs import PolicyInput
 from perturn.policy.examples import Example, check_lengths, sides, warn_of_changes
-from perturn.policy.logprobs import logprobs_and_inputs
 from perturn.policy.packing import OTHERS, Batch, inputs_of
 from perturn.training.sampled_rows import as_row, unbroken
 from perturn.types import Trajectory, WeightedTrajectory
@@ -200,19 +198,21 @@ def with_logprobs(examples: Sequence[Example], name: str, logprobs: Sequence[Ten
 
 @torch.no_grad()
 def mismatches(
-    loss: MismatchedLoss, model: Any, packs: Sequence[Batch], inputs: Mapping[str, PolicyInput]
+    loss: MismatchedLoss,
+    compute: Callable[[Batch], tuple[Tensor, Any, dict[str, Tensor]]],
+    packs: Sequence[Batch],
 ) -> list[float]:
     """The numbers that a loss reads of mismatched rows under the policy as it is now, one a row.
 
     Args:
         loss: The loss.
-        model: The policy.
+        compute: A pack -> log-probabilities of its loss tokens under the policy, anything, and what the loss reads
+            beside them by name.
         packs: Mismatched rows; a pack of no row is computed and gives none.
-        inputs: Per-token inputs that the loss reads of the policy, by name.
     """
     found: list[float] = []
     for pack in packs:
-        logprobs, _, read = logprobs_and_inputs(model, pack, inputs)
+        logprobs, _, read = compute(pack)
         if "pairs" in pack:  # of no row
             continue
         read |= inputs_of(pack)

@@ -324,7 +324,7 @@ def step_metrics(
     chosen: TurnLogprobs,
     rejected: TurnLogprobs | None,
     step: Mapping[str, Tensor],
-    entropy: Tensor,
+    entropy: Tensor | None,
 ) -> dict[str, Tensor]:
     """Values of a pack to log beside those of its rows, by name; their mean is logged, see docs/methods/logged.md.
 
@@ -336,18 +336,19 @@ def step_metrics(
         chosen: First sides.
         rejected: Second sides; None where the loss reads one.
         step: What the loss is told of the whole optimizer step, by keyword.
-        entropy: Of the policy at each loss token, in nats [loss tokens].
+        entropy: Of the policy at each loss token, in nats [loss tokens]; None: not known.
     """
-    of_chosen = entropy[: len(chosen.policy)]
+    of_chosen, of_rejected = (None, None) if entropy is None else entropy.tensor_split([len(chosen.policy)])
     found: dict[str, Any] = {"weight/chosen": chosen.weight, "entropy/chosen": of_chosen}
     if rejected is not None:
-        found |= {"weight/rejected": rejected.weight, "entropy/rejected": entropy[len(chosen.policy) :]}
+        found |= {"weight/rejected": rejected.weight, "entropy/rejected": of_rejected}
     found |= loss.diagnostics(chosen, rejected, **step) if loss.traits.diagnostics else {}
     if loss.traits.turn_diagnostics:
-        values = {**loss.turn_diagnostics(chosen), "entropy": chosen.mean_by_turn(of_chosen)}
+        of_turns = {} if of_chosen is None else {"entropy": chosen.mean_by_turn(of_chosen)}
+        values = {**loss.turn_diagnostics(chosen), **of_turns}
         found |= by_position(chosen, values)
         found |= {"kl/turns": values["kl"]} if "kl" in values else {}
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def by_position(side: TurnLogprobs, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -283,8 +283,7 @@ class TurnTrainer(EvaluatingTrainer):
 
     def _mismatches(self, packs: list[Batch]) -> list[float]:
         """Numbers that the loss reads of this process's mismatched rows, under the policy as it is now."""
-        with self._autocast():
-            return mismatches(self.loss, self.model, self._as_many_as_others(packs), self._of_policy)
+        return mismatches(self.loss, partial(self._pass, self.model), self._as_many_as_others(packs))
 
     def _statistics(self, rows: Sequence[Example]) -> list[Any]:
         """A number of each row that is evaluated, which the loss reads; None for each where it reads none."""
@@ -331,27 +330,29 @@ class TurnTrainer(EvaluatingTrainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Sum of a pack's losses over the number of pairs in the optimizer step; as outputs, values of its rows."""
-        with self._autocast():
-            logprobs, entropy, read = logprobs_and_inputs(model, inputs, self._of_policy)
+        logprobs, entropy, read = self._pass(model, inputs)
         if not inputs["pairs"]:
             return (logprobs.sum() * 0.0, {}) if return_outputs else logprobs.sum() * 0.0
         chosen, rejected = both_sides(inputs, logprobs, read)
         step = {"step": inputs["step"]} if "step" in inputs else {}
         value = self.loss(chosen, rejected, **step)  # rejected is None where the loss reads one side
-        means = self._means["train" if model.training else "eval"]
         of_rows = row_metrics(self.loss, chosen, rejected) | {"loss": value.detach()}
         for name, values in (of_rows | step_metrics(self.loss, chosen, rejected, step, entropy)).items():
-            means.add(name, values)
+            self._means["train" if model.training else "eval"].add(name, values)
         share = value.numel() if num_items_in_batch is None else num_items_in_batch / self.args.world_size
         total = value.sum() / share * self._kept
         return (total, of_rows) if return_outputs else total
+
+    def _pass(self, model: Any, pack: Batch) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """Log-probabilities of a pack's loss tokens, their entropies, and what else the loss reads of the policy."""
+        with self._autocast():
+            return logprobs_and_inputs(model, pack, self._of_policy)
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
         """Pairs of one optimizer step, over all its packs and all processes."""
         none = torch.zeros(1, dtype=torch.long, device=device)
         own = sum((pack["pairs"] for inputs in batch_samples for pack in inputs["packs"]), none)
-        pairs: Tensor = self.accelerator.gather(own).sum()
-        return pairs
+        return cast(Tensor, self.accelerator.gather(own).sum())
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the metrics since the last entry to the trainer's own entries of training."""

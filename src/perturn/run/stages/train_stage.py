@@ -18,9 +18,8 @@ import torch
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import PrinterCallback
 
-from perturn.chat.model_names import load_tokenizer
 from perturn.chat.tokens import NO_TURN
-from perturn.chat.word_tokenizer import learn, make_tokenizer
+from perturn.chat.word_tokenizer import make_tokenizer
 from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.sections import Train
 from perturn.config.stages import Stage, average_of, makes
@@ -29,17 +28,16 @@ from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs
 from perturn.display.progress_bars import Tokens, Work, bar, console, track
 from perturn.errors import ConfigError, RunError
-from perturn.io.atomic_write import append_line, replacing, write_whole
+from perturn.io.atomic_write import append_line, write_whole
 from perturn.losses import TurnLogprobs
 from perturn.policy.examples import Example
-from perturn.policy.models import load_model, new_model
+from perturn.policy.models import new_model
 from perturn.policy.packing import Examples
 from perturn.policy.sampler_agreement import differences, summary
 from perturn.run.checkpoint_retention import goes_on, keeps_average, let_go
 from perturn.run.interrupts import Stopping
 from perturn.run.iteration_state import go_on, move_average, stay
 from perturn.run.metric_trackers import open_trackers
-from perturn.run.model_check import lora_config
 from perturn.run.session import Session, policy_path
 from perturn.run.stages.group_stage import read_groups
 from perturn.run.stages.pretraining_stage import heard, taught
@@ -67,7 +65,7 @@ def train(session: Session, stage: Stage) -> None:
             what = "reward model" if stage.section == REWARD_MODEL else "policy"
             console.print(f"nothing to learn from; the {what} stays as it is", style="yellow")
             counts["examples"] = 0
-            stay(run, stage)
+            stay(session, stage)
         if leads() and keeps_average(recipe) and stage.section == "align":
             move_average(run, stage)
     if leads():
@@ -94,16 +92,15 @@ def _settings(recipe: Recipe, stage: Stage) -> Train:
     return settings
 
 
-def _begin(run: Run, stage: Stage) -> tuple[Any, Any]:
+def _begin(session: Session, stage: Stage, settings: Train) -> tuple[Any, Any]:
     """The model that a stage trains, as it was before, and its tokenizer."""
-    base = run.recipe.base
+    run, base = session.run, session.recipe.base
     if stage.name != "base" or base is None:
-        path = policy_path(run, stage.start)
-        model, tokenizer = load_model(path, say=console.print), load_tokenizer(path)
         told = run.recipe.rows.traits.told if stage.name not in ONCE and run.recipe.rows else None
-        if told:
-            learn(model, tokenizer, tuple(f"\n{text}" for text in told), run.recipe.seed)
-        return model, tokenizer
+        texts = tuple(f"\n{text}" for text in told or ())
+        resumes = stage.section == "align" and goes_on(run.recipe)
+        start = policy_path(run, stage.start)
+        return session.training.begin(start, texts, run.recipe.seed, settings.lora, resumes)
     tokenizer = make_tokenizer(heard(run), base.shape.context)
     ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     with torch.random.fork_rng():
@@ -116,7 +113,7 @@ def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | 
     run, recipe = session.run, session.recipe
     settings = _settings(recipe, stage)
     partial = run.paths.partial(stage.policy)
-    model, tokenizer = _begin(run, stage)
+    model, tokenizer = _begin(session, stage, settings)
     progress = _Progress(run, stage.name, f"training {stage.policy}")
     resume = from_leader(last_checkpoint(partial) if leads() else None)
     step = int(resume.rpartition("-")[2]) if resume else 0
@@ -125,13 +122,13 @@ def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | 
     args.episodes = episodes
     if stage.name not in ONCE:
         go_on(args, run, stage, len(rows))
-    trainer = TurnTrainer(
+    trainer: TurnTrainer = session.training.trainer(
         model,
+        None if stage.reference == stage.start else policy_path(run, stage.reference),
+        settings.lora,
         args=args,
         train_dataset=rows,
         processing_class=tokenizer,
-        ref_model=None if stage.reference == stage.start else policy_path(run, stage.reference),
-        peft_config=settings.lora and lora_config(settings.lora),
         track=lambda work: track(work, "reference", "packs"),
         callbacks=[progress],
     )
@@ -158,11 +155,8 @@ def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | 
             trainer.add_callback(callback)
         trainer.train(resume_from_checkpoint=resume)
     if leads():
-        _save_whole(
-            trainer,
-            run.paths.checkpoint(stage.policy),
-            with_optimizer=stage.section == "align" and goes_on(recipe),
-        )
+        with_optimizer = stage.section == "align" and goes_on(recipe)
+        session.training.save(trainer, run.paths.checkpoint(stage.policy), with_optimizer)
     return _count_tokens(examples)
 
 
@@ -276,18 +270,6 @@ def _note_side(example: Example, index: int) -> tuple[dict[str, Any], dict[str, 
         "logprobs": [round(value, 4) for value in logprobs.tolist()],
     }
     return of_turns, of_tokens
-
-
-def _save_whole(trainer: TurnTrainer, target: Path, with_optimizer: bool) -> None:
-    """Save a plain model folder in one step; adapters are merged into the weights."""
-    model: Any = trainer.accelerator.unwrap_model(trainer.model)
-    if hasattr(model, "merge_and_unload"):
-        model = model.merge_and_unload()
-    with replacing(target, foreign=(Exception,)) as fresh:
-        model.save_pretrained(fresh)
-        trainer.renderer.tokenizer.save_pretrained(fresh)
-        if with_optimizer:
-            trainer._save_optimizer_and_scheduler(str(fresh))
 
 
 def _logged(entry: Mapping[str, Any]) -> str:

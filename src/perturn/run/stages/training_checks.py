@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from perturn.losses.protocol import default_traits
 from perturn.needs import Distance, request_of
 from perturn.policy.models import compute_dtype, context_length, device
 from perturn.rows import ROWS
-from perturn.run.checkpoint_retention import goes_on
 from perturn.run.metric_trackers import PROJECT
 from perturn.table import at_defaults
 from perturn.train_processes import share_of
@@ -49,10 +47,8 @@ def check_training(recipe: Recipe) -> None:
     Raises:
         ConfigError: If a setting is wrong, or what it needs is not installed.
     """
-    sections = ("base", "sft", REWARD_MODEL, "align")
-    for name, settings in ((name, recipe.training(name)) for name in sections):
-        if settings is None:
-            continue
+    trainings = trainings_of(recipe)
+    for name, settings in trainings.items():
         rows = _rows_for(recipe, name)
         loss = make_loss(settings.loss, f"{name}.loss")
         if (kind := loss.traits.rows) != rows:
@@ -69,13 +65,13 @@ def check_training(recipe: Recipe) -> None:
         choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
         with within(f"{name}: "):
             make_config(recipe, settings, run_folder(recipe), model=None)
-        if settings.lora and name == "align" and goes_on(recipe):
-            raise ConfigError(
-                "align.lora: adapters are merged when an iteration ends, so no optimizer can go on with them; leave "
-                "align.minibatches out, or train all weights."
-            )
-        if settings.lora and importlib.util.find_spec("peft") is None:
-            raise ConfigError(f'{name}.lora needs peft; run: pip install "perturn[lora]"')
+
+
+def trainings_of(recipe: Recipe) -> dict[str, Train]:
+    """Return the settings of each training of a recipe, by the name of its section."""
+    sections = ("base", "sft", REWARD_MODEL, "align")
+    found = {name: recipe.training(name) for name in sections}
+    return {name: settings for name, settings in found.items() if settings is not None}
 
 
 def _rows_for(recipe: Recipe, name: str) -> str:
@@ -110,6 +106,7 @@ def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None
     for name in ("tasks", "lora", *_OF_THE_BASE, *_OF_THE_LOOP):
         own.pop(name, None)
     own["per_device_train_batch_size"] = share_of(settings.batch_size)
+    own["max_grad_norm"] = settings.max_grad_norm or 0.0  # transformers' word for never
     own.setdefault("seed", recipe.seed)
     return TurnConfig(
         **own,

@@ -1,0 +1,35 @@
+"""The section `backend:` of a recipe that names `local`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perturn.backends.protocol import PROVIDED, BackendTraits, Training
+from perturn.config.sections import Train
+from perturn.errors import ConfigError
+from perturn.table import locate, require_library
+
+
+@dataclass(frozen=True)
+class LocalBackend:
+    """Training in this process, or in those of `accelerate launch`, with PyTorch."""
+
+    traits: ClassVar[BackendTraits] = BackendTraits(provides=frozenset(PROVIDED))
+
+    def check(self, trainings: Mapping[str, Train], model: str, goes_on: bool) -> None:
+        """See that what adapters need is there, and that no optimizer has to go on with adapters that are merged."""
+        for name, settings in trainings.items():
+            if settings.lora and name == "align" and goes_on:
+                raise ConfigError(
+                    "align.lora: adapters are merged when an iteration ends, so no optimizer can go on with them; "
+                    "leave align.minibatches out, or train all weights."
+                )
+            if settings.lora:
+                require_library("peft", f"{name}.lora", "lora")
+
+    def open(self, model: str) -> Training:
+        """Load nothing yet."""
+        opened: Training = locate("perturn.backends.local_training:LocalTraining")()
+        return opened

@@ -1,0 +1,102 @@
+"""An entry of `BACKENDS`: settings that say where policies are trained, check that before work, and open it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from perturn.config.sections import Lora, Train
+
+PROVIDED = {
+    "all-weights": "training of all weights; set its section `lora` to train adapters",
+    "models": "a model in this process",
+    "token-inputs": "numbers of whole distributions, such as the entropy",
+}
+"""Thing that a backend may provide -> in words."""
+
+
+@dataclass(frozen=True)
+class BackendTraits:
+    """Traits of a backend, in the attribute `traits` of its settings."""
+
+    provides: frozenset[str] = frozenset()
+    """Things that it has beside log-probabilities of tokens and steps by their gradient, of `PROVIDED`."""
+    stores: str = "files"
+    """The form in which it keeps policies: `files` of weights, or what an engine has as `EngineTraits.reads`."""
+    distributions: tuple[str, ...] = ()
+    """Installed packages that training depends on; the run's manifest keeps their versions."""
+
+
+class Backend(Protocol):
+    """A frozen dataclass: the section `backend:` of a recipe."""
+
+    @property
+    def traits(self) -> BackendTraits:
+        """Traits of the backend; a class attribute if they do not depend on the settings."""
+
+    def check(self, trainings: Mapping[str, Train], model: str, goes_on: bool) -> None:
+        """Find out before work whether the trainings could be done; nothing of the run is changed.
+
+        Args:
+            trainings: Settings of each training, by the name of its section.
+            model: The setting `model.name`.
+            goes_on: Whether the optimizer of one iteration is that of the next.
+
+        Raises:
+            PerturnError: Saying what is wrong.
+        """
+
+    def open(self, model: str) -> Training:
+        """Open it, for all trainings of a run.
+
+        Args:
+            model: The setting `model.name`.
+
+        Raises:
+            PerturnError: If it cannot be opened.
+        """
+
+
+class Training(Protocol):
+    """An open backend."""
+
+    def begin(
+        self, start: str, told: Sequence[str], seed: int, lora: Lora | None, resumes: bool
+    ) -> tuple[Any, Any]:
+        """Return the model that a training begins with, and its tokenizer.
+
+        Args:
+            start: Name or folder of the policy that it starts from.
+            told: Texts that the tokenizer is to have a token for.
+            seed: Of what is drawn at random for that.
+            lora: Adapters to train; None: all weights.
+            resumes: Whether the optimizer of that policy goes on.
+        """
+
+    def trainer(self, model: Any, reference: str | None, lora: Lora | None, **settings: Any) -> Any:
+        """Return the `TurnTrainer` of a model from `begin`.
+
+        Args:
+            model: The model.
+            reference: Name or folder of the reference; None: the model as it is.
+            lora: Adapters to train; None: all weights.
+            settings: Further arguments of `TurnTrainer`.
+        """
+
+    def save(self, trainer: Any, target: Path, with_optimizer: bool) -> None:
+        """Keep the trained policy as a folder, written whole or not at all."""
+
+    def keep(self, start: str, target: Path, lora: Lora | None, optimizer: Sequence[Path]) -> None:
+        """Keep the policy that a training was to start from, which had no rows, as the one that it makes.
+
+        Args:
+            start: Name or folder of the policy.
+            target: Folder of the policy that the training would have made.
+            lora: Adapters that were to be trained.
+            optimizer: Files of the optimizer of the policy, to be kept beside it.
+        """
+
+    def close(self) -> None:
+        """Release what is held."""

@@ -1,0 +1,172 @@
+"""`TurnTrainer` of a policy that a service trains: rows, loss, schedule, log and resume are the trainer's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from sys import maxsize
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from perturn.backends.tinker.remote_policy import Asked, RemoteAdam, RemotePolicy, asked
+from perturn.engines.tinker.stored_policy import stored_policy
+from perturn.errors import DataError, ModelError
+from perturn.policy.examples import Example
+from perturn.policy.logprobs import Track
+from perturn.policy.models import resuming
+from perturn.policy.packing import Batch, Examples, by_budget, collate, mismatched_packs
+from perturn.training.row_intake import sequences_of, with_logprobs
+from perturn.training.turn_trainer import TurnTrainer
+
+_ASKED = "asked"
+"""Key of a pack: the sequences that a service is asked for."""
+
+
+def service_batch(examples: Sequence[Example | None]) -> dict[str, Any]:
+    """Examples -> one pack, and one of the mismatched rows, each with the sequences that a service is asked for."""
+    present = [example for example in examples if example is not None]
+    order = [one.chosen for one in present] + [one.rejected for one in present if one.rejected is not None]
+    pack: dict[str, Any] = collate(present)
+    pack |= {"row": torch.arange(len(present)), _ASKED: [each for side in order for each in asked(side)]}
+    others = [one.mismatched for one in present if one.mismatched is not None]
+    packs: list[dict[str, Any]] = list(mismatched_packs(present, maxsize))
+    for each, rows in zip(packs, by_budget([[one] for one in others], maxsize), strict=True):
+        each[_ASKED] = [one for index in rows for one in asked(others[index])]
+    return {"packs": [pack], "mismatched": packs}
+
+
+class ServiceTrainer(TurnTrainer):
+    """Trains a `RemotePolicy`: its log-probabilities come from a service, and the gradient by them goes there."""
+
+    def __init__(
+        self,
+        policy: RemotePolicy,
+        *,
+        args: Any,
+        request_tokens: int,
+        reference: RemotePolicy | None,
+        **settings: Any,
+    ) -> None:
+        """Tokenize the data, check it, and ask the service for the reference.
+
+        Args:
+            policy: The policy.
+            args: Settings of the training.
+            request_tokens: Tokens of one request, at most.
+            reference: The reference; None: the policy as it is now.
+            settings: Further arguments of `TurnTrainer`.
+        """
+        self._request_tokens = request_tokens
+        self._clip = float(args.max_grad_norm or 0)
+        args.max_grad_norm = 0.0  # there are no gradients here to clip
+        args.bf16 = args.fp16 = False  # the loss is computed in float32
+        self.policy = policy
+        super().__init__(policy, args=args, ref_model=reference, **settings)
+        self.data_collator = service_batch
+        self._sent: tuple[Sequence[Asked], list[Any], Tensor]
+
+    def _open(self, model: RemotePolicy, reference: Any, peft_config: Any) -> RemotePolicy:
+        names = ("reference", "proximal")
+        self._frozen: Any = {each: _Asking(each, self._request_tokens) for each in names}
+        return model
+
+    def _check_tokens(
+        self, parts: Iterable[Examples], model: RemotePolicy, where: str = "training data"
+    ) -> None:
+        size = model.config.get_text_config().vocab_size
+        largest = max(max(one.ids) for part in parts for one in sequences_of(part.rows))
+        if largest >= size:
+            raise DataError(f"{where}: token {largest} is none of the model, which has {size}.")
+
+    def _compute_inputs(
+        self,
+        parts: Sequence[Examples],
+        model: RemotePolicy,
+        reference: Any,
+        peft_config: Any,
+        track: Track | None,
+    ) -> RemotePolicy:
+        self._check_tokens(parts, model)
+        self._weigh(parts, model if reference is None else reference, track)
+        if self.loss.traits.needs_proximal:
+            self._frozen["proximal"].ask(parts, model, track)
+        return model
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def _pass(self, model: RemotePolicy, pack: Batch) -> tuple[Tensor, None, dict[str, Tensor]]:
+        rows: Any = pack[_ASKED]
+        found, flat = model.logprobs(rows, self._request_tokens)
+        leaf = flat.to(self.args.device).requires_grad_(torch.is_grad_enabled())
+        self._sent = rows, found, leaf
+        return leaf, None, {}
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Compute the loss of a step from log-probabilities, and send its gradient by them."""
+        model.train()
+        (pack,) = self._prepare_inputs(inputs)["packs"]
+        loss: Tensor = self.compute_loss(model, pack, num_items_in_batch=num_items_in_batch)
+        loss.backward()
+        rows, found, leaf = self._sent
+        gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        self.policy.backward(rows, found, gradient, self._request_tokens)
+        self.tokens_passed += sum(len(row.sequence.ids) for row in rows)
+        return loss.detach()
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Make the optimizer whose steps the service makes."""
+        args = self.args
+        self.optimizer = self._adam = RemoteAdam(
+            self.policy,
+            {
+                "learning_rate": args.learning_rate,
+                "beta1": args.adam_beta1,
+                "beta2": args.adam_beta2,
+                "eps": args.adam_epsilon,
+                "weight_decay": args.weight_decay,
+                "grad_clip_norm": self._clip,
+            },
+        )
+        return self.optimizer
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the norm of the gradient, where the service says it."""
+        norm = next(
+            (value for name, value in self._adam.measured.items() if name.endswith("grad_norm")), None
+        )
+        super().log(logs | ({"grad_norm": norm} if "loss" in logs and norm is not None else {}), start_time)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Have the service keep the policy, and write where it is kept."""
+        folder = Path(output_dir or str(self.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        self.policy.save(f"{Path(str(self.args.output_dir)).stem}-{self.state.global_step}").write(folder)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        with resuming(resume_from_checkpoint):
+            stored = stored_policy(resume_from_checkpoint)
+            if stored is None:
+                raise ModelError(f"checkpoint {resume_from_checkpoint!r} names no state of a service.")
+            self.policy.load(stored)
+
+
+class _Asking:
+    """A policy that does not move, which a service is asked about; in the place of `Frozen`."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name, self._most = name, most
+
+    def ask(self, parts: Iterable[Examples], model: RemotePolicy, track: Track | None) -> None:
+        """Give each row the log-probabilities of the policy."""
+        for part in parts:
+            sequences = [asked(one) for one in sequences_of(part.rows)]
+            rows = [each for own in sequences for each in own]
+            _, flat = model.logprobs(rows, self._most)
+            lengths = [sum(len(each.at) for each in own) for own in sequences]
+            part.rows = with_logprobs(part.rows, self._name, flat.split(lengths))

@@ -1,0 +1,132 @@
+"""Training through a service: policies are opened there, trained by `ServiceTrainer`, and kept there under a name."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from perturn.backends.tinker.convention import Convention, find_convention
+from perturn.backends.tinker.remote_policy import RemotePolicy
+from perturn.backends.tinker.service_trainer import ServiceTrainer
+from perturn.backends.tinker.settings import TinkerSettings
+from perturn.chat.model_names import load_config, load_tokenizer
+from perturn.config.sections import Lora, Train
+from perturn.display.progress_bars import console
+from perturn.engines.tinker.service import Service
+from perturn.engines.tinker.stored_policy import StoredPolicy, stored_policy
+from perturn.errors import ConfigError
+from perturn.io.atomic_write import replacing
+
+_conventions: dict[tuple[TinkerSettings, str], Convention] = {}
+"""Conventions that were found in this process."""
+
+
+class ServiceTraining:
+    """An open session at a service, whose convention is known."""
+
+    def __init__(self, settings: TinkerSettings, model: str) -> None:
+        """Open a session.
+
+        Args:
+            settings: Of the service.
+            model: The setting `model.name`.
+
+        Raises:
+            PerturnError: If the service cannot be reached.
+        """
+        self._settings, self._model, self._base = settings, model, settings.base(model)
+        self._service = Service(settings)
+        self._open: list[RemotePolicy] = []
+
+    def check(self, name: str, settings: Train) -> None:
+        """See that the service applies gradients in a way that is known, and clips them if it is to.
+
+        Args:
+            name: Name of the section of a training.
+            settings: Of the training.
+        """
+        assert settings.lora is not None
+        convention = self._convention(settings.lora.rank)
+        if settings.max_grad_norm is not None and not convention.clips:
+            raise ConfigError(
+                f"{name}.max_grad_norm must be null, got {settings.max_grad_norm:g}: {self._settings.host} does not "
+                "clip gradients (its steps were as large with grad_clip_norm as without)."
+            )
+
+    def begin(
+        self, start: str, told: Sequence[str], seed: int, lora: Lora | None, resumes: bool
+    ) -> tuple[RemotePolicy, Any]:
+        """Open the policy at the service; a base model gets new adapters, which do not change it yet."""
+        assert lora is not None
+        policy = self._policy(start, lora.rank, seed, resumes)
+        return policy, load_tokenizer(start)
+
+    def trainer(
+        self, model: RemotePolicy, reference: str | None, lora: Lora | None, **settings: Any
+    ) -> ServiceTrainer:
+        """Return the trainer of an open policy."""
+        assert lora is not None
+        other = None if reference is None else self._policy(reference, lora.rank, 0, False)
+        most = self._settings.request_tokens
+        return ServiceTrainer(model, request_tokens=most, reference=other, **settings)
+
+    def save(self, trainer: ServiceTrainer, target: Path, with_optimizer: bool) -> None:
+        """Have the service keep the policy, and write the folder that stands for it."""
+        with replacing(target, foreign=(Exception,)) as fresh:
+            self._write(trainer.policy, trainer.renderer.tokenizer, target.name, fresh)
+            if with_optimizer:
+                trainer._save_optimizer_and_scheduler(str(fresh))
+        self._release()
+
+    def keep(self, start: str, target: Path, lora: Lora | None, optimizer: Sequence[Path]) -> None:
+        """Copy the folder that stands for the policy; of a base model, have the service keep new adapters."""
+        assert lora is not None
+        with replacing(target, foreign=(Exception,)) as fresh:
+            if stored_policy(start) is not None:
+                shutil.copytree(start, fresh)
+            else:
+                self._write(
+                    self._policy(start, lora.rank, 0, False), load_tokenizer(start), target.name, fresh
+                )
+        self._release()
+
+    def close(self) -> None:
+        """Have the service drop what is open, and end the session."""
+        self._release()
+        self._service.close()
+
+    def _release(self) -> None:
+        for policy in self._open:
+            policy.close()
+        self._open.clear()
+
+    def _write(self, policy: RemotePolicy, tokenizer: Any, name: str, folder: Path) -> None:
+        """Write a folder that stands for a policy, with the tokenizer and what says how long a prompt may be."""
+        folder.mkdir()
+        policy.config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        policy.save(name).write(folder)
+
+    def _convention(self, rank: int) -> Convention:
+        """How the service takes gradients; looked up once in a process."""
+        key = self._settings, self._base
+        if key not in _conventions:
+            console.print(f"self-test of the gradient at {self._settings.host}")
+            _conventions[key] = find_convention(self._service, self._base, rank)
+            console.print(f"{self._settings.host} takes gradients as {_conventions[key]}")
+        return _conventions[key]
+
+    def _policy(self, name: str, rank: int, seed: int, resumes: bool) -> RemotePolicy:
+        """Open a policy by its folder, or the base model."""
+        stored, convention = stored_policy(name), self._convention(rank)
+        if stored is None:
+            stored = StoredPolicy("", self._base, rank, self._settings.base_url)
+            adapter = self._service.adapter(self._base, rank, seed)
+        else:
+            adapter = self._service.adapter_from(stored.path, resumes)
+        config = load_config(self._model)
+        policy = RemotePolicy(self._service, adapter, stored, convention, config)
+        self._open.append(policy)
+        return policy

@@ -1,0 +1,66 @@
+"""The section `backend:` of a recipe that names `tinker`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from perturn.backends.protocol import BackendTraits, Training
+from perturn.bounds import EFFORT, Bound
+from perturn.config.sections import Lora, Train
+from perturn.engines.tinker.service_settings import ServiceSettings
+from perturn.errors import check_none
+from perturn.table import locate
+
+_ALPHA = 32
+"""Scale of the adapters of every service that is known; the API has no setting for it."""
+
+
+@dataclass(frozen=True)
+class TinkerSettings(ServiceSettings):
+    """Training of adapters through a service of the Tinker API, such as SkyRL's server, with no model in this process.
+
+    The service computes log-probabilities and keeps the policies; the loss is computed here.
+    """
+
+    request_tokens: Annotated[int, Bound(least=1), EFFORT] = 65536
+    """Tokens of one request, at most; a longer sequence is a request of its own."""
+
+    traits: ClassVar[BackendTraits] = BackendTraits(stores="tinker", distributions=("tinker",))
+
+    def check(self, trainings: Mapping[str, Train], model: str, goes_on: bool) -> None:
+        """See that the service is there and applies gradients in a way that is known, and can do what is asked."""
+        check_none(_faults(trainings))
+        self.check_client()
+        opened = locate("perturn.backends.tinker.service_training:ServiceTraining")(self, model)
+        try:
+            for name, settings in trainings.items():
+                opened.check(name, settings)
+        finally:
+            opened.close()
+
+    def open(self, model: str) -> Training:
+        """Open a session at the service."""
+        opened: Training = locate("perturn.backends.tinker.service_training:ServiceTraining")(self, model)
+        return opened
+
+
+def _faults(trainings: Mapping[str, Train]) -> Iterator[str]:
+    """Yield settings of trainings that the API has not."""
+    fixed = Lora(alpha=_ALPHA)
+    for name, settings in trainings.items():
+        if settings.lora is None:
+            continue
+        for key in ("alpha", "dropout", "target_modules"):
+            if (given := getattr(settings.lora, key)) != getattr(fixed, key):
+                yield (
+                    f"{name}.lora.{key} must be {getattr(fixed, key)}, got {given}; the Tinker API has no setting for "
+                    "it."
+                )
+        if settings.gradient_checkpointing:
+            yield f"{name}.gradient_checkpointing must be off with backend.name=tinker; the service decides that."
+    ranks = {name: settings.lora.rank for name, settings in trainings.items() if settings.lora}
+    if len(set(ranks.values())) > 1:
+        said = ", ".join(f"{name}.lora.rank={rank}" for name, rank in ranks.items())
+        yield f"all trainings must have adapters of one rank, since each goes on with those of the last; got {said}."

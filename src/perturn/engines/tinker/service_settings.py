@@ -1,0 +1,92 @@
+"""Settings of a connection to a service of the Tinker API; the key itself is no setting."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from perturn.bounds import EFFORT, SECONDS, check_bounds
+from perturn.errors import ConfigError
+from perturn.table import require_library
+
+CLIENT = "0.16"
+"""Version of the package `tinker` that this code was tested with."""
+_NO_KEY = "tml-none"
+"""Key that is sent to a service that asks for none; the client insists on one."""
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """A service of the Tinker API, such as SkyRL's server."""
+
+    base_url: Annotated[str, EFFORT] = "http://localhost:8000"
+    """Address of the service."""
+    model: str | None = None
+    """Name of the base model at the service. None: `model.name`, as the recipe has it."""
+    api_key_env: str | None = None
+    """Environment variable that holds the key; None: the service asks for none. The key itself is no setting."""
+    timeout: Annotated[float, SECONDS, EFFORT] = 600.0
+    """Seconds to wait for the answer to one request, while the service is there."""
+    patience: Annotated[float, SECONDS, EFFORT] = 30.0
+    """Seconds for which the service may be unreachable before the run stops."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        address = urlsplit(self.base_url)
+        if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc:
+            raise ValueError(
+                f"base_url must be like http://localhost:8000, without user or password, got {self.base_url!r}."
+            )
+        if self.api_key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
+            raise ValueError(
+                "api_key_env must be the name of an environment variable in capitals, such as TINKER_API_KEY, not the "
+                "key itself; what was given is not shown."
+            )
+
+    @property
+    def host(self) -> str:
+        """Name and port of the service, for messages."""
+        return urlsplit(self.base_url).netloc
+
+    def base(self, name: str) -> str:
+        """Return the name of the base model at the service.
+
+        Args:
+            name: The setting `model.name`.
+        """
+        return self.model or name
+
+    def read_key(self) -> str:
+        """Return the key from the environment.
+
+        Raises:
+            ConfigError: If the variable is not set, or holds no key of the Tinker API.
+        """
+        if self.api_key_env is None:
+            return _NO_KEY
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not re.fullmatch(r"tml-[\w.:/+=~@-]+", key, re.ASCII):
+            raise ConfigError(
+                f"environment variable {self.api_key_env} must hold a key that begins with tml-, and does not; export "
+                f"the key of {self.host} in it, or set api_key_env to null if the service asks for no key."
+            )
+        return key
+
+    def check_client(self) -> None:
+        """Check that the client package and the key are there.
+
+        Raises:
+            ConfigError: If one is missing, or the package has a version that was not tested.
+        """
+        require_library("tinker", "the Tinker API", "tinker")
+        found = version("tinker")
+        if found.rpartition(".")[0] != CLIENT:
+            raise ConfigError(
+                f"tinker {found} is installed, and Perturn was tested with tinker {CLIENT} (with SkyRL 0.3.0, which "
+                f"answers what newer clients send with HTTP 500); run: pip install 'tinker=={CLIENT}.*'"
+            )
+        self.read_key()

@@ -1,0 +1,45 @@
+"""The section `engine:` of a recipe that names `tinker`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from perturn.engines.protocol import Serving
+from perturn.engines.tinker.service_settings import ServiceSettings
+from perturn.engines.tinker.stored_policy import stored_policy
+from perturn.errors import ConfigError
+from perturn.table import locate
+from perturn.traits import EngineTraits
+from perturn.types import Engine
+
+
+@dataclass(frozen=True)
+class TinkerEngineSettings(ServiceSettings):
+    """Sampling through a service of the Tinker API, which keeps the policies that it trained."""
+
+    traits: ClassVar[EngineTraits] = EngineTraits(
+        serves_checkpoints=True, reads="tinker", distributions=("tinker",)
+    )
+
+    def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
+        """See that client and key are there; nothing is sent."""
+        self.check_client()
+
+    def open(self, serving: Serving) -> Engine:
+        """Open the policy at the service; conversations become tokens here."""
+        if serving.load_tokens is None:
+            raise ConfigError(
+                "engine tinker serves policies of a run, or a base model to `perturn serve`, alone."
+            )
+        tokens, context = serving.load_tokens()
+        engine: Engine = locate("perturn.engines.tinker.engine:TinkerEngine")(
+            self,
+            tokens,
+            stored_policy(serving.model),
+            base=self.base(serving.model),
+            policy=serving.policy,
+            context=context,
+        )
+        return engine

@@ -1,0 +1,45 @@
+"""The file that stands for the weights of a policy whose weights are kept by a service of the Tinker API."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from perturn.errors import ModelError
+from perturn.io.atomic_write import write_whole
+
+FILE = "tinker.json"
+
+
+@dataclass(frozen=True)
+class StoredPolicy:
+    """A saved state at a service."""
+
+    path: str
+    """Name of the state, such as `tinker://model_1/weights/align-20`; optimizer included."""
+    base: str
+    """Name of the base model at the service."""
+    rank: int
+    """Rank of the adapters."""
+    service: str
+    """Address of the service that keeps it."""
+
+    def write(self, folder: Path) -> None:
+        """Write it into the folder of a policy or of a checkpoint."""
+        write_whole(folder / FILE, json.dumps(asdict(self), indent=2) + "\n")
+
+
+def stored_policy(folder: str | Path) -> StoredPolicy | None:
+    """Return the state that the folder of a policy names; None: it names none, as for the name of a base model.
+
+    Raises:
+        ModelError: If the file is damaged.
+    """
+    file = Path(folder) / FILE
+    if not file.is_file():
+        return None
+    try:
+        return StoredPolicy(**json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}; restore it from a copy.") from error

@@ -1,0 +1,94 @@
+"""Whether the backend of a recipe provides what the other choices need, before work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from perturn.backends import BACKENDS
+from perturn.backends.protocol import PROVIDED
+from perturn.config.recipe import REWARD_MODEL, Recipe
+from perturn.engines import ENGINES
+from perturn.errors import check_none
+from perturn.losses.token_inputs import token_inputs
+from perturn.quantities import wanted
+from perturn.run.checkpoint_retention import goes_on
+from perturn.run.session import backend_settings, engine_settings
+from perturn.run.stages.training_checks import trainings_of
+from perturn.table import at_defaults
+from perturn.training.credit_choice import choose_credit, make_loss
+
+
+def check_backend(recipe: Recipe) -> None:
+    """Check that the backend provides what is needed, that the engine reads its policies, and that it can be opened.
+
+    Raises:
+        PerturnError: Saying what is missing.
+    """
+    backend, name = backend_settings(recipe), recipe.backend["name"]
+    lacks = set(PROVIDED) - backend.traits.provides
+    others = {each: _providers(each) for each in lacks}
+    check_none(
+        f"{reader} needs {PROVIDED[need]}, and backend.name={name} has none; backends that do: "
+        f"{', '.join(others[need])}."
+        for reader, need in _needs(recipe)
+        if need in lacks
+    )
+    engine = engine_settings(recipe).traits
+    if engine.serves_checkpoints:
+        check_none(_misread(recipe, engine.reads, backend.traits.stores))
+    backend.check(trainings_of(recipe), recipe.model.name, goes_on(recipe))
+
+
+def _misread(recipe: Recipe, reads: str, stores: str) -> Iterator[str]:
+    """Yield why the engine cannot read the policies of the backend."""
+    if reads == stores:
+        return
+    fitting = [name for name, entry in ENGINES.items() if _reads(entry) == stores]
+    yield (
+        f"engine.name={recipe.engine['name']} reads policies as {reads}, and backend.name={recipe.backend['name']} "
+        f"keeps them as {stores}; engines that read these: {', '.join(fitting)}."
+    )
+
+
+def _reads(entry: Any) -> str | None:
+    """The form in which an engine reads policies, where its traits can be had without settings."""
+    made = at_defaults(entry)
+    whole = entry if made is None else made
+    traits = whole.traits
+    return None if isinstance(traits, property) or not traits.serves_checkpoints else str(traits.reads)
+
+
+def _providers(need: str) -> list[str]:
+    """Backends that provide something."""
+    return [name for name, entry in BACKENDS.items() if need in entry.traits.provides]  # type: ignore[attr-defined]
+
+
+def _needs(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield who needs something that a backend may lack, and what."""
+    for name, settings in trainings_of(recipe).items():
+        loss = make_loss(settings.loss, f"{name}.loss")
+        which = f"{name}.loss.name={settings.loss['name']}"
+        for each in token_inputs(loss.traits.reads).values():
+            yield which, "models" if each.traits.policy else "token-inputs"
+        if settings.lora is None:
+            yield name, "all-weights"
+        credit = choose_credit(loss, settings.loss, recipe.credit if name == "align" else None)
+        for need, (quantity, request) in wanted(credit.needs).items():
+            if quantity.policies(request) and not quantity.traits.of_rows:
+                yield f"{name}: what its credit reads ({need})", "models"
+    for part in ("explore", "rows"):
+        section = getattr(recipe, part)
+        for need, (quantity, request) in wanted(section.needs if section else ()).items():
+            if quantity.policies(request):
+                yield f"{part}: what it reads ({need})", "models"
+    if recipe.base is not None:
+        yield "base", "models"
+    if recipe.reward_model is not None:
+        yield REWARD_MODEL, "models"
+    if recipe.rows is not None and recipe.rows.traits.told:
+        yield "rows (a tokenizer that learns words)", "models"
+    if recipe.align is not None and recipe.align.reference == "average":
+        yield "align.reference=average", "models"
+    if recipe.evaluate is not None and not recipe.evaluate.needs.isdisjoint(("policy", "start")):
+        yield "evaluate.select", "models"
