@@ -134,8 +134,8 @@ def released_estimator(section: Mapping[str, Any]) -> ReleasedEstimator:
         ) from None
     except Exception as error:  # the import of a library that is there may fail in any way
         raise ConfigError(
-            f"{library.package} {installed} cannot be imported: {type(error).__name__}: {error}; docs/how-to/plugins.md "
-            "has what it needs without a GPU."
+            f"{library.package} {installed} cannot be imported: {type(error).__name__}: {error}. `make test-hosts` in "
+            "a checkout of Perturn installs what it needs without a GPU."
         ) from error
     known = sorted(library.estimators(module))
     if name not in known:
@@ -151,30 +151,38 @@ def released_estimator(section: Mapping[str, Any]) -> ReleasedEstimator:
     return ReleasedEstimator(estimate, f"{library.package} {installed}", discount, needs)
 
 
-def _with_given(
+class _Config(dict[str, Any]):
+    """Settings of an algorithm, read in either of the ways that libraries do."""
+
+    __getattr__ = dict.__getitem__
+
+
+def _function(
     function: Callable[..., Any],
     name: str,
     settings: dict[str, Any],
     given: Callable[[ReleasedBatch], dict[str, Any]],
 ) -> tuple[Estimate, bool]:
-    """An estimator that is a function, given what its parameters name of a batch; settings are further arguments."""
+    """An estimator that is a function: it is given what its parameters name, and the settings that they name.
+
+    Args:
+        function: From arguments to advantages and returns.
+        name: For messages.
+        settings: Of the user; those that are read are removed.
+        given: From a batch to arguments.
+    """
     parameters = inspect.signature(function).parameters
-    own = {
-        key: settings.pop(key)
-        for key in list(settings)
-        if key in parameters or key in ("gamma", "lam", "lambd")
-    }
+    own: dict[str, Any] = {"gamma": 1.0, "lam": 1.0}
+    own |= {key: settings.pop(key) for key in list(settings) if key in {*own, *parameters}}
+    own |= {"lambd": own["lam"], "config": _Config(own)}
 
     def arguments(batch: ReleasedBatch) -> dict[str, Any]:
-        defaults = {"gamma": 1.0, "lam": 1.0, "lambd": 1.0}
-        every = {**defaults, "config": SimpleNamespace(**{**defaults, **own}), **given(batch), **own}
-        return {key: value for key, value in every.items() if key in parameters}
+        return {key: value for key, value in {**given(batch), **own}.items() if key in parameters}
 
-    example = torch.zeros(1, 2, dtype=torch.float64)
-    required = {
-        key for key, one in parameters.items() if one.default is one.empty and one.kind is not one.VAR_KEYWORD
-    }
-    if lacks := sorted(required - arguments(ReleasedBatch(example, example, example)).keys()):
+    empty = torch.zeros(1, 2, dtype=torch.float64)
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    required = {key for key, one in parameters.items() if one.default is one.empty and one.kind not in kinds}
+    if lacks := sorted(required - arguments(ReleasedBatch(empty, empty, empty)).keys()):
         raise ConfigError(f"{name} reads {', '.join(lacks)}, which the episodes of a process do not have.")
     return lambda batch: function(**arguments(batch))[0], "values" in required
 
@@ -191,11 +199,11 @@ def _verl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, b
             "values": batch.values,
         }
 
-    return _with_given(module.ADV_ESTIMATOR_REGISTRY[name], f"verl:{name}", settings, given)
+    return _function(module.ADV_ESTIMATOR_REGISTRY[name], f"verl:{name}", settings, given)
 
 
 def _skyrl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
-    """An estimator of SkyRL's registry; rewards are at the ends of turns, and the mask has observations, as in SkyRL."""
+    """An estimator of SkyRL's registry; as in SkyRL, rewards are at the ends of turns, and masks hold observations."""
     import numpy as np
 
     def given(batch: ReleasedBatch) -> dict[str, Any]:
@@ -208,62 +216,49 @@ def _skyrl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, 
         }
 
     function = inspect.unwrap(module.AdvantageEstimatorRegistry.get(name))
-    return _with_given(function, f"skyrl:{name}", settings, given)
+    return _function(function, f"skyrl:{name}", settings, given)
 
 
-_TRL = {
+_TRL: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     "grpo": (
         "GRPOTrainer",
-        "rewards",
+        "self.multi_objective_aggregation",
         {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"},
     ),
-    "rloo": ("RLOOTrainer", "grouped_rewards", {"normalize_advantages": False}),
+    "rloo": ("RLOOTrainer", "grouped_rewards = ", {"normalize_advantages": False}),
 }
-"""Trainer; the name with whose first assignment the statements begin that compute advantages; settings of the trainer."""
+"""Trainer; words of the first of its statements that compute advantages; settings of the trainer that they read."""
+
+_TRL_ENDS = "advantages = torch.nan_to_num("
+"""How the last of these statements begins."""
 
 
 def _trl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
-    """Advantages of a trainer of TRL: the statements of its method, from rewards to advantages, are run as they are."""
+    """Advantages of a trainer of TRL: the statements of its method from rewards to advantages, run as they stand."""
     trainer, begins, defaults = _TRL[name]
-    method = getattr(module, trainer)._generate_and_score_completions
+    method = vars(getattr(module, trainer))["_generate_and_score_completions"]
     own = {key: settings.pop(key, value) for key, value in defaults.items()}
-    body = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
-    assert isinstance(body, ast.FunctionDef)
-    assigns = [
-        {each.id for each in ast.walk(one) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-        for one in body.body
-    ]
-    try:
-        first = next(
-            at
-            for at, names in enumerate(assigns)
-            if names >= {begins, "advantages"} or (name == "rloo" and begins in names)
-        )
-        last = max(
-            at
-            for at, names in enumerate(assigns)
-            if names == {"advantages"} and at < next(n for n, m in enumerate(assigns) if "process_slice" in m)
-        )
-    except (StopIteration, ValueError):
+    statements = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0].body  # type: ignore[attr-defined]
+    texts = [ast.unparse(one) for one in statements]
+    first = next((at for at, text in enumerate(texts) if begins in text), len(texts))
+    last = next((at for at, text in enumerate(texts) if text.startswith(_TRL_ENDS)), -1)
+    if last < first:
         raise ConfigError(
-            f"the advantages of trl:{name} are not where TRL 1.16 has them; install trl 1.16."
-        ) from None
-    code = compile(
-        ast.Module(body.body[first : last + 1], []), inspect.getsourcefile(method) or "trl", "exec"
-    )
+            f"trl:{name}: {trainer} computes advantages in another way than TRL 1.16; install trl 1.16."
+        )
+    code = compile("\n".join(texts[first : last + 1]), f"<{trainer}>", "exec")
 
     def estimate(batch: ReleasedBatch) -> Tensor:
         scores = batch.rewards.sum(1)
+        weights = torch.ones(1, dtype=scores.dtype)
         space = {
-            **vars(inspect.getmodule(method)),
-            "self": SimpleNamespace(
-                reward_weights=torch.ones(1, dtype=scores.dtype), reward_funcs=[None], **own
-            ),
+            **method.__globals__,
+            "self": SimpleNamespace(reward_weights=weights, reward_funcs=[None], **own),
             "device": scores.device,
             "rewards_per_func": scores[:, None],
             "rewards": scores,
             "num_generations": len(scores),
-            "unscorable_mask": torch.zeros(len(scores), dtype=torch.bool),
+            "unscorable_mask": scores.isnan(),
         }
         exec(code, space)
         found: Tensor = space["advantages"]

@@ -159,7 +159,11 @@ def _measure(name: str, overrides: list[str], discount: float | None) -> dict[st
     section: dict[str, Any] = {"name": name}
     apply_overrides(section, overrides)
     released = locate("perturn.adapters.released_estimators:is_released")(name)
-    where = "adapters.released_estimators:released_estimator" if released else "training.credit_choice:make_credit"
+    where = (
+        "adapters.released_estimators:released_estimator"
+        if released
+        else "training.credit_choice:make_credit"
+    )
     made = locate(f"perturn.{where}")(section)
     try:
         summary: dict[str, Any] = locate("perturn.credit_check.meter:summary")(name, made, discount)
