@@ -36,7 +36,8 @@ class ReleasedBatch:
     rewards: Tensor
     """The reward of each turn at its token [episodes, tokens]."""
     values: Tensor
-    """V before each turn at its token; 0 elsewhere, and where it was not asked for [episodes, tokens]."""
+    """V of the state before each turn, at its token and at the observation before it; 0 where it was not asked for
+    [episodes, tokens]."""
 
     @property
     def response(self) -> Tensor:
@@ -79,7 +80,9 @@ class ReleasedEstimator:
         if values is not None:
             before = [[float(torch.as_tensor(turn).reshape(-1)[0]) for turn in own] for own in values]
         ones = [[1.0] * len(own) for own in rewards]
-        found = self.estimate(ReleasedBatch(*map(_spread, (ones, rewards, before))))
+        mask, paid, known = map(_spread, (ones, rewards, before))
+        known[:, 1:-1:2] = known[:, 2::2]
+        found = self.estimate(ReleasedBatch(mask, paid, known))
         by_token = found[:, None].expand(-1, 2 * max(map(len, rewards))) if found.dim() == 1 else found
         return [row[: 2 * len(own) : 2].double().clone() for row, own in zip(by_token, rewards, strict=True)]
 
