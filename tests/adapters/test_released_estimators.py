@@ -1,4 +1,4 @@
-"""Estimators of other libraries under the bias meter, and what AgentCreditBench has published of the same estimators."""
+"""Estimators of other libraries under the bias meter, and what AgentCreditBench says of the same estimators."""
 
 import pytest
 import torch
