@@ -201,7 +201,7 @@ def _told(
     rows: Sequence[int],
     empty: Any,
 ) -> list[Any] | None:
-    """What was given of the turns of an episode, or what stands for nothing; None: nothing was given of any."""
+    """Return the entries of the turns of an episode, `empty` where there are none; None: there are none at all."""
     if given is None or all(given[row] is None for row in rows):
         return None
     return [entry for row in rows for entry in (given[row] or [empty] * len(spans[row]))]

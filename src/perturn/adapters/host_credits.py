@@ -14,7 +14,7 @@ from perturn.training.credit_choice import check_credit, make_credit
 from perturn.types import Action, Task, Trajectory, Turn
 
 STATES = "state keys"
-"""What a host gives where its user passes a name for the state before each turn."""
+"""Name of an input that a host has where its user passes a name for the state before each turn."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,11 @@ _CHANGED: dict[str, Callable[[int, Turn], Turn]] = {
     ),
     "whether actions were valid": lambda at, turn: replace(turn, valid=at % 3 > 0),
 }
-"""What a turn is changed in, and how: by the number of the turn, counted on from that of its episode."""
+"""Changes of a turn, by the aspect that they change; each is given the index of the turn plus the sample."""
 
 
 def _probe(credit: Credit, group: Sequence[Trajectory]) -> list[list[float]]:
-    """Weights of a group, where quantities are numbers that differ between turns."""
+    """Return the weights of a group, where quantities are numbers that differ between turns."""
     needed: dict[str, Any] = {
         keyword(name_of(need)): [[[-0.1 * at - 0.2] for at, _ in enumerate(one.turns)] for one in group]
         for need in credit.needs

@@ -88,7 +88,7 @@ class ReleasedEstimator:
 
 
 def _spread(numbers: Sequence[Sequence[float]]) -> Tensor:
-    """Numbers of turns at their tokens [episodes, tokens]."""
+    """Return numbers of turns at their tokens [episodes, tokens]."""
     found = torch.zeros(len(numbers), 2 * max(map(len, numbers)), dtype=torch.float64)
     for row, own in zip(found, numbers, strict=True):
         row[: 2 * len(own) : 2] = torch.tensor(own, dtype=torch.float64)
@@ -111,7 +111,7 @@ class _Library:
 
 
 def is_released(name: str) -> bool:
-    """Whether a name is that of an estimator of a known library, such as `verl:rloo`."""
+    """Return whether a name is that of an estimator of a known library, such as `verl:rloo`."""
     return name.partition(":")[0] in _LIBRARIES and ":" in name
 
 
@@ -166,7 +166,7 @@ def _function(
     settings: dict[str, Any],
     given: Callable[[ReleasedBatch], dict[str, Any]],
 ) -> tuple[Estimate, bool]:
-    """An estimator that is a function: it is given what its parameters name, and the settings that they name.
+    """Make an estimator of a function, which is given what its parameters name of a batch and of the settings.
 
     Args:
         function: From arguments to advantages and returns.
@@ -191,7 +191,7 @@ def _function(
 
 
 def _verl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
-    """An estimator of verl's registry; the score is at the last token, where verl's agent loops put it."""
+    """Make an estimator of verl's registry; the score is at the last token, where verl's agent loops put it."""
     import numpy as np
 
     def given(batch: ReleasedBatch) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _verl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, b
 
 
 def _skyrl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
-    """An estimator of SkyRL's registry; as in SkyRL, rewards are at the ends of turns, and masks hold observations."""
+    """Make an estimator of SkyRL's registry; rewards are at the ends of turns, and masks hold observations."""
     import numpy as np
 
     def given(batch: ReleasedBatch) -> dict[str, Any]:
@@ -237,7 +237,7 @@ _TRL_ENDS = "advantages = torch.nan_to_num("
 
 
 def _trl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
-    """Advantages of a trainer of TRL: the statements of its method from rewards to advantages, run as they stand."""
+    """Make an estimator of a trainer of TRL: the statements of its method from rewards to advantages, as they stand."""
     trainer, begins, defaults = _TRL[name]
     method = vars(getattr(module, trainer))["_generate_and_score_completions"]
     own = {key: settings.pop(key, value) for key, value in defaults.items()}
@@ -271,7 +271,7 @@ def _trl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bo
 
 
 def _tinker(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
-    """The function of tinker-cookbook that takes the mean of a group off its rewards."""
+    """Make an estimator of the function of tinker-cookbook that takes the mean of a group off its rewards."""
 
     def estimate(batch: ReleasedBatch) -> Tensor:
         totals = SimpleNamespace(get_total_rewards=lambda: batch.rewards.sum(1).tolist())

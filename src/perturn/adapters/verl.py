@@ -36,7 +36,7 @@ GIVES: Mapping[str, str | None] = {
     STATES: f"{_MIX} put state_keys into extra_fields of the agent loop",
     Values.name: f"{_MIX} set critic.enable=True",
 }
-"""What an estimator lacks, and what to do."""
+"""Inputs that an estimator of verl is not given, and how to give them."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Estimator:
 
     credit: HostCredit
     beside: dict[str, Any] = field(default_factory=dict)
-    """What `PerTurnAdvantages` adds in a step: fields of a `HostBatch`."""
+    """Fields of a `HostBatch` that `PerTurnAdvantages` adds in a step."""
 
     def __call__(
         self, token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Any], **_: Any
