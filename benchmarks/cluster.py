@@ -4,9 +4,15 @@
     python benchmarks/cluster.py --json    one JSON object a row
 
 All nodes are on this one machine, so what is shown is what Ray adds and that its nodes work side by side; not
-what more processors would bring, and no network. For that reason nothing in it computes: a world sleeps 50 ms a step,
-and an engine is a clock that takes `--call` seconds for each prompt of a batch, one after the other, as a model does
-that has no room for more. So two replicas can at best answer twice as fast.
+what more processors would bring, and no network. For that reason nothing in it computes. Two engines stand for two
+limits of a model:
+
+- `Clock` answers one prompt after the other, each in `--call` seconds, as a model does that has no room for more. So
+  two replicas can at best answer twice as fast. A world sleeps 50 ms a step.
+- `Continuous` answers all prompts at the same time, each in a time of its own, as a server with continuous batching
+  does. The times are lognormal around 0.3 s with a standard deviation of the logarithm of `sigma`, and depend on the
+  prompt alone. A replica that waited for its slowest answer would lose most of this engine's speed. A world sleeps
+  20 ms a step.
 """
 
 from __future__ import annotations
@@ -14,19 +20,27 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import random
 import socket
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
 
 from perturn.cluster import ClusterWorlds, Replicas
 from perturn.config.sections import Cluster, Worlds
+from perturn.engines.streaming import answer_all
 from perturn.envs.world_process import ProcessWorlds
 from perturn.episodes.play_many import Job, play
 from perturn.types import Action, EpisodeProtocol, Observation, Prompt, Sampling, Status, Task
 
-CONVERSATIONS, TURNS, EPISODES = 16, 10, 48
+CONVERSATIONS, TURNS, EPISODES = 16, 10, 64
+SIGMAS = (0.0, 0.5, 1.0, 1.5)
+AT_ONCE = 32
+"""Conversations at a time with `Continuous`."""
 SMALL = {"include_dashboard": False, "object_store_memory": 100 * 2**20}
 
 
@@ -62,21 +76,44 @@ class Cheap(Sleeping):
         return Observation("go on")
 
 
+class Short(Sleeping):
+    """A step takes 20 ms and no processor."""
+
+    name = "short-1.0"
+
+    def step(self, action: str) -> Observation:
+        """Wait."""
+        time.sleep(0.02)
+        return Observation("go on")
+
+
+ANSWER = Action("Action: look around", token_ids=(7,) * 20, logprobs=(-0.5,) * 20, ended=True)
+"""As many tokens as a short action has."""
+
+
 class Clock:
-    """An engine that takes its time for each prompt."""
+    """An engine that takes its time for each prompt, one after the other."""
 
     name = "clock"
 
     def __init__(self, model: str) -> None:
         self.seconds = float(model)
+        self.waiting: deque[Prompt] = deque()
+
+    def submit(self, prompts, sampling):
+        """Line up."""
+        self.waiting += prompts
+
+    def advance(self):
+        """Answer the first."""
+        if not self.waiting:
+            return []
+        time.sleep(self.seconds)
+        return [(self.waiting.popleft(), ANSWER)]
 
     def generate(self, prompts, sampling):
-        """As many tokens as a short action has."""
-        time.sleep(self.seconds * len(prompts))
-        return [
-            Action("Action: look around", token_ids=(7,) * 20, logprobs=(-0.5,) * 20, ended=True)
-            for _ in prompts
-        ]
+        """Answer one after the other."""
+        return answer_all(self, prompts, sampling)
 
     def forget(self, conversation: str) -> None:
         """Nothing is kept."""
@@ -85,12 +122,38 @@ class Clock:
         """Nothing is held."""
 
 
+class Continuous(Clock):
+    """An engine that answers all prompts at the same time, each in a time of its own."""
+
+    name = "continuous"
+
+    def __init__(self, model: str) -> None:
+        self.sigma = float(model)
+        self.until: list[tuple[float, int, Prompt]] = []
+        self.count = count()
+
+    def submit(self, prompts, sampling):
+        """Note when each is to be answered."""
+        for prompt in prompts:
+            chance = random.Random(f"{prompt.conversation}, turn {len(prompt.turns)}")
+            seconds = 0.3 * chance.lognormvariate(0, self.sigma)
+            heappush(self.until, (time.monotonic() + seconds, next(self.count), prompt))
+
+    def advance(self):
+        """Those whose time has come."""
+        time.sleep(0.003)
+        answered = []
+        while self.until and self.until[0][0] <= time.monotonic():
+            answered.append((heappop(self.until)[2], ANSWER))
+        return answered
+
+
 def section(world: str) -> dict[str, str]:
     """Section `environment` of a world of this file."""
     return {"name": f"{Path(__file__).resolve()}:{world}"}
 
 
-def collect(engine, worlds, tries: int) -> float:
+def collect(engine, worlds, tries: int, concurrency: int = CONVERSATIONS) -> float:
     """Turns a second, the median of some tries after one that warms up."""
     protocol = EpisodeProtocol("clock", format="action", max_turns=TURNS)
     jobs = [Job(Task(f"t/{number}"), number) for number in range(EPISODES)]
@@ -98,7 +161,7 @@ def collect(engine, worlds, tries: int) -> float:
     for _ in range(tries + 1):
         began = time.monotonic()
         found = list(
-            play(jobs, engine, worlds, protocol=protocol, sampling=Sampling(), concurrency=CONVERSATIONS)
+            play(jobs, engine, worlds, protocol=protocol, sampling=Sampling(), concurrency=concurrency)
         )
         assert all(one.status is Status.COMPLETED for one in found)
         rates.append(EPISODES * TURNS / (time.monotonic() - began))
@@ -133,7 +196,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    parser.add_argument("--call", type=float, default=0.005, help="seconds of the engine for each prompt")
+    parser.add_argument("--call", type=float, default=0.01, help="seconds of `Clock` for each prompt")
     parser.add_argument("--tries", type=int, default=5)
     given = parser.parse_args()
     logging.getLogger("perturn").setLevel(logging.ERROR)
@@ -145,6 +208,11 @@ def main() -> None:
     calls("here", ProcessWorlds(section("Cheap"), Worlds()), Clock("0"), print_row)
     base = collect(Clock(call), ProcessWorlds(section("Sleeping"), Worlds()), given.tries)
     print_row(case="turns/s", where="here", nodes=0, turns_per_second=round(base, 1), ratio=1.0)
+
+    here = {}
+    for sigma in SIGMAS:
+        here[sigma] = collect(Continuous(str(sigma)), Short, given.tries, AT_ONCE)
+        print_row(case="varying answers", where="here", sigma=sigma, turns_per_second=round(here[sigma], 1))
 
     import ray  # not above: the processes of worlds import this file
     from ray.cluster_utils import Cluster as LocalCluster
@@ -167,6 +235,17 @@ def main() -> None:
                 )
                 calls(where, cheap, Replicas(cluster, Clock, "0"), print_row)
                 del cheap
+                for sigma in SIGMAS:
+                    replicas = Replicas(cluster, Continuous, str(sigma))
+                    rate = collect(replicas, Short, given.tries, AT_ONCE)
+                    print_row(
+                        case="varying answers",
+                        where=where,
+                        sigma=sigma,
+                        turns_per_second=round(rate, 1),
+                        ratio=round(rate / here[sigma], 3),
+                    )
+                    replicas.close()
             replicas = Replicas(cluster, Clock, call)
             rate = collect(replicas, worlds, given.tries)
             print_row(

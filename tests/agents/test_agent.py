@@ -59,8 +59,8 @@ def test_a_program_that_hangs_is_killed_with_all_that_it_started(tmp_path):
 
     assert "it worked for environment.seconds=1 and had not ended" in one.error
     assert len(one.turns) == 1
-    time.sleep(0.2)
-    left = [psutil.Process(int(pid)) for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
+    started = [psutil.Process(int(pid)) for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
+    _, left = psutil.wait_procs(started, timeout=10)
     assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []
 
 

@@ -162,6 +162,26 @@ class Reads(Script):
         return [Action(f"{self.model} {os.getpid()}") for _ in prompts]
 
 
+class Waits(Script):
+    """Answers the conversation `slow` after a second, and others after a moment."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.until = []
+
+    def submit(self, prompts, sampling):
+        """Note when each is to be answered."""
+        for one in prompts:
+            self.until.append((time.monotonic() + (1.0 if one.conversation == "slow" else 0.05), one))
+
+    def advance(self):
+        """Those whose time has come."""
+        time.sleep(0.01)
+        ready = [one for until, one in self.until if until <= time.monotonic()]
+        self.until = [each for each in self.until if each[1] not in ready]
+        return [(one, Action("Action: done")) for one in ready]
+
+
 def broken(model):
     """An engine whose model cannot be loaded."""
     raise ModelError(f"no model {model}")

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from cluster.nodes import WARNINGS, Reads, Script, prompt
+from cluster.nodes import WARNINGS, Reads, Script, Waits, prompt
 from perturn.cluster import Replicas
 from perturn.config.sections import Cluster
 from perturn.types import Sampling
@@ -36,6 +36,24 @@ def test_a_conversation_stays_with_its_replica_until_that_is_lost(nodes):
         old for old in first if old != first[0]
     ]
     replicas.close()
+
+
+@pytest.mark.cluster
+def test_a_prompt_is_answered_while_another_one_is(nodes):
+    """A streaming engine on a node takes prompts on as they come, as it does in this process."""
+    nodes.add(1)
+    replicas = Replicas(Cluster(nodes.address, engines=1), Waits, "none")
+    replicas.submit([prompt("slow")], Sampling())
+    assert replicas.advance() == []
+    replicas.submit([prompt(str(n)) for n in range(3)], Sampling())
+
+    order = []
+    while len(order) < 4:
+        order += [asked.conversation for asked, _ in replicas.advance()]
+    replicas.close()
+
+    assert sorted(order[:3]) == ["0", "1", "2"]
+    assert order[3] == "slow"
 
 
 @pytest.mark.cluster

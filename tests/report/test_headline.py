@@ -85,3 +85,22 @@ def test_identical_scores_are_said_to_be_identical(run, make):
 
     assert verdict == "tlm-dre is not distinguishable from sft: their scores are identical on all 4 tasks."
     assert facts == "There is no difference to test; more tasks may tell them apart."
+
+
+@pytest.mark.parametrize(
+    ("interval", "p_value", "verdict"),
+    [
+        ([-0.1, 0.1], 0.5, "b is not distinguishable from a: the interval of the difference contains zero."),
+        ([-0.1, 0.1], 0.008, "Whether b differs from a is unclear: the sign-flip test rejects zero, but"),
+        ([0.01, 0.1], 0.06, "Whether b differs from a is unclear: the interval leaves zero out, but"),
+        ([None, None], 0.008, "Whether b differs from a is unclear: differences that are all equal give no"),
+    ],
+)
+def test_a_verdict_needs_both_the_interval_and_the_test(interval, p_value, verdict):
+    comparison = {"a": "b", "b": "a", "n": 8, "mean_difference": 0.05, "interval": interval} | {
+        "p_value": p_value, "mcnemar_p_value": None, "wins": 8, "losses": 0, "ties": 0
+    }  # fmt: skip
+
+    said, _ = comparison_sentences(comparison)
+
+    assert said.startswith(verdict)

@@ -138,6 +138,21 @@ def test_scores_outside_0_and_1_have_what_interval_the_data_gives(run, make):
     assert "-100.000 ? to ?" in make.page_of(run).text
 
 
+def test_equal_differences_without_bounds_are_unclear_rather_than_indistinguishable(run, make):
+    """Scores below 0 have no known bounds, so eight equal gains have no interval, whatever the sign flips say."""
+    for name, score in (("tlm-dre", -1.0), ("sft", -2.0)):
+        (run / "evaluation" / f"{name}.jsonl").unlink()
+        make.put(run / "evaluation" / f"{name}.jsonl", [make.trajectory(f"t{i}", score) for i in range(8)])
+
+    text = make.page_of(run).text
+
+    assert (
+        "Whether tlm-dre differs from sft is unclear: differences that are all equal give no interval."
+        in text
+    )
+    assert "p = 0.008" in text
+
+
 @pytest.mark.parametrize(
     ("scores", "verdict"),
     [

@@ -3,7 +3,7 @@
 import pytest
 
 from perturn.errors import ConfigError
-from perturn.study.cells import Plan, point_text
+from perturn.study.cells import Plan, point_text, without_alignment
 from perturn.study.settings import read_study
 
 RECIPE = """
@@ -64,6 +64,36 @@ def test_base_and_sft_are_always_there_and_lose_what_belongs_to_the_alignment(pl
     base, sft = (found.cell("e", name, {}, 3) for name in ("base", "sft"))
     assert (base.policy, base.stages) == ("base", ["evaluate-base"])
     assert (sft.policy, sft.stages) == ("sft", ["expert", "evaluate-base", "sft", "evaluate-sft"])
+
+
+def test_a_judge_of_evaluations_scores_every_policy(tmp_path, plan):
+    """Else base and SFT are scored by other rewards than what they are compared with."""
+    judge = "judge: {model: j, rubric: Is it polite, evaluates: true}"
+    (tmp_path / "one.yaml").write_text(RECIPE + f"reward: {{{judge}}}\n")
+    found = plan()
+
+    base, sft, dpo = (found.cell("e", name, {}, 3).recipe for name in ("base", "sft", "dpo"))
+    scoring = found.cell("e", "dpo", {"align.learning_rate": 1e-5}, 4).scoring_recipe("runs/x")
+
+    assert all(one.judge.evaluates for one in (base, sft, dpo, scoring))
+    reward = {"judge": {"evaluates": True}, "model": {}}
+    assert without_alignment({"reward": reward}) == [
+        "explore",
+        "rows",
+        "credit",
+        "iterations",
+        "reward.model",
+    ]
+    said = refusal(lambda: plan("methods.sft={align: null, reward.model: {}}").points)
+    assert "methods.sft sets reward.model, which goes with the alignment, and has none" in said
+
+
+def test_a_judge_of_training_goes_with_the_alignment(tmp_path, plan):
+    judge = "judge: {model: j, rubric: Is it polite}"
+    (tmp_path / "one.yaml").write_text(RECIPE + f"reward: {{{judge}}}\n")
+
+    assert plan().cell("e", "sft", {}, 3).recipe.reward is None
+    assert plan().cell("e", "dpo", {}, 3).recipe.judge is not None
 
 
 def test_without_sft_the_baseline_is_the_model(tmp_path, plan):

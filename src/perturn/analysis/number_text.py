@@ -75,11 +75,16 @@ def _verdict(a: str, b: str, low: float | None, high: float | None, p_value: flo
         return f"{a} is better than {b}."
     if high is not None and high < 0 and p_value < 0.05:
         return f"{a} is worse than {b}."
-    if low is None or high is None or low <= 0 <= high:
+    if low is None or high is None:
+        return f"Whether {a} differs from {b} is unclear: differences that are all equal give no interval."
+    if low <= 0 <= high and p_value >= 0.05:
         return f"{a} is not distinguishable from {b}: the interval of the difference contains zero."
-    return (
-        f"Whether {a} differs from {b} is unclear: the interval leaves zero out, the sign-flip test does not."
+    reason = (
+        "the sign-flip test rejects zero, but the interval contains it"
+        if p_value < 0.05
+        else "the interval leaves zero out, but the sign-flip test does not reject it"
     )
+    return f"Whether {a} differs from {b} is unclear: {reason}."
 
 
 def _signed(value: float | None) -> str:

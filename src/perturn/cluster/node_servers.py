@@ -5,21 +5,24 @@ Plain classes; the driver makes actors of them. They know nothing of each other 
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from perturn.cluster.ray_connection import identity
 from perturn.config.sections import Section, Worlds
+from perturn.engines.engine_thread import Answered, EngineThread
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.remote_worlds import PlainWorld, told
 from perturn.envs.world_process import ProcessWorlds, runs_here, world_count
+from perturn.errors import EngineFailure
 from perturn.types import Action, Engine, Environment, Prompt, Sampling
 
 Reply = dict[str, Any]
@@ -80,41 +83,92 @@ def _reply(work: Callable[[], Any]) -> Reply:
         return told(error)
 
 
-class EngineServer:
-    """One replica of the policy."""
+Answer = Action | EngineFailure
+Serve = Callable[[str], Engine]
+"""Makes the engine of a model; a function that can be imported on a node."""
 
-    def identity(self) -> tuple[str, str]:
+
+class EngineServer:
+    """One replica of the policy, whose engine works in a thread of its own: a prompt never waits for others' answers.
+
+    Its methods are coroutines, which one event loop runs in the order in which they are called.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[int, tuple[int, Prompt]] = {}
+        self._answers: list[tuple[int, Answer]] = []
+        self._error: Exception | None = None
+        self._told = asyncio.Event()
+
+    async def identity(self) -> tuple[str, str]:
         """Name of this machine, and which perturn is here."""
         return socket.gethostname(), identity()
 
-    def open(
-        self, serve: Callable[[str], Engine], model: str, files: dict[str, Any], name: str | None = None
-    ) -> str:
+    async def open(self, serve: Serve, model: str, files: dict[str, Any], name: str | None = None) -> str:
         """Load the policy: by the name of its model, or from files; these are references to bytes, by name.
 
         Returns:
             Identity of the policy: the given name, or the one that `serve` gives it.
         """
-        with _folder_of(files) as folder:
-            self._engine = serve(folder if files else model)
-        self._engine.name = name or self._engine.name
-        return self._engine.name
 
-    def update_weights(self, files: dict[str, Any], name: str) -> str:
+        def load() -> Engine:
+            with _folder_of(files) as folder:
+                return serve(folder if files else model)
+
+        loop = asyncio.get_running_loop()
+        self._engine = engine = await loop.run_in_executor(None, load)
+        engine.name = name or engine.name
+
+        def deliver(answered: Sequence[tuple[Prompt, Answered]]) -> None:
+            loop.call_soon_threadsafe(self._arrived, answered)
+
+        self._thread = EngineThread(engine, deliver)
+        return engine.name
+
+    async def update_weights(self, files: dict[str, Any], name: str) -> str:
         """Serve other weights of the same model from now on; see `open`."""
         engine: Any = self._engine
-        with _folder_of(files) as folder:
-            engine.update_weights(folder, name)
+
+        def update() -> None:
+            with _folder_of(files) as folder:
+                engine.update_weights(folder, name)
+
+        await asyncio.wrap_future(self._thread.call(update))
         return self._engine.name
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Any]:
-        """Answer prompts."""
-        answers: list[Action | Any] = self._engine.generate(prompts, sampling)
-        return answers
+    async def submit(self, prompts: Sequence[tuple[int, Prompt]], sampling: Sampling) -> None:
+        """Take prompts on, each with the number that its answer will have."""
+        for number, prompt in prompts:
+            self._asked[id(prompt)] = number, prompt  # held, so that no other gets its id
+            self._thread.submit(prompt, sampling)
 
-    def forget(self, conversation: str) -> None:
+    async def answers(self, seconds: float) -> list[tuple[int, Answer]]:
+        """Wait for answers, for so long; return those that have come since the last call.
+
+        Raises:
+            Exception: What the engine raised.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._told.wait()
+        self._told.clear()
+        if self._error is not None:
+            raise self._error
+        found, self._answers = self._answers, []
+        return found
+
+    async def forget(self, conversation: str) -> None:
         """A conversation has ended."""
-        self._engine.forget(conversation)
+        self._thread.forget([conversation])
+
+    def _arrived(self, answered: Sequence[tuple[Prompt, Answered]]) -> None:
+        for prompt, answer in answered:
+            number, _ = self._asked.pop(id(prompt))
+            if isinstance(answer, Answer):
+                self._answers.append((number, answer))
+            else:
+                self._error = answer
+        self._told.set()
 
 
 @contextmanager

@@ -136,9 +136,14 @@ class Connection:
         return self._ray.put(data)
 
     def ready(self, references: Sequence[Any], seconds: float = 0.0) -> list[Any]:
-        """Those of the references that are there; of several, one at least is waited for so long."""
-        found: list[Any] = self._ray.wait(list(references), timeout=seconds)[0] if references else []
-        return found
+        """All of the references that are there, once one of them is; it is waited for so long."""
+        if not references:
+            return []
+        first, _ = self._ray.wait(list(references), timeout=seconds)
+        if not first or len(references) == 1:
+            return list(first)
+        found, _ = self._ray.wait(list(references), num_returns=len(references), timeout=0)
+        return list(found)
 
     def started(self, coming: Sequence[Server], seconds: float) -> list[Any]:
         """Those of the servers that have started, waited for so long."""

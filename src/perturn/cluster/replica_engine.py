@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,10 @@ _logger = logging.getLogger(__name__)
 
 _MODEL_FILES = {".safetensors", ".json", ".jinja", ".txt", ".model"}
 """Kinds of the files that a model is loaded from."""
-_MOMENT_S = 0.02
-"""Seconds to wait for an answer before prompts that came meanwhile are looked at."""
+_MOMENT_S = 0.003
+"""Seconds to wait for an answer before prompts that came meanwhile are passed on."""
+_POLL_S = 10.0
+"""Seconds that a replica may wait for an answer before it says that there is none yet."""
 _LOSSES_IN_A_ROW = 16
 """Replicas that may be lost without an answer in between: what kills each of them is no accident."""
 
@@ -34,12 +38,17 @@ class _Replica(Server):
 
     number: int
     gone: bool = False
+    asked: dict[int, tuple[Prompt, Sampling]] = field(default_factory=dict)
+    """Prompts that it is answering, by their numbers."""
+    poll: Any = None
+    """Reference to its next answers."""
 
 
 class Replicas:
     """A streaming engine whose replicas answer side by side, each its own conversations; none waits for another.
 
-    A conversation stays with a replica, which keeps its keys and values; those of a replica that is lost move to
+    A prompt is passed on at once. It joins what the replica's engine answers, which keeps batches of its own. A
+    conversation stays with a replica, which keeps its keys and values; those of a replica that is lost move to
     others, which compute them again. A replica that is lost is started again wherever there is room.
     """
 
@@ -59,12 +68,11 @@ class Replicas:
         size = f"cluster.engine_cpus={cluster.engine_cpus:g} CPUs and cluster.engine_gpus={cluster.engine_gpus:g} GPUs"
         self._connection.require_node(size, cluster.engine_cpus, cluster.engine_gpus)
         self._arguments: tuple[Any, ...] = serve, model, _send(self._connection, model)
-        self._started = self._lost = 0
+        self._started = self._lost = self._numbered = 0
         self._coming: list[_Replica] = []
         self._living: list[_Replica] = []
         self._homes: dict[str, _Replica] = {}
         self._waiting: list[tuple[Prompt, Sampling]] = []
-        self._asked: dict[Any, tuple[_Replica, list[Prompt], Sampling]] = {}
         self._why = ""
         self.name = ""
         try:
@@ -90,7 +98,7 @@ class Replicas:
         self._waiting += [(prompt, sampling) for prompt in prompts]
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
-        """Give each idle replica what waits for it; what is answered within a moment.
+        """Pass on what waits; return what is answered within a moment.
 
         Raises:
             RunError: If no replica is left, or one after the other is lost.
@@ -98,16 +106,15 @@ class Replicas:
         self._admit(0)
         self._wait(1)
         with self._connection.reached():
-            self._ask()
-            ready = self._connection.ready([*self._asked], _MOMENT_S)
+            self._pass_on()
+            asked = {one.poll: one for one in self._living if one.poll is not None}
+            ready = self._connection.ready([*asked], _MOMENT_S)
         answered: list[tuple[Prompt, Action | EngineFailure]] = []
         for reply in ready:
-            replica, batch, sampling = self._asked.pop(reply)
-            answers = self._hear(replica, reply)
-            if answers is None:
-                self.submit(batch, sampling)
-            else:
-                answered += zip(batch, answers, strict=True)
+            replica = asked[reply]
+            replica.poll = None
+            for number, answer in self._hear(replica, reply) or ():
+                answered.append((replica.asked.pop(number)[0], answer))
                 self._lost = 0
         return answered
 
@@ -122,7 +129,7 @@ class Replicas:
             RunError: If prompts are being answered, or no replica is left.
             PerturnError: If the weights cannot be read.
         """
-        refuse_update(len(self._waiting) + sum(len(batch) for _, batch, _ in self._asked.values()))
+        refuse_update(len(self._waiting) + sum(len(one.asked) for one in self._living))
         files = _send(self._connection, str(folder))
         if not files:
             raise RunError(f"{folder} is no folder of a model; give what save_pretrained wrote.")
@@ -151,22 +158,22 @@ class Replicas:
             self._connection.end(replica)
         self._living, self._coming = [], []
 
-    def _ask(self) -> None:
-        """Give each idle replica all that waits for it; what comes while it works makes its next batch."""
-        busy = {replica for replica, _, _ in self._asked.values()}
-        shares: dict[_Replica, tuple[list[Prompt], Sampling]] = {}
-        left = []
+    def _pass_on(self) -> None:
+        """Give each replica the prompts that wait for it, and ask those that are at work for their next answers."""
+        shares: dict[_Replica, list[tuple[Prompt, Sampling]]] = {}
         for prompt, sampling in self._waiting:
             home = home_of(prompt.conversation, self._homes, self._living)
-            batch, its_sampling = shares.setdefault(home, ([], sampling))
-            if home in busy or sampling != its_sampling:
-                left.append((prompt, sampling))
-            else:
-                batch.append(prompt)
-        self._waiting = left
-        for replica, (batch, sampling) in shares.items():
-            if batch:
-                self._asked[replica.actor.generate.remote(batch, sampling)] = replica, batch, sampling
+            shares.setdefault(home, []).append((prompt, sampling))
+        self._waiting = []
+        for replica, share in shares.items():
+            for sampling, several in groupby(share, key=itemgetter(1)):
+                numbered = [(self._numbered + index, prompt) for index, (prompt, _) in enumerate(several)]
+                self._numbered += len(numbered)
+                replica.asked |= {number: (prompt, sampling) for number, prompt in numbered}
+                self._connection.tell(replica.actor.submit, numbered, sampling)
+        for replica in self._living:
+            if replica.asked and replica.poll is None:
+                replica.poll = replica.actor.answers.remote(_POLL_S)
 
     def _start(self) -> None:
         """Ask for one replica more, wherever there is room, on nodes in turn."""
@@ -228,6 +235,8 @@ class Replicas:
         if replica.gone:
             return
         replica.gone = True
+        self._waiting += replica.asked.values()
+        replica.asked = {}
         self._living = [one for one in self._living if one is not replica]
         self._homes = {key: home for key, home in self._homes.items() if home is not replica}
         self._lost, self._why = self._lost + 1, str(error)

@@ -6,8 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
+from perturn.engines.engine_thread import Answered, EngineThread
 from perturn.engines.protocol import abilities_of
-from perturn.serve.engine_thread import Answered, EngineThread
+from perturn.errors import EngineFailure, PerturnError
 from perturn.serve.exchange import Ask, Refusal
 from perturn.serve.settings import ServeSettings
 from perturn.types import Action, Engine, Prompt, Sampling
@@ -109,7 +110,7 @@ class Answering:
             if isinstance(answer, Action):
                 future.set_result(answer)
             else:
-                future.set_exception(answer)
+                future.set_exception(_explained(answer))
 
     def token_texts(self, actions: Sequence[Action]) -> tuple[tuple[str, ...], ...]:
         """Return the text of each sampled token."""
@@ -128,3 +129,10 @@ class Answering:
     def close(self) -> None:
         """End the engine's thread."""
         self._thread.close()
+
+
+def _explained(error: Exception) -> PerturnError:
+    """An error of an engine as one of ours."""
+    if isinstance(error, PerturnError):
+        return error
+    return EngineFailure(f"the engine failed: {type(error).__name__}: {error}")

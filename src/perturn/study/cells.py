@@ -172,8 +172,7 @@ class Plan:
                     set_key(data, key, copy.deepcopy(value))
         data.pop("cluster", None)
         if data.get("align") is None:
-            for key in without_alignment(data):
-                data.pop(key, None)
+            return _without(data, without_alignment(data))
         return data
 
     def _points(self, environment: str, method: str) -> list[Point]:
@@ -241,7 +240,17 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 def _scoring(data: dict[str, Any]) -> dict[str, Any]:
     """The recipe of a run that scores a policy and does nothing else, but for its model, panel and name."""
-    return {key: value for key, value in data.items() if key not in (*_OF_TRAINING, *OF_THE_ALIGNMENT)}
+    return _without(data, [*_OF_TRAINING, *_OF_THE_ALIGNMENT, *_rewards_of_training(data)])
+
+
+def _without(data: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """A recipe's mapping without some of its sections, and without some keys of a section, which are dotted."""
+    found = {key: value for key, value in data.items() if key not in keys}
+    for key in keys:
+        section, _, below = key.partition(".")
+        if below and section in found:
+            found[section] = {name: value for name, value in found[section].items() if name != below}
+    return found
 
 
 def _on_panel(recipe: Mapping[str, Any], test: Test, output: Path, run: str) -> dict[str, Any]:
@@ -278,7 +287,7 @@ def _number(value: Any) -> Any:
     return value
 
 
-OF_THE_ALIGNMENT = ("explore", "rows", "reward", "credit", "iterations")
+_OF_THE_ALIGNMENT = ("explore", "rows", "credit", "iterations")
 """Sections that go where the alignment goes; exploration stays where a score learns from it."""
 _OF_THE_STUDY = {
     "seed": "list seeds in the study's own `seeds`",
@@ -333,7 +342,17 @@ def _within(value: Any, key: str) -> dict[str, Any]:
 
 def without_alignment(data: Mapping[str, Any]) -> list[str]:
     """Sections that go where a recipe, as it is written, has no alignment."""
-    return [key for key in OF_THE_ALIGNMENT if key != "explore" or not _is_explored_for_a_score(data)]
+    explored = _is_explored_for_a_score(data)
+    sections = [key for key in _OF_THE_ALIGNMENT if key != "explore" or not explored]
+    return [*sections, *_rewards_of_training(data)]
+
+
+def _rewards_of_training(data: Mapping[str, Any]) -> list[str]:
+    """The part of section `reward` that no evaluation reads: all of it, or the model beside a judge of evaluations."""
+    reward = data.get("reward")
+    judge = reward.get("judge") if isinstance(reward, Mapping) else None
+    judged = isinstance(judge, Mapping) and judge.get("evaluates") is True
+    return ["reward.model"] if judged else ["reward"]
 
 
 def _is_explored_for_a_score(data: Mapping[str, Any]) -> bool:
@@ -358,7 +377,7 @@ def refuse_without_alignment(study: Study, method: str, data: Mapping[str, Any])
     own, gone = study.methods[method], without_alignment(data)
     swept = own.get(SWEEP)
     for key, value in {**own, **(swept if isinstance(swept, Mapping) else {})}.items():
-        if value is not None and key.partition(".")[0] in gone:
+        if value is not None and any(f"{key}.".startswith(f"{each}.") for each in gone):
             raise ConfigError(
                 f"methods.{method} sets {key}, which goes with the alignment, and has none (`align: null`); remove "
                 "the one or the other."

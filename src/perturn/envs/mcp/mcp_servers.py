@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -176,72 +175,16 @@ class McpServers:
     @asynccontextmanager
     async def _connected(self, server: ServerSettings) -> AsyncIterator[tuple[Any, Any]]:
         """A process, and the two streams of messages to and from it."""
-        import anyio
-        from mcp.shared.message import SessionMessage
-        from mcp.types import JSONRPCMessage
-
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-ISc", _DIE_WITH_PARENT, *server.command),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=without_secrets(os.environ, server.pass_env) | server.env,
-                cwd=server.cwd,
-                limit=_LONGEST_LINE,
-            )
-        except OSError as error:
-            raise EnvironmentFailure(
-                f"MCP server {server.command[0]!r} cannot be started: {error}."
-            ) from error
+        process = await _start_process(server)
         self._processes.append(process)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
-        heard_in, heard_out = anyio.create_memory_object_stream[Any](16)
-        said_in, said_out = anyio.create_memory_object_stream[Any](16)
-        words = [""]
-
-        async def listen() -> None:
-            async with heard_in:
-                while line := await stdout.readline():
-                    with suppress(
-                        ValueError, RecursionError
-                    ):  # what is no message, such as a banner, is left out
-                        text = line.decode(errors="replace")
-                        data = whole(json.loads(text), text, "an MCP server")
-                        await heard_in.send(SessionMessage(JSONRPCMessage.model_validate(data)))
-
-        async def speak() -> None:
-            async for message in said_out:  # until the session closes its end
-                text = message.message.model_dump_json(by_alias=True, exclude_none=True)
-                stdin.write(text.encode() + b"\n")
-                await stdin.drain()
-
-        async def overhear() -> None:
-            while some := await stderr.read(4096):
-                words[0] = (words[0] + some.decode(errors="replace"))[-_WORDS:]
-
-        self._told.append(lambda: f"; it wrote: {words[0].strip()}" if words[0].strip() else ".")
-        tasks = [asyncio.create_task(work()) for work in (listen, speak, overhear)]
+        pipes = _Pipes(process)
+        self._told.append(pipes.told)
+        tasks = [asyncio.create_task(work()) for work in (pipes.listen, pipes.speak, pipes.overhear)]
         try:
-            yield heard_out, said_in
+            yield pipes.heard_out, pipes.said_in
         finally:
-            begun = _children(process.pid)
-            stdin.close()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_S):
-                    await process.wait()
-            _kill([*begun, *_children(process.pid), process.pid])
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_S):  # its pipes close
-                    await asyncio.gather(process.wait(), *tasks, return_exceptions=True)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            for end in (heard_in, heard_out, said_in, said_out):
-                end.close()
+            await _stop_process(process, tasks)
+            pipes.close()
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         from mcp.shared.exceptions import McpError
@@ -276,17 +219,100 @@ class McpServers:
         over.set()
 
 
-def _children(pid: int) -> list[int]:
+class _Pipes:
+    """Messages from and to the standard streams of a process, and the end of what it wrote on its error stream."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        import anyio
+
+        self._process = process
+        self._words = ""
+        self._heard_in, self.heard_out = anyio.create_memory_object_stream[Any](16)
+        self.said_in, self._said_out = anyio.create_memory_object_stream[Any](16)
+
+    async def listen(self) -> None:
+        """Read messages until the process closes its output; other lines, such as a banner, are left out."""
+        from mcp.shared.message import SessionMessage
+        from mcp.types import JSONRPCMessage
+
+        assert self._process.stdout is not None
+        async with self._heard_in:
+            while line := await self._process.stdout.readline():
+                with suppress(ValueError, RecursionError):
+                    text = line.decode(errors="replace")
+                    data = whole(json.loads(text), text, "an MCP server")
+                    await self._heard_in.send(SessionMessage(JSONRPCMessage.model_validate(data)))
+
+    async def speak(self) -> None:
+        """Write messages until the session closes its end."""
+        assert self._process.stdin is not None
+        async for message in self._said_out:
+            text = message.message.model_dump_json(by_alias=True, exclude_none=True)
+            self._process.stdin.write(text.encode() + b"\n")
+            await self._process.stdin.drain()
+
+    async def overhear(self) -> None:
+        """Keep the end of what is written on the error stream."""
+        assert self._process.stderr is not None
+        while some := await self._process.stderr.read(4096):
+            self._words = (self._words + some.decode(errors="replace"))[-_WORDS:]
+
+    def told(self) -> str:
+        """Return the end of a sentence on a failure: what the process wrote on its error stream."""
+        return f"; it wrote: {self._words.strip()}" if self._words.strip() else "."
+
+    def close(self) -> None:
+        """Close all ends."""
+        for end in (self._heard_in, self.heard_out, self.said_in, self._said_out):
+            end.close()
+
+
+async def _start_process(server: ServerSettings) -> asyncio.subprocess.Process:
+    """Start the command of a server.
+
+    Raises:
+        EnvironmentFailure: If it cannot be started.
+    """
+    try:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-ISc", _DIE_WITH_PARENT, *server.command),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=without_secrets(os.environ, server.pass_env) | server.env,
+            cwd=server.cwd,
+            limit=_LONGEST_LINE,
+        )
+    except OSError as error:
+        raise EnvironmentFailure(f"MCP server {server.command[0]!r} cannot be started: {error}.") from error
+
+
+async def _stop_process(process: asyncio.subprocess.Process, tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Close the input of a process, kill what has not ended after a while, and end the tasks on its pipes."""
+    assert process.stdin is not None
+    begun = _children(process.pid)
+    process.stdin.close()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_S):
+            await process.wait()
+    for child in [*begun, *_children(process.pid)]:
+        with suppress(psutil.Error):
+            child.kill()
+    with suppress(ProcessLookupError):
+        process.kill()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_S):  # its pipes close
+            await asyncio.gather(process.wait(), *tasks, return_exceptions=True)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _children(pid: int) -> list[psutil.Process]:
     """All processes that a process has started, and those have."""
     with suppress(psutil.Error):
-        return [each.pid for each in psutil.Process(pid).children(recursive=True)]
+        return psutil.Process(pid).children(recursive=True)
     return []
-
-
-def _kill(processes: Sequence[int]) -> None:
-    for pid in processes:
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def _text(part: Any) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
 
 from perturn.engines.protocol import CancellingEngine, abilities_of
-from perturn.errors import EngineFailure, PerturnError
 from perturn.types import Action, Engine, Prompt, Sampling, StreamingEngine
 
-Answered = Action | PerturnError
+Result = TypeVar("Result")
+Answered = Action | Exception
+"""An action, the engine's failure to answer one prompt, or what the engine raised for all that it was answering."""
 Deliver = Callable[[Sequence[tuple[Prompt, Answered]]], None]
 _AT_ONCE = 512
 """Prompts that an engine of concurrent calls answers at the same time."""
@@ -49,6 +51,19 @@ class EngineThread:
         for conversation in conversations:
             self._orders.put(partial(self._engine.forget, conversation))
 
+    def call(self, work: Callable[[], Result]) -> Future[Result]:
+        """Do something in the thread, between two moments of the engine's work."""
+        result: Future[Result] = Future()
+
+        def do() -> None:
+            try:
+                result.set_result(work())
+            except BaseException as error:  # noqa: BLE001  it is raised where the result is asked for
+                result.set_exception(error)
+
+        self._orders.put(do)
+        return result
+
     def close(self) -> None:
         """End the thread; what is being answered is dropped."""
         self._orders.put(None)
@@ -83,7 +98,7 @@ class EngineThread:
                 self._engine.submit([prompt], sampling)
                 self._open[prompt.conversation] = prompt
             except Exception as error:  # noqa: BLE001  a template or an engine of others; one prompt is refused
-                self._deliver([(prompt, _explained(error))])
+                self._deliver([(prompt, error)])
         else:
             self._batch.append((prompt, sampling))
 
@@ -99,8 +114,8 @@ class EngineThread:
         answered: Sequence[tuple[Prompt, Answered]]
         try:
             answered = self._engine.advance()
-        except Exception as error:  # noqa: BLE001  an engine of others; the endpoint goes on
-            answered = [(prompt, _explained(error)) for prompt in self._open.values()]
+        except Exception as error:  # noqa: BLE001  an engine of others; its thread goes on
+            answered = [(prompt, error) for prompt in self._open.values()]
             for conversation in list(self._open):
                 self._cancel(conversation)
         for prompt, _ in answered:
@@ -120,13 +135,6 @@ class EngineThread:
         answers: Sequence[Answered]
         try:
             answers = self._engine.generate(prompts, batch[0][1])
-        except Exception as error:  # noqa: BLE001  an engine of others; the endpoint goes on
-            answers = [_explained(error)] * len(prompts)
+        except Exception as error:  # noqa: BLE001  an engine of others; its thread goes on
+            answers = [error] * len(prompts)
         self._deliver(list(zip(prompts, answers, strict=True)))
-
-
-def _explained(error: Exception) -> PerturnError:
-    """An error as one of ours."""
-    if isinstance(error, PerturnError):
-        return error
-    return EngineFailure(f"the engine failed: {type(error).__name__}: {error}")
