@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
+HOSTS_VENV := .venv-hosts
 VLLM_VENV := .venv-vllm
 VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_STAMP := $(VLLM_VENV)/.setup-$(shell cat pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
@@ -24,7 +25,7 @@ BASE_STAMP := $(VENV)/.base-$(shell cat pyproject.toml constraints.txt 2>/dev/nu
 # Byte code is kept even where the environment says otherwise: tests start hundreds of processes that import the package.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup base demo demo-scienceworld image lab test test-all oldest test-oldest fuzz audit test-cluster test-vllm check check-sources check-lints docs bench format clean
+.PHONY: setup base demo demo-scienceworld image lab test test-all oldest test-oldest fuzz audit test-cluster test-vllm test-hosts check check-sources check-lints docs bench format clean
 
 # What a run needs: torch, transformers, Perturn. About 1.1 GB without a GPU.
 base: $(BASE_STAMP)
@@ -137,6 +138,30 @@ $(VLLM_STAMP): pyproject.toml
 	rm -f $(VLLM_VENV)/.setup-*
 	touch $@
 
+# Other trainers, without their GPU packages, in an environment of their own. They pin other versions than we do, so they come without
+# dependencies, and what their estimators import is named here. verifiers has another environment, since it needs older clients.
+# SkyRL 0.3 needs Python 3.12; on 3.11 its tests replace typing.TypedDict.
+HOSTS := verl==0.9.1 skyrl==0.3.0 skyrl-gym tinker-cookbook==0.6.1
+HOSTS_NEED := aiohappyeyeballs aiohttp aiosignal antlr4-python3-runtime==4.9.3 blobfile cachetools chz cloudpickle codetiming distro \
+	frozenlist func_timeout hydra-core importlib_metadata jaxtyping loguru lxml msgspec multidict omegaconf orjson propcache \
+	pycryptodomex pylatexenc pyrage pyvers pyzmq tensordict termcolor tiktoken tinker==0.38.0 tml-renderers torchdata transferqueue \
+	wadler_lindig yarl zipp
+HOSTS_TESTS := $(addprefix tests/adapters/test_,verl.py skyrl.py tinker_cookbook.py trl.py released_estimators.py) \
+	tests/test_docs_run.py::test_python_blocks_run_as_printed[docs/adapters/verl.md]
+HOSTS_PYTEST := -m pytest -m "slow or not slow" -W default -o cpu_seconds=0 -o timeout=0
+# Let an environment find the packages of ours behind its own.
+share = $(1)/bin/python -c "import site, sys; open(site.getsitepackages()[0] + '/zz_perturn.pth', 'w').write(sys.argv[1])" \
+	"$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')"
+test-hosts: setup
+	test -x $(HOSTS_VENV)/bin/python || $(PYTHON) -m venv $(HOSTS_VENV)
+	$(call share,$(HOSTS_VENV))
+	$(HOSTS_VENV)/bin/python -m pip install --quiet --no-deps $(HOSTS) $(HOSTS_NEED)
+	PYTHONPATH=src $(HOSTS_VENV)/bin/python $(HOSTS_PYTEST) $(HOSTS_TESTS)
+	test -x $(HOSTS_VENV)-verifiers/bin/python || $(PYTHON) -m venv $(HOSTS_VENV)-verifiers
+	$(HOSTS_VENV)-verifiers/bin/python -m pip install --quiet verifiers==0.4.0
+	$(call share,$(HOSTS_VENV)-verifiers)
+	PYTHONPATH=src $(HOSTS_VENV)-verifiers/bin/python $(HOSTS_PYTEST) tests/adapters/test_prime_rl.py
+
 # Two parts at a time; each prints what it says when it has ended.
 check: setup
 	$(MAKE) --jobs 2 --output-sync check-lints check-sources docs
@@ -174,4 +199,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(OLDEST_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(OLDEST_VENV) $(HOSTS_VENV) $(HOSTS_VENV)-verifiers build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

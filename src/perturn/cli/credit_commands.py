@@ -125,6 +125,7 @@ def _number(value: float | None) -> str:
     "gigpo gamma=1.0 statistics=steps",
     "anchor-rloo gamma=0.9 --json",
     "my_package.my_credit:MyCredit",
+    "trl:grpo scale_rewards=none",
     codes="0 measured; 1 it says that it is unbiased and is not.",
     panel="Prepare",
 )
@@ -132,7 +133,8 @@ def check_credit(
     credit: Annotated[
         str,
         typer.Argument(
-            metavar="NAME-or-MODULE:CLASS", help="A name from `perturn list credits`, or your own."
+            metavar="NAME",
+            help="A name from `perturn list credits`, your own MODULE:CLASS, or LIBRARY:ESTIMATOR.",
         ),
     ],
     overrides: Overrides = None,
@@ -140,11 +142,15 @@ def check_credit(
         float | None,
         typer.Option(min=0, max=1, help="Discount of the return; default: gamma, or 1."),
     ] = None,
+    agent_credit_bench: Annotated[
+        bool,
+        typer.Option("--agent-credit-bench", help="Measure on the processes of AgentCreditBench instead."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the exact bias and noise of a credit."""
     with at_work(f"measuring {credit}"):
-        found = _measure(credit, overrides or [], discount)
+        found = _measure(credit, overrides or [], discount, agent_credit_bench)
     if as_json:
         say_json(found)
     else:
@@ -153,17 +159,27 @@ def check_credit(
         raise typer.Exit(1)
 
 
-def _measure(name: str, overrides: list[str], discount: float | None) -> dict[str, Any]:
+def _measure(name: str, overrides: list[str], discount: float | None, of_benchmark: bool) -> dict[str, Any]:
     from perturn.config.parsing import apply_overrides
 
     section: dict[str, Any] = {"name": name}
     apply_overrides(section, overrides)
-    made = locate("perturn.training.credit_choice:make_credit")(section)
+    released = locate("perturn.adapters.released_estimators:is_released")(name)
+    where = (
+        "adapters.released_estimators:released_estimator"
+        if released
+        else "training.credit_choice:make_credit"
+    )
+    made = locate(f"perturn.{where}")(section)
+    ground = "benchmark_processes:AGENT_CREDIT_BENCH" if of_benchmark else "processes:PROCESSES"
+    processes = locate(f"perturn.credit_check.{ground}")
     try:
-        summary: dict[str, Any] = locate("perturn.credit_check.meter:summary")(name, made, discount)
+        summary: dict[str, Any] = locate("perturn.credit_check.meter:summary")(
+            name, made, discount, processes
+        )
     except Exception as error:  # a credit is code of others
         raise ConfigError(f"credit {name!r} cannot be measured: {type(error).__name__}: {error}") from error
-    return summary
+    return summary | ({"library": made.library} if released else {})
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -181,5 +197,9 @@ def _print(found: dict[str, Any]) -> None:
     results.print(shown)
     for note in found["notes"]:
         results.print(note, soft_wrap=True)
+    if "library" in found:
+        results.print(
+            f"{found['library']}, on a batch of one group, with one token for each turn", soft_wrap=True
+        )
     claim = "says that it is unbiased" if found["claims_unbiased"] else "does not say that it is unbiased"
     results.print(f"{found['credit']} {claim}; measured: {'unbiased' if found['unbiased'] else 'biased'}")

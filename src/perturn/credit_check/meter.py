@@ -54,7 +54,9 @@ class Measurement:
         return self.relative_bias <= self.tolerance
 
 
-def check_credit(credit: Credit, gamma: float | None = None) -> list[Measurement]:
+def check_credit(
+    credit: Credit, gamma: float | None = None, processes: Sequence[Process] = PROCESSES
+) -> list[Measurement]:
     """Measure a credit on every process, with groups of every size.
 
     Args:
@@ -62,11 +64,12 @@ def check_credit(credit: Credit, gamma: float | None = None) -> list[Measurement
             trait `takes_prover`, branches are of a prover that takes all actions of a state alike. A group of one with
             `trains_branches` is of so many trees: episodes, each played on once from its third turn.
         gamma: Discount of the return whose gradient is the true one; None: the credit's own.
+        processes: What to measure it on.
 
     Returns:
         A measurement for each process and size.
     """
-    return [measure(credit, process, size, gamma) for process in PROCESSES for size in SIZES]
+    return [measure(credit, process, size, gamma) for process in processes for size in SIZES]
 
 
 def measure(credit: Credit, process: Process, size: int, gamma: float | None = None) -> Measurement:
@@ -143,14 +146,16 @@ def _padded(credit: Credit, found: Sequence[Tensor], lengths: Sequence[int], hor
     return padded
 
 
-def summary(name: str, credit: Credit, gamma: float | None = None) -> dict[str, Any]:
+def summary(
+    name: str, credit: Credit, gamma: float | None = None, processes: Sequence[Process] = PROCESSES
+) -> dict[str, Any]:
     """Return all measurements of a credit as plain data.
 
     Returns:
         `credit`, `needs`, `notes` (on the exact values of these), `gamma` (of the objective), `claims_unbiased`,
         `unbiased` (measured), `measurements` (each with the fields of Measurement; None for what is infinite).
     """
-    found = check_credit(credit, gamma)
+    found = check_credit(credit, gamma, processes)
     return {
         "credit": name,
         "needs": sorted(names_of(credit.needs)),

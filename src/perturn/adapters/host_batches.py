@@ -1,0 +1,222 @@
+"""Turns of a batch that another trainer made, weighed by a credit, as numbers of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import fsum, isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perturn.adapters.host_credits import HostCredit
+from perturn.errors import ConfigError, DataError
+from perturn.group import groups_of
+from perturn.types import Action, Task, Trajectory, Turn
+
+Span = tuple[int, int]
+"""First token of a turn, and the one after its last."""
+
+
+@dataclass(frozen=True)
+class HostEpisode:
+    """An episode of a host, turn by turn."""
+
+    group: str
+    """Name of the group; episodes of one group are compared."""
+    rewards: Sequence[float]
+    """Reward of each turn [turns]."""
+    states: Sequence[Any] | None = None
+    """A name for the state before each turn, equal for equal states [turns]; None: not known."""
+    earned: Sequence[float] | None = None
+    """Part of the episode's score that each turn earned [turns]; None: not known. It is moved from the last turn, where
+    hosts put a score, to the turn, so that the sum stays."""
+
+    def trajectory(self, sample: int) -> Trajectory:
+        """Return the episode as a credit reads it; it is a success if its total reward is above 0.
+
+        Raises:
+            DataError: If there is not one state and one reward for each turn, or a reward is not finite.
+        """
+        turns = len(self.rewards)
+        states = self._one_a_turn(self.states, None, "state")
+        earned = self._one_a_turn(self.earned, 0.0, "reward")
+        rewards = [own + part for own, part in zip(self.rewards, earned, strict=True)]
+        rewards[turns - 1 :] = [reward - fsum(earned) for reward in rewards[turns - 1 :]]
+        action, total = Action("", token_ids=(0,), logprobs=(0.0,)), fsum(rewards)
+        return Trajectory(
+            Task(self.group),
+            tuple(
+                Turn((), action, reward, state_key=None if state is None else str(state))
+                for reward, state in zip(rewards, states, strict=True)
+            ),
+            total_reward=total,
+            success=total > 0,
+            terminated=True,
+            sample=sample,
+        )
+
+    def _one_a_turn(self, given: Sequence[Any] | None, empty: Any, what: str) -> Sequence[Any]:
+        turns = len(self.rewards)
+        if given is None:
+            return [empty] * turns
+        if len(given) != turns:
+            raise DataError(
+                f"group {self.group!r:.80}: expected a {what} for each of the {turns} turns of an episode, which are "
+                f"the runs of tokens that the policy wrote, got {len(given)}."
+            )
+        return given
+
+
+def turn_spans(mask: Sequence[float]) -> list[Span]:
+    """Return the turns of a sequence: the runs of ones in its mask.
+
+    A sequence without any has one turn of no tokens, so that its reward counts in its group.
+    """
+    spans: list[Span] = []
+    start: int | None = None
+    for at, trained in enumerate([*map(bool, mask), False]):
+        if trained and start is None:
+            start = at
+        elif not trained and start is not None:
+            spans.append((start, at))
+            start = None
+    return spans or [(0, 0)]
+
+
+def turn_rewards(token_rewards: Sequence[float], spans: Sequence[Span]) -> list[float]:
+    """Return the reward of each turn: of its tokens and of those after it, up to the next turn.
+
+    What stands before the first turn is added to the first, so that the sum stays.
+    """
+    starts = [0, *(start for start, _ in spans[1:]), len(token_rewards)]
+    return [fsum(token_rewards[start:end]) for start, end in pairwise(starts)]
+
+
+def weigh_episodes(
+    episodes: Sequence[HostEpisode], weigher: HostCredit, needed: Mapping[str, Sequence[Any]] | None = None
+) -> list[list[float]]:
+    """Return the number that a credit gives each turn of each episode `[episodes][turns]`.
+
+    Args:
+        episodes: Of a batch, in any order; those of one group are compared.
+        weigher: The credit.
+        needed: Quantities that the credit needs, by keyword, one entry an episode.
+
+    Raises:
+        DataError: If the credit compares turns by state keys and an episode has none, or has not one of each turn.
+        ConfigError: If the credit does not return one finite number a turn.
+    """
+    credit = weigher.credit
+    if weigher.reads_states and (lacks := [one.group for one in episodes if one.states is None]):
+        raise DataError(
+            f"credit {type(credit).__name__} compares turns by state keys, and {len(lacks)} of {len(episodes)} "
+            f"episodes of {weigher.host} have none, such as one of group {lacks[0]!r:.80}; record one for each turn."
+        )
+    samples: dict[str, int] = {}
+    made = []
+    for episode in episodes:
+        samples[episode.group] = samples.get(episode.group, -1) + 1
+        made.append(episode.trajectory(samples[episode.group]))
+    compared: list[Sequence[int]] = [group.indices for group in groups_of(made)]
+    if credit.traits.across_tasks:
+        compared = [[index for members in compared for index in members]]
+    found: list[list[float]] = [[] for _ in episodes]
+    for members in compared:
+        given = {name: [entries[index] for index in members] for name, entries in (needed or {}).items()}
+        for index, weights in zip(members, credit([made[i] for i in members], **given), strict=True):
+            found[index] = weights.tolist()
+            if len(found[index]) != len(made[index].turns) or not all(map(isfinite, found[index])):
+                raise ConfigError(
+                    f"credit {type(credit).__name__} must return a finite number for each of "
+                    f"{len(made[index].turns)} turns, got {found[index]!r:.120}."
+                )
+    return found
+
+
+@dataclass(frozen=True)
+class HostBatch:
+    """Sequences of tokens of a host. Those of one episode are in the order in which they were played."""
+
+    mask: Tensor
+    """1 at tokens that the policy wrote; the turns are its runs of ones [sequences, tokens]."""
+    rewards: Tensor
+    """Reward at each token [sequences, tokens]."""
+    groups: Sequence[Any]
+    """Name of the group [sequences]."""
+    episodes: Sequence[Any] | None = None
+    """Name of the episode [sequences]; None: each sequence is one."""
+    states: Sequence[Sequence[Any] | None] | None = None
+    """A name for the state before each turn `[sequences][turns]`; None: not known."""
+    earned: Sequence[Sequence[float] | None] | None = None
+    """Part of the episode's score that each turn earned `[sequences][turns]`; None: not known."""
+    values: Tensor | None = None
+    """V before each token [sequences, tokens]; that of the first token of a turn is read. None: not known."""
+
+
+def weigh_batch(batch: HostBatch, credit: HostCredit) -> tuple[Tensor, Tensor]:
+    """Return the advantage of each token, and the return that V stands for, as `rewards` is [sequences, tokens].
+
+    Both are those of its turn, and 0 outside of turns. Without V the return is the advantage, as hosts have it.
+    """
+    spans = [turn_spans(row) for row in batch.mask.tolist()]
+    rewards = [turn_rewards(row, own) for row, own in zip(batch.rewards.tolist(), spans, strict=True)]
+    rows: dict[Any, list[int]] = {}
+    for row, name in enumerate(batch.episodes if batch.episodes is not None else range(len(spans))):
+        rows.setdefault(name, []).append(row)
+    episodes = [
+        HostEpisode(
+            str(batch.groups[own[0]]),
+            _joined(rewards, own),
+            _told(batch.states, spans, own, None),
+            _told(batch.earned, spans, own, 0.0),
+        )
+        for own in rows.values()
+    ]
+    before: list[list[float]] = [[0.0] * len(own) for own in spans]
+    needed = {}
+    if batch.values is not None:
+        before = [
+            [row[start] for start, _ in own] for row, own in zip(batch.values.tolist(), spans, strict=True)
+        ]
+        needed["values"] = [[[value] for value in _joined(before, own)] for own in rows.values()]
+    numbers: list[list[float]] = [[] for _ in spans]
+    for own, found in zip(rows.values(), weigh_episodes(episodes, credit, needed), strict=True):
+        left = iter(found)
+        for row in own:
+            numbers[row] = [next(left) for _ in spans[row]]
+    targets = [[a + v for a, v in zip(*both, strict=True)] for both in zip(numbers, before, strict=True)]
+    return on_tokens(numbers, spans, batch.rewards), on_tokens(targets, spans, batch.rewards)
+
+
+def _joined(by_row: Sequence[Sequence[Any]], rows: Sequence[int]) -> list[Any]:
+    return [entry for row in rows for entry in by_row[row]]
+
+
+def _told(
+    given: Sequence[Sequence[Any] | None] | None,
+    spans: Sequence[Sequence[Span]],
+    rows: Sequence[int],
+    empty: Any,
+) -> list[Any] | None:
+    """Return the entries of the turns of an episode, `empty` where there are none; None: there are none at all."""
+    if given is None or all(given[row] is None for row in rows):
+        return None
+    return [entry for row in rows for entry in (given[row] or [empty] * len(spans[row]))]
+
+
+def on_tokens(weights: Sequence[Sequence[float]], spans: Sequence[Sequence[Span]], like: Tensor) -> Tensor:
+    """Return the number of its turn for every token of a turn, and 0 elsewhere, in the form of `like`.
+
+    Args:
+        weights: Of each turn `[sequences][turns]`.
+        spans: The turns `[sequences][turns]`.
+        like: Of the shape, type and device of the result [sequences, tokens].
+    """
+    found = torch.zeros_like(like)
+    for row, of_one, turns in zip(found, weights, spans, strict=True):
+        for (start, end), weight in zip(turns, of_one, strict=True):
+            row[start:end] = weight
+    return found

@@ -1,0 +1,116 @@
+"""Which credits another trainer can feed: what a credit reads against what the trainer gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import starmap
+from typing import Any
+
+from perturn.credit import Credit
+from perturn.errors import check_none
+from perturn.needs import keyword, name_of
+from perturn.training.credit_choice import check_credit, make_credit
+from perturn.types import Action, Task, Trajectory, Turn
+
+STATES = "state keys"
+"""Name of an input that a host has where its user passes a name for the state before each turn."""
+
+
+@dataclass(frozen=True)
+class HostCredit:
+    """A credit that a host can feed; `host_credit` makes it."""
+
+    host: str
+    credit: Credit
+    reads_states: bool
+
+
+def host_credit(
+    host: str, credit: str | Mapping[str, Any] | Credit, gives: Mapping[str, str | None]
+) -> HostCredit:
+    """Return a credit that a host can feed, or reject it before any training.
+
+    Args:
+        host: Name of the host.
+        credit: A credit, the name of one, or a section `credit`.
+        gives: What the host can give besides rewards and groups: STATES and names of quantities. Each is None if it
+            does, or else what to do so that it does.
+
+    Raises:
+        ConfigError: If there is no such credit, or it reads what the host does not give.
+    """
+    if isinstance(credit, str | Mapping):
+        section = {"name": credit} if isinstance(credit, str) else dict(credit)
+        made, name = make_credit(section), str(section.get("name"))
+    else:
+        check_credit(credit, type(credit).__name__)
+        made, name = credit, type(credit).__name__
+    check_none(_faults(host, made, name, gives))
+    return HostCredit(host, made, STATES in read_aspects(made))
+
+
+def _faults(host: str, credit: Credit, name: str, gives: Mapping[str, str | None]) -> Iterator[str]:
+    """Yield what a credit reads that a host does not give."""
+    if credit.traits.trains_branches:
+        yield f"credit {name!r} weighs branches of episodes, and {host} plays none; run it in Perturn."
+    if credit.traits.sets_clip:
+        yield f"credit {name!r} sets a clip range for each turn, and {host} has one for all; run it in Perturn."
+    for need in map(name_of, credit.needs):
+        hint = gives.get(need, "run it in Perturn, which computes it")
+        if hint is not None:
+            yield f"credit {name!r} needs {need}, which {host} does not give; {hint}."
+    reads = read_aspects(credit)
+    if STATES in reads and (hint := gives.get(STATES, "run it in Perturn")) is not None:
+        yield f"credit {name!r} compares turns by state keys, which {host} does not give; {hint}."
+    for aspect in reads - {STATES}:
+        yield f"credit {name!r} reads {aspect}, which {host} does not give; run it in Perturn."
+
+
+def read_aspects(credit: Credit) -> set[str]:
+    """Return what a credit reads of turns besides their rewards: state keys, texts, whether actions were valid.
+
+    It is asked to weigh a small group, and the group with one of these changed. It reads what changes its numbers.
+    """
+    group = [
+        Trajectory(
+            Task("probe"),
+            tuple(Turn((), Action("", token_ids=(0,), logprobs=(0.0,)), reward) for reward in rewards),
+            total_reward=sum(rewards),
+            success=sample != 1,
+            terminated=True,
+            sample=sample,
+        )
+        for sample, rewards in enumerate([[0.0, 0.5, 1.0], [0.25, 0.0], [0.0, 0.0, 0.0, 0.5]])
+    ]
+    plain = _probe(credit, group)
+    return {
+        aspect
+        for aspect, change in _CHANGED.items()
+        if plain
+        != _probe(
+            credit,
+            [replace(one, turns=tuple(starmap(change, enumerate(one.turns, one.sample)))) for one in group],
+        )
+    }
+
+
+_CHANGED: dict[str, Callable[[int, Turn], Turn]] = {
+    STATES: lambda at, turn: replace(turn, state_key=f"s{at % 2}"),
+    "texts": lambda at, turn: replace(
+        turn,
+        observation=({"role": "user", "content": f"{at} {'done' if at % 2 else 'Nothing happens.'}"},),
+        action=replace(turn.action, text=f"{at} {'<think>' if at % 2 else 'search[x]'}"),
+    ),
+    "whether actions were valid": lambda at, turn: replace(turn, valid=at % 3 > 0),
+}
+"""Changes of a turn, by the aspect that they change; each is given the index of the turn plus the sample."""
+
+
+def _probe(credit: Credit, group: Sequence[Trajectory]) -> list[list[float]]:
+    """Return the weights of a group, where quantities are numbers that differ between turns."""
+    needed: dict[str, Any] = {
+        keyword(name_of(need)): [[[-0.1 * at - 0.2] for at, _ in enumerate(one.turns)] for one in group]
+        for need in credit.needs
+    }
+    return [one.tolist() for one in credit(group, **needed)]

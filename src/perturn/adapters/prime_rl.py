@@ -1,0 +1,105 @@
+"""prime-rl 0.7 to 0.8, and traces of verifiers 0.3 to 0.4: an algorithm with an advantage for each turn.
+
+`install` replaces the credit of one of prime-rl's algorithms, since its configuration takes no others. A turn is a
+message that the policy wrote. A trace says of its turns in `info`, where an environment puts it:
+
+- `state_keys`, a name for the state before each turn;
+- `turn_rewards`, the part of the reward that each turn earned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from perturn.adapters.host_batches import HostEpisode, turn_spans, weigh_episodes
+from perturn.adapters.host_credits import STATES, HostCredit, host_credit
+from perturn.credit import Credit
+
+if TYPE_CHECKING:
+
+    class _Algorithm:
+        def __init__(self, *args: Any, **settings: Any) -> None: ...
+
+else:
+    _Algorithm = object
+
+VERSIONS = ">=0.7,<0.9"
+TRACES = ">=0.3,<0.5"
+
+_STATES, _REWARDS = "state_keys", "turn_rewards"
+
+
+def weigh_traces(traces: Iterable[Any], credit: HostCredit) -> None:
+    """Write the advantage of each sampled token into the nodes of traces, which are one group.
+
+    Args:
+        traces: Of verifiers. Those with an error, or that are not trained, are left out, as prime-rl has it.
+        credit: The credit.
+    """
+    trained = [
+        one for one in traces if one.ok and one.agent.trainable and any(any(node.mask) for node in one.nodes)
+    ]
+    turns = [[node for node in one.nodes if any(node.mask)] for one in trained]
+    episodes = [_episode(one.reward, len(own), one.info) for one, own in zip(trained, turns, strict=True)]
+    for own, weights in zip(turns, weigh_episodes(episodes, credit), strict=True):
+        for node, weight in zip(own, weights, strict=True):
+            node.advantages = [weight] * sum(node.mask)
+
+
+def weigh_rollouts(rollouts: Sequence[Any], credit: HostCredit) -> None:
+    """Assign the advantage of each token to the rollouts of a group, as prime-rl 0.7 and 0.8.0 have them."""
+    spans = [[turn_spans(sample.mask) for sample in one.samples] for one in rollouts]
+    episodes = [
+        _episode(one.reward, sum(map(len, own)), one.info) for one, own in zip(rollouts, spans, strict=True)
+    ]
+    for one, own, weights in zip(rollouts, spans, weigh_episodes(episodes, credit), strict=True):
+        left, found = iter(weights), []
+        for sample, turns in zip(one.samples, own, strict=True):
+            tokens = [0.0] * len(sample.mask)
+            for start, end in turns:
+                tokens[start:end] = [next(left)] * (end - start)
+            found += tokens
+        one.assign_advantages(found)
+
+
+def _episode(reward: float, turns: int, info: Mapping[str, Any]) -> HostEpisode:
+    return HostEpisode("group", [*[0.0] * (turns - 1), reward], info.get(_STATES), info.get(_REWARDS))
+
+
+class PerTurnCredit(_Algorithm):
+    """Mixed into an algorithm of prime-rl: its `credit` scores each group."""
+
+    credit: str | Mapping[str, Any] | Credit = "rloo"
+    """A credit, the name of one, or a section `credit`."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """Reject a credit that prime-rl cannot feed."""
+        self._credit = host_credit("prime-rl", self.credit, {STATES: None})
+        super().__init__(*args, **settings)
+
+    async def score_group(self, group: Sequence[Any]) -> None:
+        """Give each turn its advantage; prime-rl 0.8.1 hands over episodes of verifiers, earlier versions rollouts."""
+        import verifiers.v1 as vf
+
+        if all(isinstance(one, vf.Episode) for one in group):
+            weigh_traces([trace for one in group for trace in one.traces], self._credit)
+        else:
+            weigh_rollouts(group, self._credit)
+
+
+def install(credit: str | Mapping[str, Any] | Credit, algorithm: str = "grpo") -> None:
+    """Let a credit score the groups of one of prime-rl's algorithms; call it before the orchestrator starts.
+
+    Args:
+        credit: A credit, the name of one, or a section `credit`.
+        algorithm: The value of `orchestrator.algo.type` whose credit is replaced.
+
+    Raises:
+        ConfigError: If prime-rl cannot feed the credit.
+    """
+    from prime_rl.orchestrator.algo import ALGORITHM_CLASSES
+
+    host_credit("prime-rl", credit, {STATES: None})
+    base = ALGORITHM_CLASSES[algorithm]
+    ALGORITHM_CLASSES[algorithm] = type(f"PerTurn{base.__name__}", (PerTurnCredit, base), {"credit": credit})

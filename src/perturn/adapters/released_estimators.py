@@ -1,0 +1,296 @@
+"""Released advantage estimators of other libraries as credits, for the bias meter: `perturn check-credit verl:rloo`.
+
+The library's own code runs, on a batch of one group in the form that its rollouts have. Each turn is one token, and an
+observation of one token follows it: the choice that a turn makes is that of one token, and the meter measures choices.
+Numbers are float64, where libraries train in float32.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perturn.credit import CreditTraits
+from perturn.credit.turn_gae import TurnGAE
+from perturn.errors import ConfigError, did_you_mean
+from perturn.needs import Needs, Values
+from perturn.types import Trajectory
+
+
+@dataclass(frozen=True)
+class ReleasedBatch:
+    """A group of episodes in the form that libraries have; turn t is token 2 t."""
+
+    mask: Tensor
+    """1 at tokens of turns [episodes, tokens]."""
+    rewards: Tensor
+    """The reward of each turn at its token [episodes, tokens]."""
+    values: Tensor
+    """V of the state before each turn, at its token and at the observation before it; 0 where it was not asked for
+    [episodes, tokens]."""
+
+    @property
+    def response(self) -> Tensor:
+        """1 at tokens of turns and of observations between them [episodes, tokens]."""
+        return (self.mask.flip(1).cumsum(1).flip(1) > 0).to(self.mask.dtype)
+
+    @property
+    def outcome(self) -> Tensor:
+        """The score of each episode at its last token [episodes, tokens]."""
+        found = torch.zeros_like(self.rewards)
+        found[torch.arange(len(found)), self.response.sum(1).long() - 1] = self.rewards.sum(1)
+        return found
+
+
+Estimate = Callable[[ReleasedBatch], Tensor]
+"""From a batch to the advantage of each token [episodes, tokens], or of each episode [episodes]."""
+
+
+@dataclass(frozen=True)
+class ReleasedEstimator:
+    """An estimator of a library as a credit."""
+
+    estimate: Estimate
+    library: str
+    """Name and version."""
+    discount: float = 1.0
+    needs: Needs = ()
+
+    @property
+    def traits(self) -> CreditTraits:
+        """See `Credit.traits`."""
+        return CreditTraits(needs_group=True, weighs_alone=True, discount=self.discount)
+
+    def __call__(
+        self, group: Sequence[Trajectory], *, values: Sequence[Sequence[Any]] | None = None, **_: Any
+    ) -> list[Tensor]:
+        """Return the advantage of every turn, one tensor a trajectory [turns]."""
+        rewards = [[turn.reward for turn in one.turns] for one in group]
+        before = [[0.0] * len(own) for own in rewards]
+        if values is not None:
+            before = [[float(torch.as_tensor(turn).reshape(-1)[0]) for turn in own] for own in values]
+        ones = [[1.0] * len(own) for own in rewards]
+        mask, paid, known = map(_spread, (ones, rewards, before))
+        known[:, 1:-1:2] = known[:, 2::2]
+        found = self.estimate(ReleasedBatch(mask, paid, known))
+        by_token = found[:, None].expand(-1, 2 * max(map(len, rewards))) if found.dim() == 1 else found
+        return [row[: 2 * len(own) : 2].double().clone() for row, own in zip(by_token, rewards, strict=True)]
+
+
+def _spread(numbers: Sequence[Sequence[float]]) -> Tensor:
+    """Return numbers of turns at their tokens [episodes, tokens]."""
+    found = torch.zeros(len(numbers), 2 * max(map(len, numbers)), dtype=torch.float64)
+    for row, own in zip(found, numbers, strict=True):
+        row[: 2 * len(own) : 2] = torch.tensor(own, dtype=torch.float64)
+    return found
+
+
+@dataclass(frozen=True)
+class _Library:
+    """A library whose estimators can be measured."""
+
+    package: str
+    """As pip installs it."""
+    module: str
+    """Where its estimators are."""
+    estimators: Callable[[Any], Iterable[str]]
+    """From the module to the names of its estimators."""
+    make: Callable[[Any, str, dict[str, Any]], tuple[Estimate, bool]]
+    """From the module, a name and settings, of which it removes those that it reads, to the estimator, and whether it
+    reads V."""
+
+
+def is_released(name: str) -> bool:
+    """Return whether a name is that of an estimator of a known library, such as `verl:rloo`."""
+    return name.partition(":")[0] in _LIBRARIES and ":" in name
+
+
+def released_estimator(section: Mapping[str, Any]) -> ReleasedEstimator:
+    """Return an estimator of an installed library as a credit.
+
+    Args:
+        section: `name`, such as `verl:rloo`, and settings of the library; `gamma` and `lam` where it has them.
+
+    Raises:
+        ConfigError: If the library is not installed, has no such estimator, or the estimator reads what the episodes of
+            a process do not have.
+    """
+    host, _, name = str(section["name"]).partition(":")
+    library = _LIBRARIES[host]
+    try:
+        installed = version(library.package)
+        module = import_module(library.module)
+    except PackageNotFoundError:
+        raise ConfigError(
+            f"{host}:{name} is measured where {host} is installed; run `pip install --no-deps {library.package}`, or "
+            "`make test-hosts` in a checkout of Perturn."
+        ) from None
+    except Exception as error:  # the import of a library that is there may fail in any way
+        raise ConfigError(
+            f"{library.package} {installed} cannot be imported: {type(error).__name__}: {error}. `make test-hosts` in "
+            "a checkout of Perturn installs what it needs without a GPU."
+        ) from error
+    known = sorted(library.estimators(module))
+    if name not in known:
+        raise ConfigError(
+            f"{host} {installed} has no estimator {name!r}{did_you_mean(name, known)}; it has {', '.join(known)}."
+        )
+    settings = {key: value for key, value in section.items() if key != "name"}
+    discount = float(settings.get("gamma", 1.0))
+    estimate, reads_values = library.make(module, name, settings)
+    if settings:
+        raise ConfigError(f"{host}:{name} has no setting {', '.join(sorted(settings))}.")
+    needs = (Values(TurnGAE(gamma=discount).value_targets),) if reads_values else ()
+    return ReleasedEstimator(estimate, f"{library.package} {installed}", discount, needs)
+
+
+class _Config(dict[str, Any]):
+    """Settings of an algorithm, read in either of the ways that libraries do."""
+
+    __getattr__ = dict.__getitem__
+
+
+def _function(
+    function: Callable[..., Any],
+    name: str,
+    settings: dict[str, Any],
+    given: Callable[[ReleasedBatch], dict[str, Any]],
+) -> tuple[Estimate, bool]:
+    """Make an estimator of a function, which is given what its parameters name of a batch and of the settings.
+
+    Args:
+        function: From arguments to advantages and returns.
+        name: For messages.
+        settings: Of the user; those that are read are removed.
+        given: From a batch to arguments.
+    """
+    parameters = inspect.signature(function).parameters
+    own: dict[str, Any] = {"gamma": 1.0, "lam": 1.0}
+    own |= {key: settings.pop(key) for key in list(settings) if key in {*own, *parameters}}
+    own |= {"lambd": own["lam"], "config": _Config(own)}
+
+    def arguments(batch: ReleasedBatch) -> dict[str, Any]:
+        return {key: value for key, value in {**given(batch), **own}.items() if key in parameters}
+
+    empty = torch.zeros(1, 2, dtype=torch.float64)
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    required = {key for key, one in parameters.items() if one.default is one.empty and one.kind not in kinds}
+    if lacks := sorted(required - arguments(ReleasedBatch(empty, empty, empty)).keys()):
+        raise ConfigError(f"{name} reads {', '.join(lacks)}, which the episodes of a process do not have.")
+    return lambda batch: function(**arguments(batch))[0], "values" in required
+
+
+def _verl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
+    """Make an estimator of verl's registry; the score is at the last token, where verl's agent loops put it."""
+    import numpy as np
+
+    def given(batch: ReleasedBatch) -> dict[str, Any]:
+        return {
+            "token_level_rewards": batch.outcome,
+            "response_mask": batch.mask,
+            "index": np.array(["group"] * len(batch.mask), dtype=object),
+            "values": batch.values,
+        }
+
+    return _function(module.ADV_ESTIMATOR_REGISTRY[name], f"verl:{name}", settings, given)
+
+
+def _skyrl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
+    """Make an estimator of SkyRL's registry; rewards are at the ends of turns, and masks hold observations."""
+    import numpy as np
+
+    def given(batch: ReleasedBatch) -> dict[str, Any]:
+        return {
+            "token_level_rewards": batch.rewards,
+            "response_mask": batch.response,
+            "index": np.array(["group"] * len(batch.mask), dtype=object),
+            "values": batch.values,
+            "grpo_norm_by_std": True,
+        }
+
+    function = inspect.unwrap(module.AdvantageEstimatorRegistry.get(name))
+    return _function(function, f"skyrl:{name}", settings, given)
+
+
+_TRL: Mapping[str, tuple[str, str, dict[str, Any]]] = {
+    "grpo": (
+        "GRPOTrainer",
+        "self.multi_objective_aggregation",
+        {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"},
+    ),
+    "rloo": ("RLOOTrainer", "grouped_rewards = ", {"normalize_advantages": False}),
+}
+"""Trainer; words of the first of its statements that compute advantages; settings of the trainer that they read."""
+
+_TRL_ENDS = "advantages = torch.nan_to_num("
+"""How the last of these statements begins."""
+
+
+def _trl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
+    """Make an estimator of a trainer of TRL: the statements of its method from rewards to advantages, as they stand."""
+    trainer, begins, defaults = _TRL[name]
+    method = vars(getattr(module, trainer))["_generate_and_score_completions"]
+    own = {key: settings.pop(key, value) for key, value in defaults.items()}
+    statements = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0].body  # type: ignore[attr-defined]
+    texts = [ast.unparse(one) for one in statements]
+    first = next((at for at, text in enumerate(texts) if begins in text), len(texts))
+    last = next((at for at, text in enumerate(texts) if text.startswith(_TRL_ENDS)), -1)
+    if last < first:
+        raise ConfigError(
+            f"trl:{name}: {trainer} computes advantages in another way than TRL 1.16; install trl 1.16."
+        )
+    code = compile("\n".join(texts[first : last + 1]), f"<{trainer}>", "exec")
+
+    def estimate(batch: ReleasedBatch) -> Tensor:
+        scores = batch.rewards.sum(1)
+        weights = torch.ones(1, dtype=scores.dtype)
+        space = {
+            **method.__globals__,
+            "self": SimpleNamespace(reward_weights=weights, reward_funcs=[None], **own),
+            "device": scores.device,
+            "rewards_per_func": scores[:, None],
+            "rewards": scores,
+            "num_generations": len(scores),
+            "unscorable_mask": scores.isnan(),
+        }
+        exec(code, space)
+        found: Tensor = space["advantages"]
+        return found
+
+    return estimate, False
+
+
+def _tinker(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
+    """Make an estimator of the function of tinker-cookbook that takes the mean of a group off its rewards."""
+
+    def estimate(batch: ReleasedBatch) -> Tensor:
+        totals = SimpleNamespace(get_total_rewards=lambda: batch.rewards.sum(1).tolist())
+        found: Tensor = module.compute_advantages([totals])[0]
+        return found
+
+    return estimate, False
+
+
+_LIBRARIES: Mapping[str, _Library] = {
+    "verl": _Library("verl", "verl.trainer.ppo.core_algos", lambda one: one.ADV_ESTIMATOR_REGISTRY, _verl),
+    "skyrl": _Library(
+        "skyrl",
+        "skyrl.backends.skyrl_train.utils.ppo_utils",
+        lambda one: one.AdvantageEstimatorRegistry.list_available(),
+        _skyrl,
+    ),
+    "trl": _Library("trl", "trl", lambda one: _TRL, _trl),
+    "tinker-cookbook": _Library(
+        "tinker-cookbook", "tinker_cookbook.rl.data_processing", lambda one: ["compute_advantages"], _tinker
+    ),
+}

@@ -1,0 +1,95 @@
+"""TRL 1.16: `GRPOTrainer` with an advantage for each turn.
+
+`PerTurnAdvantages` is mixed into `trl.GRPOTrainer`. Turns are the tokens that the model wrote, between those of tools.
+States and rewards of turns come from the attributes `state_keys` and `turn_rewards` of TRL's environments, or from
+columns of these names that a `rollout_func` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from perturn.adapters.host_batches import HostEpisode, on_tokens, turn_spans, weigh_episodes
+from perturn.adapters.host_credits import STATES, host_credit
+from perturn.credit import Credit
+
+if TYPE_CHECKING:
+
+    class _Trainer:
+        accelerator: Any
+        environments: Any
+        model: Any
+        num_generations: int
+        num_generations_eval: int
+        reward_weights: Tensor
+
+        def __init__(self, *args: Any, **settings: Any) -> None: ...
+        def _calculate_rewards(self, *args: Any) -> Tensor: ...
+        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]: ...
+
+else:
+    _Trainer = object
+
+VERSIONS = ">=1.16,<2"
+
+_STATES, _REWARDS = "state_keys", "turn_rewards"
+
+
+class PerTurnAdvantages(_Trainer):
+    """Mixed into `trl.GRPOTrainer`: its `credit` gives the advantages."""
+
+    credit: str | Mapping[str, Any] | Credit = "rloo"
+    """A credit, the name of one, or a section `credit`."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """Reject a credit that TRL cannot feed."""
+        tells = settings.get("environment_factory") or settings.get("rollout_func")
+        hint = f"give an environment_factory or a rollout_func with {_STATES}"
+        self._credit = host_credit("TRL", self.credit, {STATES: None if tells else hint})
+        super().__init__(*args, **settings)
+
+    def _calculate_rewards(self, *args: Any) -> Tensor:
+        """Keep the rewards, which TRL does not hand on."""
+        self._rewards = super()._calculate_rewards(*args)
+        return self._rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Replace the advantages with those of the credit, of shape (B, T)."""
+        from accelerate.utils import gather_object
+
+        output = super()._generate_and_score_completions(inputs)
+        mask = output["completion_mask"] * output.get("tool_mask", 1)
+        spans = [turn_spans(row) for row in mask.tolist()]
+        told = [
+            (len(own), self._told(at, row, _STATES), self._told(at, row, _REWARDS))
+            for at, (own, row) in enumerate(zip(spans, inputs, strict=True))
+        ]
+        numbers = self._weigh(gather_object(told))  # groups may be spread over processes
+        first = self.accelerator.process_index * len(spans)
+        form = mask.to(output["advantages"].dtype)
+        return {**output, "advantages": on_tokens(numbers[first : first + len(spans)], spans, form)}
+
+    def _told(self, at: int, row: Mapping[str, Any], name: str) -> Sequence[Any] | None:
+        """Return the entries that a rollout or its environment has for its turns; None: it has none."""
+        if name in row:
+            return list(row[name])
+        return None if self.environments is None else getattr(self.environments[at], name, None)
+
+    def _weigh(
+        self, told: Sequence[tuple[int, Sequence[Any] | None, Sequence[float] | None]]
+    ) -> list[list[float]]:
+        """Weigh the episodes of all processes; one that no reward function scored gets 0, as in TRL."""
+        size = self.num_generations if self.model.training else self.num_generations_eval
+        scores = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(1).tolist()
+        scored = [at for at, lacks in enumerate(self._rewards.isnan().all(1).tolist()) if not lacks]
+        numbers = [[0.0] * turns for turns, _, _ in told]
+        episodes = []
+        for at in scored:
+            turns, states, earned = told[at]
+            episodes.append(HostEpisode(str(at // size), [*[0.0] * (turns - 1), scores[at]], states, earned))
+        for at, found in zip(scored, weigh_episodes(episodes, self._credit), strict=True):
+            numbers[at] = found
+        return numbers

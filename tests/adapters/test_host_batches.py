@@ -1,0 +1,115 @@
+"""What all adapters share: turns from masks, rewards of turns, and which credits a host can feed."""
+
+import pytest
+import torch
+
+from perturn.adapters.host_batches import (
+    HostBatch,
+    HostEpisode,
+    turn_rewards,
+    turn_spans,
+    weigh_batch,
+    weigh_episodes,
+)
+from perturn.adapters.host_credits import STATES, host_credit, read_aspects
+from perturn.credit import CREDITS
+from perturn.credit.returns import Return
+from perturn.credit.rloo import RLOO
+from perturn.errors import ConfigError, DataError
+from support.host_batches import random_batch
+
+
+def test_turns_are_the_runs_of_ones():
+    assert turn_spans([0, 1, 1, 0, 0, 1]) == [(1, 3), (5, 6)]
+    assert turn_spans([0, 0]) == [(0, 0)]
+
+
+def test_the_rewards_of_turns_sum_to_those_of_tokens():
+    spans = turn_spans([0, 1, 1, 0, 1, 0, 0])
+    assert turn_rewards([1.0, 0, 2, 4, 8, 16, 0], spans) == [7.0, 24.0]
+
+
+def test_what_a_turn_earned_is_moved_from_the_last_turn():
+    made = HostEpisode("g", [0.0, 0.0, 1.0], earned=[0.25, 0.0, 0.5]).trajectory(0)
+    assert [turn.reward for turn in made.turns] == [0.25, 0.0, 0.75]
+    assert made.total_reward == 1.0
+
+
+@pytest.mark.parametrize("wrong", [{"states": ["a"]}, {"earned": [1.0, 2.0, 3.0]}])
+def test_states_and_rewards_are_one_a_turn(wrong):
+    with pytest.raises(DataError, match="for each of the 2 turns"):
+        HostEpisode("g", [0.0, 1.0], **wrong).trajectory(0)
+
+
+@pytest.mark.parametrize("name", ["gigpo", "anchor-rloo", "hgpo", "rloo", "grpo"])
+def test_numbers_are_those_of_the_credit_called_directly(name):
+    for seed in range(20):
+        batch = random_batch(seed)
+        credit = host_credit("host", name, {STATES: None})
+        found, _ = weigh_batch(
+            HostBatch(batch.mask, batch.rewards, batch.groups, states=batch.states), credit
+        )
+        for group in set(batch.groups):
+            rows = [row for row, own in enumerate(batch.groups) if own == group]
+            spans = [turn_spans(batch.mask[row].tolist()) for row in rows]
+            members = [
+                HostEpisode(
+                    group, turn_rewards(batch.rewards[row].tolist(), own), batch.states[row]
+                ).trajectory(at)
+                for at, (row, own) in enumerate(zip(rows, spans, strict=True))
+            ]
+            for row, own, weights in zip(rows, spans, credit.credit(members), strict=True):
+                expected = torch.zeros(40).double()
+                for (start, end), weight in zip(own, weights, strict=True):
+                    expected[start:end] = weight
+                torch.testing.assert_close(found[row], expected, atol=0, rtol=0)
+
+
+def test_sequences_of_one_episode_are_weighed_as_one():
+    mask = torch.tensor([[1.0, 0, 1], [1, 0, 0], [1, 1, 0]])
+    rewards = torch.tensor([[0.0, 0, 0], [2, 0, 0], [0, 1, 0]])
+    credit = host_credit("host", {"name": "rloo"}, {})
+    found, returns = weigh_batch(HostBatch(mask, rewards, ["g", "g", "g"], episodes=["a", "a", "b"]), credit)
+    assert found.tolist() == [[1, 0, 1], [1, 0, 0], [-1, -1, 0]]
+    assert returns.tolist() == found.tolist()
+
+
+def test_values_are_read_at_the_first_token_of_a_turn_and_give_the_critics_target():
+    mask, rewards = torch.tensor([[1.0, 1, 0, 1]]), torch.tensor([[0.0, 0, 0, 1]])
+    values = torch.tensor([[0.25, 9.0, 9.0, 0.5]])
+    credit = host_credit("host", "turn-gae", {"values": None})
+    found, returns = weigh_batch(HostBatch(mask, rewards, ["g"], values=values), credit)
+    assert found.tolist() == [[0.75, 0.75, 0, 0.5]]
+    assert returns.tolist() == [[1, 1, 0, 1]]
+
+
+def test_a_credit_that_a_host_cannot_feed_is_rejected_in_one_line():
+    with pytest.raises(ConfigError, match=r"^credit 'gigpo' compares turns by state keys, .*; pass keys\.$"):
+        host_credit("host", "gigpo", {STATES: "pass keys"})
+    with pytest.raises(ConfigError, match=r"^credit 'turn-gae' needs values, .*; set a critic\.$"):
+        host_credit("host", "turn-gae", {"values": "set a critic"})
+    with pytest.raises(ConfigError, match="'igpo' needs answer, which host does not give; run it in Perturn"):
+        host_credit("host", "igpo", {})
+    with pytest.raises(ConfigError, match="'arpo' weighs branches"):
+        host_credit("host", "arpo", {})
+    with pytest.raises(ConfigError, match="'RLOO' reads whether actions were valid"):
+        host_credit("host", RLOO(returns=Return(invalid_penalty=0.1)), {})
+
+
+def test_a_credit_of_states_rejects_episodes_without_any():
+    credit = host_credit("host", "gigpo", {STATES: None})
+    with pytest.raises(DataError, match="1 of 2 episodes of host have none"):
+        weigh_episodes([HostEpisode("g", [1.0], ["a"]), HostEpisode("g", [0.0])], credit)
+
+
+def test_what_entries_read_is_found_by_asking_them():
+    reads = {
+        name: read_aspects(CREDITS[name]())
+        for name in ("rloo", "grpo", "reinforce++", "maxrl", "trloo", "uniform")
+    }
+    assert set(map(frozenset, reads.values())) == {frozenset()}
+    states = ("gigpo", "hgpo", "anchor-rloo", "pgpo")
+    assert all(read_aspects(CREDITS[name]()) == {STATES} for name in states)
+    both = {STATES, "whether actions were valid"}
+    assert read_aspects(CREDITS["graphgpo"]()) == read_aspects(CREDITS["g2po"]()) == both
+    assert read_aspects(CREDITS["hiper"](switch="^[0-9]", by="action")) == {"texts"}

@@ -1,0 +1,161 @@
+"""The adapter of TRL against TRL's own advantages: inside a real `GRPOTrainer`, and on random batches."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from perturn.adapters.host_batches import HostEpisode
+from perturn.adapters.released_estimators import ReleasedBatch, released_estimator
+from perturn.adapters.trl import PerTurnAdvantages
+from perturn.credit import CREDITS
+from perturn.errors import ConfigError
+
+
+class Scored:
+    """Stands for TRL's trainer after it has played and scored: what it hands on, of completions with tools."""
+
+    def __init__(self, batch=None, environment_factory=None, environments=None):
+        self.num_generations = self.num_generations_eval = 4
+        self.reward_weights = torch.ones(1, dtype=torch.float64)
+        self.model = SimpleNamespace(training=True)
+        self.accelerator = SimpleNamespace(process_index=0)
+        self.environments, self.batch = environments, batch
+
+    def _calculate_rewards(self, *_):
+        return self.batch["rewards"][:, None]
+
+    def _generate_and_score_completions(self, inputs):
+        self._calculate_rewards()
+        return {**self.batch, "advantages": torch.zeros(len(inputs), dtype=torch.float64)}
+
+
+class Trainer(PerTurnAdvantages, Scored):
+    """The adapter on it."""
+
+
+def batch_of(seed):
+    draw = random.Random(seed)
+    equal = draw.random() < 0.2
+    rewards = [0.7 if equal else draw.choice([0.0, 1.0, draw.gauss(0, 1)]) for _ in range(8)]
+    mask, tools = torch.zeros(8, 30, dtype=torch.long), torch.ones(8, 30, dtype=torch.long)
+    turns = []
+    for row in range(8):
+        at = 0
+        turns.append(draw.randint(1, 4))
+        for _ in range(turns[-1]):
+            at += draw.randint(1, 3)
+            observed = draw.randint(1, 3)
+            tools[row, at : at + observed] = 0
+            at += observed
+        mask[row, :at] = 1
+        if draw.random() < 0.5:
+            rewards[row] = float("nan") if draw.random() < 0.1 else rewards[row]
+    return {"rewards": torch.tensor(rewards).double(), "completion_mask": mask, "tool_mask": tools}, turns
+
+
+@pytest.mark.parametrize("batches", [50, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("credit", "name", "settings", "scale"),
+    [
+        ("rloo", "trl:rloo", {}, False),
+        ({"name": "grpo", "normalize": "mean"}, "trl:grpo", {"scale_rewards": "none"}, False),
+        ("grpo", "trl:grpo", {}, True),
+    ],
+)
+def test_advantages_equal_trls(monkeypatch, credit, name, settings, scale, batches):
+    """TRL adds 1e-4 to a deviation, where Perturn adds 1e-6; with `scale` the factor between the two is taken out."""
+    monkeypatch.setattr(Trainer, "credit", credit)
+    own = released_estimator({"name": name, **settings})
+    for seed in range(batches):
+        batch, _ = batch_of(seed)
+        found = Trainer(batch)._generate_and_score_completions([{}] * 8)["advantages"]
+        mask = (batch["completion_mask"] * batch["tool_mask"]).double()
+        for first in (0, 4):
+            rows = slice(first, first + 4)
+            scores = batch["rewards"][rows]
+            expected = own.estimate(ReleasedBatch(torch.ones(4, 2), scores[:, None], torch.zeros(4, 2)))
+            known = scores[~scores.isnan()]
+            if scale and len(known) > 1:
+                expected = expected * (known.std() + 1e-4) / (known.std() + 1e-6)
+            if len(known) < 2:
+                expected = torch.zeros(4)
+            torch.testing.assert_close(found[rows], expected[:, None] * mask[rows], atol=1e-6, rtol=0)
+
+
+def test_states_and_rewards_of_turns_come_from_environments(monkeypatch):
+    monkeypatch.setattr(Trainer, "credit", CREDITS["gigpo"](gamma=0.9))
+    batch, turns = batch_of(3)
+    batch["rewards"] = torch.arange(8.0).double()
+    worlds = [
+        SimpleNamespace(state_keys=[str(t % 2) for t in range(count)], turn_rewards=[0.1] * count)
+        for count in turns
+    ]
+    trainer = Trainer(batch, environment_factory=object, environments=worlds)
+    found = trainer._generate_and_score_completions([{}] * 8)["advantages"]
+    group = [
+        HostEpisode(
+            "g", [*[0.0] * (turns[row] - 1), float(row)], worlds[row].state_keys, worlds[row].turn_rewards
+        )
+        for row in range(4)
+    ]
+    weights = CREDITS["gigpo"](gamma=0.9)([one.trajectory(at) for at, one in enumerate(group)])
+    mask = batch["completion_mask"] * batch["tool_mask"]
+    for row in range(4):
+        numbers = [found[row, at] for at in range(30) if mask[row, at] and (at == 0 or not mask[row, at - 1])]
+        torch.testing.assert_close(torch.stack(numbers), weights[row])
+        assert not found[row][mask[row] == 0].any()
+
+
+def test_a_credit_of_states_needs_an_environment(monkeypatch):
+    monkeypatch.setattr(Trainer, "credit", "gigpo")
+    with pytest.raises(ConfigError, match="give an environment_factory or a rollout_func with state_keys"):
+        Trainer()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_a_step_of_trl_with_a_number_for_each_turn(tmp_path, tiny_model, tokenizer):
+    """A real trainer plays, scores and takes two steps; each token of a turn has the turn's advantage."""
+    datasets = pytest.importorskip("datasets")
+    seen = []
+
+    class Own(PerTurnAdvantages, GRPOTrainer):
+        credit = CREDITS["grpo"](normalize="mean")
+
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            seen.append((output["advantages"], output["completion_mask"]))
+            return output
+
+    config = GRPOConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=8,
+        max_steps=2,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        scale_rewards="none",
+        beta=0.0,
+        learning_rate=1e-3,
+        disable_tqdm=True,
+        save_strategy="no",
+        logging_strategy="no",
+    )
+    trainer = Own(
+        model=tiny_model,
+        reward_funcs=lambda completions, **_: [float(len(one)) for one in completions],
+        args=config,
+        train_dataset=datasets.Dataset.from_list([{"prompt": "go north"}] * 8),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    assert len(seen) == 2
+    for advantages, mask in seen:
+        assert advantages.shape == mask.shape
+        assert not advantages[mask == 0].any()
+    assert any(advantages.any() for advantages, _ in seen)
