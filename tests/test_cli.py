@@ -276,7 +276,7 @@ def test_an_end_that_an_interval_lacks_is_a_question_mark(capsys):
 
     printed = capsys.readouterr().out
     assert "7.000 [? to ?]" in printed
-    assert "sft is not distinguishable from base" in printed
+    assert "Whether sft differs from base is unclear" in " ".join(printed.split())
 
 
 def test_lists_and_checks_print_json_for_machines(perturn, own_environment):

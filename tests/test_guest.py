@@ -33,6 +33,7 @@ environment: {name: guest-corridor}
 worlds: {processes: 1}
 protocol: {name: guest-rules}
 engine: {name: guest-parrot, word: left}
+backend: {name: guest-here}
 sft: {loss: {name: sft}, tasks: {per_kind: 1}, learning_rate: 1.0e-3}
 explore:
   name: guest-warm-up
@@ -147,6 +148,7 @@ def test_the_manifest_has_the_versions_of_what_was_used(run):
     versions = json.loads((run / "manifest.json").read_text())["versions"]
 
     assert versions["perturn-guest"] == "1.5"
+    assert "filelock" in versions  # of the backend
     assert {"python", "perturn", "torch", "transformers", "pyyaml"} <= versions.keys()
     assert not {"scienceworld", "bm25s", "openai"} & versions.keys()
 

@@ -4,6 +4,8 @@
 Our own `perturn.methods` imports nothing else of Perturn.
 """
 
+from perturn.backends.local_backend import LocalBackend
+from perturn.backends.protocol import Backend, BackendTraits, Training
 from perturn.bounds import CODE, EFFORT, MODEL, ROWS, SECONDS, SEED, Bound, OneOf, bounded, check_bounds
 from perturn.checks import check_choice, check_not_negative, check_positive, check_unit_interval
 from perturn.config.explorer_settings import ExplorerTraits
@@ -120,6 +122,8 @@ __all__ = [
     "Action",
     "ActionScorer",
     "Answer",
+    "Backend",
+    "BackendTraits",
     "Bound",
     "BranchReturns",
     "Brancher",
@@ -145,6 +149,7 @@ __all__ = [
     "Group",
     "Job",
     "Loaded",
+    "LocalBackend",
     "LocalSettings",
     "Made",
     "Message",
@@ -182,6 +187,7 @@ __all__ = [
     "Task",
     "Tokens",
     "ToldRows",
+    "Training",
     "Trajectory",
     "Turn",
     "Updatable",

@@ -7,7 +7,9 @@ from typing import Any
 
 from perturn.backends import BACKENDS
 from perturn.backends.protocol import PROVIDED
+from perturn.config.compatibility import explorer_name
 from perturn.config.recipe import REWARD_MODEL, Recipe
+from perturn.config.stages import rows_name
 from perturn.engines import ENGINES
 from perturn.errors import check_none
 from perturn.losses.token_inputs import token_inputs
@@ -77,11 +79,14 @@ def _needs(recipe: Recipe) -> Iterator[tuple[str, str]]:
         for need, (quantity, request) in wanted(credit.needs).items():
             if quantity.policies(request) and not quantity.traits.of_rows:
                 yield f"{name}: what its credit reads ({need})", "models"
-    for part in ("explore", "rows"):
-        section = getattr(recipe, part)
-        for need, (quantity, request) in wanted(section.needs if section else ()).items():
-            if quantity.policies(request):
-                yield f"{part}: what it reads ({need})", "models"
+    for part, named, section in (
+        ("explore", explorer_name, recipe.explore),
+        ("rows", rows_name, recipe.rows),
+    ):
+        if section is not None:
+            for need, (quantity, request) in wanted(section.needs, f"{part}.name={named(recipe)}").items():
+                if quantity.policies(request):
+                    yield f"{part}: what it reads ({need})", "models"
     if recipe.base is not None:
         yield "base", "models"
     if recipe.reward_model is not None:
