@@ -190,6 +190,18 @@ def calls(where: str, worlds, engine, print_row: Callable[..., None]) -> None:
     world.close()
 
 
+def vary(
+    where: str, cluster: Cluster, here: dict[float, float], tries: int, print_row: Callable[..., None]
+) -> None:
+    """Turns a second of one replica of `Continuous`, against turns a second in this process by sigma."""
+    for sigma, base in here.items():
+        replicas = Replicas(cluster, Continuous, str(sigma))
+        rate = collect(replicas, Short, tries, AT_ONCE)
+        row = {"turns_per_second": round(rate, 1), "ratio": round(rate / base, 3)}
+        print_row(case="varying answers", where=where, sigma=sigma, **row)
+        replicas.close()
+
+
 def main() -> None:
     """Measure all."""
     parser = argparse.ArgumentParser(
@@ -235,17 +247,7 @@ def main() -> None:
                 )
                 calls(where, cheap, Replicas(cluster, Clock, "0"), print_row)
                 del cheap
-                for sigma in SIGMAS:
-                    replicas = Replicas(cluster, Continuous, str(sigma))
-                    rate = collect(replicas, Short, given.tries, AT_ONCE)
-                    print_row(
-                        case="varying answers",
-                        where=where,
-                        sigma=sigma,
-                        turns_per_second=round(rate, 1),
-                        ratio=round(rate / here[sigma], 3),
-                    )
-                    replicas.close()
+                vary(where, cluster, here, given.tries, print_row)
             replicas = Replicas(cluster, Clock, call)
             rate = collect(replicas, worlds, given.tries)
             print_row(

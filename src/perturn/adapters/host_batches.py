@@ -153,13 +153,14 @@ class HostBatch:
     earned: Sequence[Sequence[float] | None] | None = None
     """Part of the episode's score that each turn earned `[sequences][turns]`; None: not known."""
     values: Tensor | None = None
-    """V before each token [sequences, tokens]; that of the first token of a turn is read. None: not known."""
+    """V before each token [sequences, tokens]; V before the first token of a turn is read. None: not known."""
 
 
 def weigh_batch(batch: HostBatch, credit: HostCredit) -> tuple[Tensor, Tensor]:
     """Return the advantage of each token, and the return that V stands for, as `rewards` is [sequences, tokens].
 
-    Both are those of its turn, and 0 outside of turns. Without V the return is the advantage, as hosts have it.
+    All tokens of a turn have the same two numbers, and tokens outside of turns have 0. Without V the return is the
+    advantage, as hosts have it.
     """
     spans = [turn_spans(row) for row in batch.mask.tolist()]
     rewards = [turn_rewards(row, own) for row, own in zip(batch.rewards.tolist(), spans, strict=True)]

@@ -111,7 +111,7 @@ class _Library:
 
 
 def is_released(name: str) -> bool:
-    """Return whether a name is that of an estimator of a known library, such as `verl:rloo`."""
+    """Return whether a name has the form of a released estimator of a known library, such as `verl:rloo`."""
     return name.partition(":")[0] in _LIBRARIES and ":" in name
 
 
@@ -190,33 +190,32 @@ def _function(
     return lambda batch: function(**arguments(batch))[0], "values" in required
 
 
-def _verl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
-    """Make an estimator of verl's registry; the score is at the last token, where verl's agent loops put it."""
+def _shared_arguments(batch: ReleasedBatch, rewards: Tensor, mask: Tensor) -> dict[str, Any]:
+    """Return the arguments that estimators of verl and of SkyRL have in common."""
     import numpy as np
 
+    return {
+        "token_level_rewards": rewards,
+        "response_mask": mask,
+        "index": np.array(["group"] * len(mask), dtype=object),
+        "values": batch.values,
+    }
+
+
+def _verl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
+    """Make an estimator of verl's registry; the score is at the last token, where verl's agent loops put it."""
+
     def given(batch: ReleasedBatch) -> dict[str, Any]:
-        return {
-            "token_level_rewards": batch.outcome,
-            "response_mask": batch.mask,
-            "index": np.array(["group"] * len(batch.mask), dtype=object),
-            "values": batch.values,
-        }
+        return _shared_arguments(batch, batch.outcome, batch.mask)
 
     return _function(module.ADV_ESTIMATOR_REGISTRY[name], f"verl:{name}", settings, given)
 
 
 def _skyrl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
     """Make an estimator of SkyRL's registry; rewards are at the ends of turns, and masks hold observations."""
-    import numpy as np
 
     def given(batch: ReleasedBatch) -> dict[str, Any]:
-        return {
-            "token_level_rewards": batch.rewards,
-            "response_mask": batch.response,
-            "index": np.array(["group"] * len(batch.mask), dtype=object),
-            "values": batch.values,
-            "grpo_norm_by_std": True,
-        }
+        return {**_shared_arguments(batch, batch.rewards, batch.response), "grpo_norm_by_std": True}
 
     function = inspect.unwrap(module.AdvantageEstimatorRegistry.get(name))
     return _function(function, f"skyrl:{name}", settings, given)

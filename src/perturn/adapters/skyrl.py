@@ -66,7 +66,7 @@ class PerTurnAdvantages(_Trainer):
 
     @torch.no_grad()
     def compute_advantages_and_returns(self, data: Any) -> Any:
-        """Compute advantages as SkyRL does, for its metrics, and replace them with those of the credit."""
+        """Compute advantages as SkyRL does, for its metrics, and replace them with the advantages of the credit."""
         about = data.metadata
         played = len(about["uids"]) - about.get("pad_size", 0)  # the rest only fills up the batch
         last = about.get("is_last_step")

@@ -57,7 +57,7 @@ class PerTurnAdvantages(_Trainer):
         return self._rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Replace the advantages with those of the credit, of shape (B, T)."""
+        """Replace the advantages with the advantages of the credit, of shape (B, T)."""
         from accelerate.utils import gather_object
 
         output = super()._generate_and_score_completions(inputs)
@@ -81,7 +81,7 @@ class PerTurnAdvantages(_Trainer):
     def _weigh(
         self, told: Sequence[tuple[int, Sequence[Any] | None, Sequence[float] | None]]
     ) -> list[list[float]]:
-        """Weigh the episodes of all processes; one that no reward function scored gets 0, as in TRL."""
+        """Weigh the episodes of all processes; an episode that no reward function scored gets 0, as in TRL."""
         size = self.num_generations if self.model.training else self.num_generations_eval
         scores = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(1).tolist()
         scored = [at for at, lacks in enumerate(self._rewards.isnan().all(1).tolist()) if not lacks]

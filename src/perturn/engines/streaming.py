@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from perturn.errors import EngineFailure, RunError
 from perturn.types import Action, Prompt, Sampling, StreamingEngine
 
 Home = TypeVar("Home")
+Item = TypeVar("Item")
 
 
 def answer_all(
@@ -21,6 +24,16 @@ def answer_all(
     while any(id(prompt) not in answers for prompt in prompts):
         answers |= {id(prompt): answer for prompt, answer in engine.advance()}
     return [answers[id(prompt)] for prompt in prompts]
+
+
+def take_all(queue: SimpleQueue[Item], seconds: float) -> list[Item]:
+    """Return all that is in a queue, once something is; it is waited for so long."""
+    found: list[Item] = []
+    with suppress(Empty):
+        found.append(queue.get(timeout=seconds))
+        while True:
+            found.append(queue.get_nowait())
+    return found
 
 
 def home_of(conversation: str, homes: dict[str, Home], replicas: Collection[Home]) -> Home:

@@ -193,10 +193,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     if recipe.environment is not None and plays_itself(recipe.environment):
         locate("perturn.run.stages.agent_checks:check_agent")(recipe)
     engine.check(lambda: locate("perturn.run.model_check:empty_base")(recipe), to_yaml(recipe))
-    if recipe.judge is not None:
-        check_side_engine(recipe.judge.engine, recipe.judge.model, ENGINE, to_yaml(recipe))
-    if recipe.user is not None:
-        check_side_engine(recipe.user.engine, recipe.user.model, "user.engine", to_yaml(recipe))
+    _check_side_engines(recipe)
     renderer = None
     if engine.traits.serves_checkpoints:
         renderer = make_renderer(recipe, recipe.model.name) if recipe.base is None else None
@@ -226,6 +223,14 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
             if problem:
                 raise ConfigError(f"{env.name} {problem}")
     return panels
+
+
+def _check_side_engines(recipe: Recipe) -> None:
+    """Check the engines of the judge and of the simulated user, where there are some."""
+    if recipe.judge is not None:
+        check_side_engine(recipe.judge.engine, recipe.judge.model, ENGINE, to_yaml(recipe))
+    if recipe.user is not None:
+        check_side_engine(recipe.user.engine, recipe.user.model, "user.engine", to_yaml(recipe))
 
 
 def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:

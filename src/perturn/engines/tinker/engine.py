@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from perturn.engines.context_limit import context_full
 from perturn.engines.protocol import EngineAbilities, Tokens
-from perturn.engines.streaming import answer_all
+from perturn.engines.streaming import answer_all, take_all
 from perturn.engines.tinker.service import Patience, Rejected, Sampler, Service
 from perturn.engines.tinker.service_settings import ServiceSettings
 from perturn.engines.tinker.stored_policy import StoredPolicy
@@ -96,11 +95,7 @@ class TinkerEngine:
         Raises:
             RunError: If the service answers no more.
         """
-        done: list[Future[Any]] = []
-        with suppress(Empty):
-            done.append(self._done.get(timeout=_MOMENT))
-            while True:
-                done.append(self._done.get_nowait())
+        done = take_all(self._done, _MOMENT)
         self._watch(bool(done))
         refused, self._refused = self._refused, []
         asked = [(self._open.pop(future), future) for future in done if future in self._open]

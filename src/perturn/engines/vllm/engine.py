@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from perturn.engines.context_limit import context_full
 from perturn.engines.event_loop import EventLoop
 from perturn.engines.protocol import EngineAbilities, Tokens
-from perturn.engines.streaming import answer_all, home_of, refuse_update
+from perturn.engines.streaming import answer_all, home_of, refuse_update, take_all
 from perturn.engines.vllm.backend import Backend, Sampled
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.vllm_process import InProcess, require_vllm
@@ -97,11 +96,7 @@ class VllmEngine:
         Raises:
             RunError: If vLLM can answer no more.
         """
-        done: list[_Future] = []
-        with suppress(Empty):
-            done.append(self._done.get(timeout=_MOMENT))
-            while True:
-                done.append(self._done.get_nowait())
+        done = take_all(self._done, _MOMENT)
         asked = [(self._open.pop(future), future) for future in done if future in self._open]
         return [(prompt, self._answer(prompt, future.result())) for prompt, future in asked]
 
