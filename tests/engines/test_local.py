@@ -229,7 +229,7 @@ def test_no_prompts_are_no_answers(tiny_model, renderer):
 
 def test_prompts_join_and_leave_at_any_token(ends_turns, renderer):
     """The second joins when the first has three tokens; each gets what it gets alone, and the shorter leaves first."""
-    engine = LocalEngine(ends_turns, renderer)
+    engine = LocalEngine(ends_turns, renderer, speculate=False)
     first, second = prompt("a", heard=OPENINGS[3], seed=5), prompt("b", seed=6)
     alone = [
         LocalEngine(ends_turns, renderer).generate([one], replace(SAMPLED, max_new_tokens=limit))[0]
@@ -273,7 +273,7 @@ def test_conversations_of_one_size_attend_in_one_call(ends_turns, renderer, monk
         "scaled_dot_product_attention",
         lambda query, *a, **k: rows.append(query.shape[0]) or attend(query, *a, **k),
     )
-    engine = LocalEngine(ends_turns, renderer)
+    engine = LocalEngine(ends_turns, renderer, speculate=False)
     layers = ends_turns.config.num_hidden_layers
     engine.submit([prompt(name, seed=n) for n, name in enumerate(NAMES)], SAMPLED)
     answered = len(engine.advance())
