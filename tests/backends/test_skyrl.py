@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,10 @@ def test_log_probabilities_gradients_and_steps_are_those_here(url, model, tmp_pa
     pytest.importorskip("tinker")
 
     rejected = [row.trajectory for row in sampled(Renderer(load_tokenizer(str(model))))]
-    rows = [PreferencePair(pair.chosen, other) for pair, other in zip(pairs(), rejected, strict=True)]
+    rows = [
+        PreferencePair(pair.chosen, replace(other, task=pair.chosen.task))
+        for pair, other in zip(pairs(), rejected, strict=True)
+    ]
     file = tmp_path / "pairs.jsonl"
     write_pairs(file, rows)
 
