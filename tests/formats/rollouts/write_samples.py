@@ -112,7 +112,12 @@ def trl() -> None:
 
     with tempfile.TemporaryDirectory() as place:
         folder = write_tiny_policy(Path(place) / "tiny", load_tokenizer("smollm2-135m"))
-        sizes = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 8, "max_steps": 1}
+        sizes = {
+            "num_generations": 2,
+            "per_device_train_batch_size": 4,
+            "max_completion_length": 8,
+            "max_steps": 1,
+        }
         quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "bf16": False, "save_strategy": "no"}
         args = GRPOConfig(place, log_completions=True, logging_steps=1, **sizes, **quiet)
         rows = Dataset.from_list([{"prompt": PROMPT}, {"prompt": [{"role": "user", "content": "Wait."}]}] * 2)
@@ -184,10 +189,19 @@ def verifiers_legacy() -> None:
             for prompt, completion, own in calls
         ]
         known = {"input": {"prompt": PROMPT, "example_id": 3, "answer": "lamp"}, "completion": both}
-        ended = {"reward": reward, "metrics": {"steps": 2.0}, "is_completed": True, "timing": kinds.RolloutTiming()}
+        ended = {
+            "reward": reward,
+            "metrics": {"steps": 2.0},
+            "is_completed": True,
+            "timing": kinds.RolloutTiming(),
+        }
         state = kinds.State(known | ended | {"trajectory": trajectory})
         outputs.append(saving.state_to_output(state, ["trajectory"]))
-    failed = {"input": {"prompt": PROMPT, "example_id": 3}, "completion": [], "error": errors.ToolError("no tool")}
+    failed = {
+        "input": {"prompt": PROMPT, "example_id": 3},
+        "completion": [],
+        "error": errors.ToolError("no tool"),
+    }
     outputs.append(saving.state_to_output(kinds.State(failed | {"timing": kinds.RolloutTiming()})))
     (HERE / "results.jsonl").unlink(missing_ok=True)
     saving.save_outputs(outputs, HERE)
@@ -219,18 +233,25 @@ def art() -> None:
         messages = [*PROMPT, choices[0], {"role": "user", "content": SEEN}, choices[1]]
         found.append(trajectories.Trajectory(messages_and_choices=messages, reward=reward))
     (HERE / "art_trajectories.jsonl").write_text("".join(f"{one.model_dump_json()}\n" for one in found))
-    logging.write_trajectory_groups_parquet([trajectories.TrajectoryGroup(found)], HERE / "art_groups.parquet")
+    logging.write_trajectory_groups_parquet(
+        [trajectories.TrajectoryGroup(found)], HERE / "art_groups.parquet"
+    )
 
 
 def agent_lightning() -> None:
     """Events of agent-lightning 1.0, and spans of 0.3."""
     if source := os.environ.get("SOURCE_AGENTLIGHTNING_1"):
         sys.path.insert(0, f"{source}/agentlightning")
-        (HERE / "agent_lightning_events.jsonl").write_text("".join(_events(importlib.import_module("schemas").Event)))
+        (HERE / "agent_lightning_events.jsonl").write_text(
+            "".join(_events(importlib.import_module("schemas").Event))
+        )
     tracer = package("agentlightning", "agentlightning.types.tracer")
     lines = []
     for number, (name, (last, reward)) in enumerate(LASTS.items()):
-        both = [(PROMPT, "go to hall"), ([*PROMPT, said("go to hall"), {"role": "user", "content": SEEN}], last)]
+        both = [
+            (PROMPT, "go to hall"),
+            ([*PROMPT, said("go to hall"), {"role": "user", "content": SEEN}], last),
+        ]
         for sequence, (asked, answer) in enumerate(both):
             attributes: dict[str, Any] = {"gen_ai.request.model": "smollm2-135m"}
             for index, message in enumerate(asked):
@@ -238,7 +259,9 @@ def agent_lightning() -> None:
             attributes |= {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": answer}
             ids = held(name)
             split = [ids["mask"].index(0), len(ids["mask"]) - ids["mask"][::-1].index(0)]
-            attributes["response_token_ids"] = [ids["response"][: split[0]], ids["response"][split[1] :]][sequence]
+            attributes["response_token_ids"] = [ids["response"][: split[0]], ids["response"][split[1] :]][
+                sequence
+            ]
             lines.append((number, sequence, "openai.chat.completion", attributes))
         paid = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": reward}
         lines.append((number, 2, "agentlightning.annotation", paid))
@@ -275,7 +298,12 @@ def _events(event: Any) -> list[str]:
         split = [ids["mask"].index(0), len(ids["mask"]) - ids["mask"][::-1].index(0)]
         for answer, own in (("go to hall", ids["response"][: split[0]]), (last, ids["response"][split[1] :])):
             content = [{"token": "", "logprob": -0.25} for _ in own]
-            choice = {"message": said(answer), "finish_reason": "stop", "token_ids": own, "logprobs": {"content": content}}
+            choice = {
+                "message": said(answer),
+                "finish_reason": "stop",
+                "token_ids": own,
+                "logprobs": {"content": content},
+            }
             data = {
                 "model": "smollm2-135m",
                 "request": {"messages": asked},
@@ -345,7 +373,11 @@ def skyrl() -> None:
         "skyrl", file, "dump_per_dataset_eval_results", "sanitize_data_source", logger=quiet, Path=Path
     )
     texts = [held(name)["texts"] for name in LASTS]
-    decode = {json.dumps(held(name)[key]): held(name)["texts"][at] for name in LASTS for at, key in enumerate(("prompt", "response"))}
+    decode = {
+        json.dumps(held(name)[key]): held(name)["texts"][at]
+        for name in LASTS
+        for at, key in enumerate(("prompt", "response"))
+    }
     tokenizer = types.SimpleNamespace(decode=lambda ids: decode[json.dumps(ids)])
     output: dict[str, Any] = {
         "prompt_token_ids": [held(name)["prompt"] for name in LASTS],
@@ -359,7 +391,9 @@ def skyrl() -> None:
     }
     place = HERE / "skyrl"
     place.mkdir(exist_ok=True)
-    names["dump_per_dataset_eval_results"](place, tokenizer, output, ["house"] * 2, ["find"] * 2, [{}] * 2, {})
+    names["dump_per_dataset_eval_results"](
+        place, tokenizer, output, ["house"] * 2, ["find"] * 2, [{}] * 2, {}
+    )
     (place / "house.jsonl").rename(HERE / "skyrl_evaluation.jsonl")
     (place / "aggregated_results.jsonl").unlink()
     place.rmdir()

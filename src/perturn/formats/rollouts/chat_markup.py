@@ -11,13 +11,14 @@ _MARKUPS = tuple(
     for pattern in (
         r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)",  # ChatML, as Qwen and SmolLM2 have it
         r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\n\n(.*?)(?:<\|eot_id\|>|<\|eom_id\|>|\Z)",  # Llama 3
-    )
+        r"<\|(system|user|assistant|tool)\|>\n?(.*?)(?:<\|end\|>|</s>|(?=<\|(?:system|user|assistant|tool)\|>)|\Z)",
+    )  # Phi, Zephyr, tiny-agent
 )
-_OPENINGS = ("<|im_start|>assistant\n", "<|start_header_id|>assistant<|end_header_id|>\n\n")
+_OPENINGS = ("<|im_start|>assistant\n", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|assistant|>")
 """Beginnings of an assistant message, in the order of `_MARKUPS`."""
 _ROLES = {"system", "user", "assistant", "tool"}
 _SPECIAL = re.compile(
-    r"<\|(?:im_start|im_end|endoftext|begin_of_text|start_header_id|end_header_id|eot_id|eom_id|end_of_text)\|>"
+    r"<\|(?:im_start|im_end|endoftext|begin_of_text|start_header_id|end_header_id|eot_id|eom_id|end_of_text|end)\|>"
     r"|</?s>"
 )
 """Special tokens of the usual chat templates."""
@@ -45,7 +46,7 @@ def response_of(text: str) -> list[Message]:
     A text without known markup is one assistant message.
     """
     for markup, opening in zip(_MARKUPS, _OPENINGS, strict=True):
-        if opening.partition("assistant")[0] in text:
+        if markup.search(text):
             return [
                 {"role": role, "content": content}
                 for role, content in markup.findall(opening + text)

@@ -136,9 +136,7 @@ def import_logs(files: Sequence[Location], output: Path, settings: LogSettings |
             _fill(spool, files, settings, account)
             _assemble(spool, settings, account)
             if not account.episodes:
-                raise DataError(
-                    f"{_names(files)} holds no call with an answer.{_why(account)}"
-                )
+                raise DataError(f"{_names(files)} holds no call with an answer.{_why(account)}")
             rows = _rows(spool, settings, account)
             account.rows = write_records(output, _some(rows, lambda: _nothing(settings, account)))
         except sqlite3.Error as error:
