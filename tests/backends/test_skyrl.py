@@ -77,9 +77,9 @@ def rows_of_known_words(renderer):
     rows = []
     for n in range(4):
         said = [" in ".join(words[n : n + 1 + (n + k) % 3]) for k in range(1 + n % 3)]
-        chosen = trajectory(*said, task=f"t/{n}", observed="You see a candle 1")
+        chosen = trajectory(*said, task=f"t/{n}", observed=words[n + 2])
         turns = []
-        for turn in trajectory(*said[::-1], "vase", observed="You see a candle 1").turns:
+        for turn in trajectory(*said[::-1], "vase", observed=words[n + 2]).turns:
             ids = [*renderer.tokenizer.encode(turn.action.text), min(renderer.end_ids)]
             turns.append(replace(turn, action=renderer.action(ids, [-2.0] * len(ids))))
         rows.append(PreferencePair(chosen, replace(chosen, turns=tuple(turns))))

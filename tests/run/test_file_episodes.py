@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 import yaml
-
-from perturn.analysis.run_contents import read_run
 from typer.testing import CliRunner
 
+from perturn.analysis.run_contents import read_run
 from perturn.cli import app
 from perturn.config.recipe import read_recipe
 from perturn.data.group_account import read_credits
@@ -70,7 +69,7 @@ def test_episodes_stay_as_they_are(recipe, tmp_path):
 def test_two_episodes_with_one_number_are_refused(recipe, tmp_path):
     write_records(tmp_path / "theirs.jsonl", [episode(0, 1.0), episode(0, 0.0)])
 
-    with pytest.raises(DataError, match="row 2: two episodes of task 'a' have the sample 0"):
+    with pytest.raises(DataError, match="theirs.jsonl:2: has the task and sample of line 1"):
         done("collect", recipe)
 
 

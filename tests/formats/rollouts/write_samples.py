@@ -3,8 +3,8 @@
     PYTHONPATH=src:tests .venv/bin/python tests/formats/rollouts/write_samples.py tokens trl
     PYTHON tests/formats/rollouts/write_samples.py verifiers verifiers-legacy art agent-lightning verl skyrl
 
-`PYTHON` is one in which a library is installed; `SOURCE_<LIBRARY>` names a folder with its unpacked wheel instead. Of verl
-and SkyRL the functions that write are run as they stand, without Ray. Every sample holds the same two rollouts of one
+`PYTHON` is one in which a library is installed; `SOURCE_<LIBRARY>` names a folder with its unpacked wheel instead. Of
+verl and SkyRL the functions that write are run as they stand, without Ray. Every sample holds the same two rollouts of one
 task: one finds the lamp and gets 1, the other does not and gets 0. Some hold a rollout that failed.
 """
 
@@ -85,7 +85,7 @@ def tokens() -> None:
         mask = [at % 2 == 0 for at, part in enumerate(parts) for _ in part]
         found[name] = {
             "prompt": tokenizer.encode(first),
-            "response": sum(parts, []),
+            "response": [each for part in parts for each in part],
             "mask": [int(each) for each in mask],
             "logprobs": [-0.25 if kept else 0.0 for kept in mask],
             "texts": [first, f"go to hall<|im_end|>{between}{last}<|im_end|>"],

@@ -104,15 +104,8 @@ def bring_explored(session: Session, stage: Stage) -> None:
     target = session.run.paths.trajectories(stage.name)
     with session.run.stage(stage.name, target) as counts:
         target.unlink(missing_ok=True)
-        seen: set[tuple[str, int]] = set()
         with TrajectoryStore(target) as store:
-            for number, one in enumerate(rows_of(source, Trajectory), start=1):
-                if one.key in seen:
-                    raise DataError(
-                        f"{source}: row {number}: two episodes of task {one.task.id!r:.80} have the sample {one.sample}. "
-                        "Number the episodes of a task from 0."
-                    )
-                seen.add(one.key)
+            for one in rows_of(source, Trajectory):
                 store.append(one)
             counts |= outcomes(store.read())
         counts |= session.judge(target, "exploration episodes")
