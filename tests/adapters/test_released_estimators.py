@@ -100,7 +100,9 @@ def test_each_estimator_has_a_line_of_the_page(table):
 
 def test_a_line_that_differs_is_found_and_written_anew(table, monkeypatch, tmp_path):
     page = tmp_path / "libraries.md"
-    page.write_text(table.PAGE.read_text().replace("| `trl:rloo` |  | trl", "| `trl:rloo` |  | trl 0.1, once", 1))
+    page.write_text(
+        table.PAGE.read_text().replace("| `trl:rloo` |  | trl", "| `trl:rloo` |  | trl 0.1, once", 1)
+    )
     monkeypatch.setattr(table, "line", lambda section: "| `trl:rloo` |  | measured |")
     monkeypatch.setattr(table, "installed", lambda: [{"name": "trl:rloo"}])
 

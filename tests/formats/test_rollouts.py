@@ -1,7 +1,7 @@
 """Rollouts of other trainers: files that their own released code wrote, and files that are not as they should be.
 
-`rollouts/write_samples.py` wrote the samples. They hold the same two rollouts of one task, but for TRL's, which are of a
-real run.
+`rollouts/write_samples.py` wrote the samples. They hold the same two rollouts of one task, but for TRL's, which are of
+a real run.
 """
 
 import json

@@ -69,7 +69,7 @@ def test_episodes_stay_as_they_are(recipe, tmp_path):
 def test_two_episodes_with_one_number_are_refused(recipe, tmp_path):
     write_records(tmp_path / "theirs.jsonl", [episode(0, 1.0), episode(0, 0.0)])
 
-    with pytest.raises(DataError, match="theirs.jsonl:2: has the task and sample of line 1"):
+    with pytest.raises(DataError, match=r"theirs.jsonl:2: has the task and sample of line 1"):
         done("collect", recipe)
 
 

@@ -4,8 +4,8 @@
     PYTHON tests/formats/rollouts/write_samples.py verifiers verifiers-legacy art agent-lightning verl skyrl
 
 `PYTHON` is one in which a library is installed; `SOURCE_<LIBRARY>` names a folder with its unpacked wheel instead. Of
-verl and SkyRL the functions that write are run as they stand, without Ray. Every sample holds the same two rollouts of one
-task: one finds the lamp and gets 1, the other does not and gets 0. Some hold a rollout that failed.
+verl and SkyRL the functions that write are run as they stand, without Ray. Every sample holds the same two rollouts of
+one task: one finds the lamp and gets 1, the other does not and gets 0. Some hold a rollout that failed.
 """
 
 from __future__ import annotations

@@ -35,8 +35,9 @@ def with_choice_tokens(action: Action, choice: Mapping[str, Any], where: str) ->
         raise DataError(f"{where}: token_ids: expected a list of whole numbers, got {ids!r:.80}.")
     logprobs = None
     if told:
-        logprobs = tuple(each.get("logprob") for each in told)
-        if len(logprobs) != len(ids) or not all(isinstance(each, int | float) for each in logprobs):
+        given = [each.get("logprob") for each in told]
+        logprobs = tuple(each for each in given if isinstance(each, int | float))
+        if not len(given) == len(logprobs) == len(ids):
             raise DataError(
                 f"{where}: logprobs: expected a number for each of {len(ids)} token ids, got {len(logprobs)}."
             )
