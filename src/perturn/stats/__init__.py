@@ -5,7 +5,13 @@ measure.
 """
 
 from perturn.stats.intervals import Bounds, Estimate, cluster_interval, mean_interval, pass_hat, rate_interval
-from perturn.stats.paired_tests import PairedComparison, holm, paired_comparison, smallest_difference
+from perturn.stats.paired_tests import (
+    PairedComparison,
+    benjamini_hochberg,
+    holm,
+    paired_comparison,
+    smallest_difference,
+)
 from perturn.stats.rank_correlation import kappa, rank_correlation, spearman
 from perturn.stats.seeds_and_tasks import (
     CrossedComparison,
@@ -22,6 +28,7 @@ __all__ = [
     "Estimate",
     "PairedComparison",
     "Spread",
+    "benjamini_hochberg",
     "cluster_interval",
     "crossed_bootstrap",
     "crossed_comparison",
