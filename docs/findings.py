@@ -264,7 +264,8 @@ def check_place(key: Key, row: dict[str, Any], place: str) -> None:
 
 WIDTH, LEFT, RIGHT, STEP, TOP = 820, 330, 150, 24, 14
 _STYLE = (
-    "text{font:13px system-ui,sans-serif;fill:#24292f}.soft{fill:#57606a;font-size:12px}.line{stroke:#57606a;stroke-width:1.6}"
+    "text{font:13px system-ui,sans-serif;fill:#24292f}.soft{fill:#57606a;font-size:12px}"
+    ".line{stroke:#57606a;stroke-width:1.6}"
     ".null{stroke:#8c959f;stroke-dasharray:3 3}.mark{fill:#0969da}"
     "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.soft{fill:#9198a1}.line{stroke:#9198a1}.null{stroke:#656c76}"
     ".mark{fill:#58a6ff}}"

@@ -4,7 +4,15 @@ Pure functions on plain numbers. How often the intervals hold, `benchmarks/inter
 measure.
 """
 
-from perturn.stats.intervals import Bounds, Estimate, cluster_interval, mean_interval, pass_hat, rate_interval
+from perturn.stats.intervals import (
+    Bounds,
+    Estimate,
+    cluster_interval,
+    mean_interval,
+    pass_at,
+    pass_hat,
+    rate_interval,
+)
 from perturn.stats.paired_tests import (
     PairedComparison,
     benjamini_hochberg,
@@ -38,6 +46,7 @@ __all__ = [
     "kappa",
     "mean_interval",
     "paired_comparison",
+    "pass_at",
     "pass_hat",
     "rank_correlation",
     "rate_interval",
