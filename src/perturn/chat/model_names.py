@@ -206,8 +206,8 @@ def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings
         path = resolve_model(name, say)
     if kind.startswith("AutoModel") and (Path(path) / FILE_AT_SERVICE).is_file():
         raise ModelError(
-            f"model {name!r} has no weights here: a training service keeps them, and {FILE_AT_SERVICE} names them. Read it "
-            "with engine.name=tinker and backend.name=tinker."
+            f"model {name!r} has no weights here: a training service keeps them, see {FILE_AT_SERVICE}. Read it with "
+            "engine.name=tinker and backend.name=tinker."
         )
     try:
         return locate(f"transformers:{kind}").from_pretrained(path, **settings)
