@@ -163,6 +163,16 @@ class RunPaths:
         return self.recipe.is_file()
 
     @property
+    def sessions(self) -> Path:
+        """Notes of the sessions that were opened since an endpoint that records here was started."""
+        return self.folder / "open.jsonl"
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the episodes are of an endpoint, and not of a run."""
+        return self.sessions.is_file()
+
+    @property
     def shared(self) -> list[Path]:
         """Files that belong to no stage alone."""
         return [self.recipe, self.tasks, self.tokens, self.stamp]
