@@ -178,6 +178,22 @@ def test_a_function_that_hangs_is_killed(tmp_path):
     assert len(one.turns) == 1
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found by /proc")
+@pytest.mark.parametrize("bad", ["leaves", "leaves and hangs"])
+def test_what_a_function_leaves_behind_is_killed(bad, tmp_path):
+    """A fork of a fork in a session of its own; neither its environment nor its parent tells whose it is."""
+    pids = tmp_path / "pids"
+
+    for seconds in LIMITS:
+        row = {"id": "l", "bad": bad, "pids": str(pids)}
+        (one,) = played(agents(tmp_path, [row], function=FUNCTION, seconds=seconds)).values()
+        if pids.exists():
+            break
+
+    assert (one.error is None) == (bad == "leaves")
+    assert_ends(*map(int, pids.read_text().split()))
+
+
 def test_a_function_must_be_async(tmp_path):
     """The episode says so."""
     section = agents(tmp_path, [{"id": "a"}], function=FUNCTION.replace("rollout", "not_async"))
