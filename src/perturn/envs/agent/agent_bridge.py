@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from perturn.engines.protocol import EngineAbilities
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.errors import EngineFailure, PerturnError, RunError
 from perturn.serve.endpoint import Endpoint
 from perturn.serve.settings import ServeSettings
