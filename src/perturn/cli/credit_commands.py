@@ -11,8 +11,8 @@ from rich.table import Table
 
 from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, results, say_json
 from perturn.cli.loop_commands import do_stages
-from perturn.display.progress_bars import at_work
 from perturn.data.run_paths import RunPaths
+from perturn.display.progress_bars import at_work
 from perturn.errors import ConfigError
 from perturn.table import locate
 

@@ -123,7 +123,9 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Sto
     system = first(request, "system", "instructions")
     asked = first(request, "messages", "input")
     fresh = _items(asked, where) if _is_of_responses(response) else []
-    messages = messages_of(asked if before is None else [*_conversation(before, stored), *fresh], where, system)
+    messages = messages_of(
+        asked if before is None else [*_conversation(before, stored), *fresh], where, system
+    )
     tools = tools_of(first(request, "tools") or mapping(record.get("model_parameters")).get("tools"), where)
     metadata = mapping(record.get("metadata"))
     requested = mapping(request.get("metadata"))
