@@ -30,7 +30,8 @@ async def rollout(task, client):
             said += [{"role": "assistant", "content": answers[0].choices[0].message.content}]
             said += [{"role": "user", "content": f"turn {turn}"}]
             answers = [await client.chat.completions.create(model="policy", messages=said)]
-    return {"reward": 0.25, "success": True, "drawn": random.random()}
+    reward = answers[0].usage.prompt_tokens if bad == "counts" else 0.25
+    return {"reward": reward, "success": True, "drawn": random.random()}
 
 
 def leave_a_child(pids):

@@ -14,6 +14,7 @@ import perturn
 from envs.in_processes import assert_ends
 from perturn.envs.load_environment import make_environment
 from perturn.envs.named_protocols import PROTOCOLS
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.errors import ConfigError, ContextFull, DataError, EngineFailure, RunError
 from perturn.serve import Endpoint
 from perturn.types import OPENS, Action, Status
@@ -164,6 +165,17 @@ def test_functions_are_agents_too(tmp_path):
     assert re.search("exit code 1; it wrote: gave up", found["exit"].error)
     assert (found["well"].total_reward, found["well"].success) == (0.25, True)
     assert [turn.follows for turn in found["both"].turns] == [None, OPENS]
+
+
+def test_an_agent_hears_how_many_tokens_it_sent(tmp_path):
+    """The engine counts 7 tokens of each prompt; the agent gives the number back as its reward."""
+
+    class Counting(Scripted):
+        abilities = EngineAbilities(prompt_tokens={"t#0": 7})
+
+    (one,) = played(agents(tmp_path, [{"id": "t", "bad": "counts"}], function=FUNCTION), Counting()).values()
+
+    assert (one.error, one.total_reward) == (None, 7.0)
 
 
 def test_a_function_that_hangs_is_killed(tmp_path):
