@@ -261,7 +261,8 @@ class TurnTrainer(EvaluatingTrainer):
         if not (kwargs.get("is_training") and self.args.dataloader_drop_last):
             # With several processes, the batches that each is dealt come from those of all.
             batches = getattr(loader.batch_sampler, "batch_sampler", loader.batch_sampler)
-            loader.set_sampler(Filled(batches.sampler, loader.total_batch_size))
+            rows = self.turn_args.rows_per_batch if kwargs.get("is_training") else None
+            loader.set_sampler(Filled(batches.sampler, loader.total_batch_size, rows))
         return cast("DataLoader[Any]", loader)
 
     def get_batch_samples(

@@ -105,7 +105,7 @@ def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None
     own = {_ARGUMENTS.get(name, name): value for name, value in asdict(settings).items()}
     for name in ("tasks", "lora", *_OF_THE_BASE, *_OF_THE_LOOP):
         own.pop(name, None)
-    own["per_device_train_batch_size"] = share_of(settings.batch_size)
+    own["per_device_train_batch_size"] = share_of(settings.batch_size, recipe.launch.processes)
     own["max_grad_norm"] = settings.max_grad_norm or 0.0  # transformers' word for never
     own.setdefault("seed", recipe.seed)
     return TurnConfig(
