@@ -177,7 +177,7 @@ def test_a_launch_that_cannot_train_is_rejected_before_work(monkeypatch):
     """A batch that does not divide, sharding by one process, and fewer GPUs than processes."""
     for words, said in (
         (["launch.processes=3"], "batch_size must be a multiple of the 3 processes, got 2"),
-        (["launch.sharding=fsdp2"], "launch: processes must be >= 2 with sharding fsdp2, got 1"),
+        (["launch.sharding=fsdp2"], "launch.processes must be >= 2 with sharding fsdp2, got 1"),
         ([TWO, "launch.cpu_offload=true"], "cpu_offload needs sharding fsdp2"),
     ):
         with pytest.raises(ConfigError, match=said):

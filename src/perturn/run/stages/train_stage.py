@@ -160,10 +160,10 @@ def _train(
         callbacks=[progress],
     )
     trainer.remove_callback(PrinterCallback)
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+    if trainer.is_fsdp_enabled != (recipe.launch.sharding == "fsdp2") or trainer.is_deepspeed_enabled:
         raise ConfigError(
-            "`perturn train` keeps the whole model in each process, without FSDP and DeepSpeed; leave them out of "
-            "accelerate's configuration, or train in a script with TurnTrainer."
+            "`perturn train` does not read FSDP and DeepSpeed from accelerate's configuration; leave them out there, "
+            "and set launch.sharding=fsdp2 in the recipe, or train in a script with TurnTrainer."
         )
     assert isinstance(trainer.train_dataset, Examples)
     examples = trainer.train_dataset.rows
@@ -181,7 +181,7 @@ def _train(
         for callback in (stopping, *others):
             trainer.add_callback(callback)
         trainer.train(resume_from_checkpoint=resume)
-    if leads():
+    if leads() or trainer.is_fsdp_enabled:
         with_optimizer = stage.section == "align" and goes_on(recipe)
         session.training.save(trainer, run.paths.checkpoint(stage.policy), with_optimizer)
     return _count_tokens(examples)
