@@ -30,6 +30,12 @@ align:
   learning_rate: 1.0e-3
   save_steps: 1000
 """
+KILLED = """
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 10452)  (SIGKILL)
+"""
 TWO = "launch.processes=2"
 STEPS = 16
 
@@ -156,7 +162,7 @@ def ended(tmp_path, code, **files):
     """What the driver makes of processes that ended with a code and have left files."""
     with open_run("recipe.yaml", [f"name={tmp_path.name}", TWO]) as run:
         found = LaunchFiles(tmp_path)
-        found.log.write_text("first\nlast line\n")
+        found.log.write_text(files.pop("log", "first\nlast line\n"))
         for name, facts in files.items():
             getattr(found, name).write_text(json.dumps(facts))
         return driver._result(run, found, code)
@@ -169,6 +175,10 @@ def test_the_driver_returns_the_counts_and_raises_what_a_process_raised(tmp_path
         ended(tmp_path, 1)
     with pytest.raises(ModelError, match=r"^no such layer$"):
         ended(tmp_path, 1, error={"kind": "ModelError", "message": "no such layer"})
+    with pytest.raises(
+        RunError, match=r"training process 1 .*was killed by SIGKILL.*the same command goes on"
+    ):
+        ended(tmp_path, 1, error={"kind": "RuntimeError", "message": "reset by peer"}, log=KILLED)
     with pytest.raises(RunError, match=r"failed: KeyError: 'x'.*the same command goes on"):
         ended(tmp_path, 1, error={"kind": "KeyError", "message": "'x'"})
 

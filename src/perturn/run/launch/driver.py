@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,8 @@ from perturn.train_processes import DRIVER
 
 _KINDS = {each.__name__: each for each in (ConfigError, DataError, ModelError, RunError, StorageError)}
 """Errors that a process may report, by name; any other one is reported as a `RunError`."""
+_KILLED = re.compile(r"Root Cause.*?rank +: (\d+) .*?\((SIG[A-Z]+)\)", re.DOTALL)
+"""What torchrun writes of the first process that failed, if a signal has ended it."""
 _PAUSE = 0.2
 """Seconds between two looks at the processes and their files."""
 _TAIL = 12
@@ -115,16 +118,23 @@ def _result(run: Run, files: LaunchFiles, code: int) -> dict[str, Any]:
             return counts
         return {}  # they were told to stop
     again = f"the same command goes on from the last checkpoint. Their log: {files.log}"
+    log = files.log.read_text(encoding="utf-8", errors="replace")
+    killed = _KILLED.search(log)
     with suppress(FileNotFoundError):
         error = json.loads(files.error.read_text())
         kind: type[PerturnError] | None = _KINDS.get(error["kind"])
         if kind is not None:
             raise kind(error["message"])
-        raise RunError(
-            f"a training process failed: {error['kind']}: {error['message']} Once that is mended, {again}"
-        )
-    lines = files.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL:]
+        if killed is None:  # else the others have failed since they waited for the one that was killed
+            raise RunError(
+                f"a training process failed: {error['kind']}: {error['message']} Once that is mended, {again}"
+            )
+    several = run.recipe.launch.processes
+    which = (
+        f"one of the {several} training processes was killed"
+        if killed is None
+        else f"training process {killed[1]} (of 0 to {several - 1}) was killed by {killed[2]}"
+    )
     raise RunError(
-        f"one of the {run.recipe.launch.processes} training processes was killed, perhaps for memory; {again}, which "
-        f"ends with: {' / '.join(lines)}"
+        f"{which}, perhaps for memory; {again}, which ends with: {' / '.join(log.splitlines()[-_TAIL:])}"
     )
