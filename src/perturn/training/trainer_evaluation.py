@@ -301,6 +301,10 @@ class Means:
 def row_metrics(loss: Any, chosen: TurnLogprobs, rejected: TurnLogprobs | None) -> dict[str, Tensor]:
     """Values of each row of a pack, by name [rows]: log-probabilities, and of pairs the implicit rewards.
 
+    `logps/accuracies` is the ranking accuracy: whether the policy finds the chosen side likelier than the rejected one.
+    Source: Chen et al. 2024, "Preference Learning Algorithms Do Not Learn Preference Rankings", arXiv:2405.19534,
+    Definition 2.1. Differs: a side is a whole trajectory, and its log-probability the sum over action tokens.
+
     Args:
         loss: The loss.
         chosen: First sides.
@@ -309,8 +313,10 @@ def row_metrics(loss: Any, chosen: TurnLogprobs, rejected: TurnLogprobs | None) 
     found = {"logps/chosen": chosen.sum_by_trajectory(chosen.policy)}
     if rejected is not None:
         rewards, others = loss.rewards(chosen), loss.rewards(rejected)
+        logprobs = rejected.sum_by_trajectory(rejected.policy)
         found |= {
-            "logps/rejected": rejected.sum_by_trajectory(rejected.policy),
+            "logps/rejected": logprobs,
+            "logps/accuracies": (found["logps/chosen"] > logprobs).float(),
             "rewards/chosen": rewards,
             "rewards/rejected": others,
             "rewards/accuracies": (rewards > others).float(),
