@@ -70,7 +70,7 @@ def work(folder: Path) -> None:
     from perturn.training.sharding import fsdp2
     from perturn.training.turn_trainer import TurnTrainer  # noqa: F401  its imports are counted as such
 
-    world, rank, imports = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]), peak()
+    world, rank, imports = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0)), peak()
     difference = 0.0
 
     class Compare(TrainerCallback):
@@ -134,11 +134,13 @@ def measure(folder: Path, world: int) -> dict[str, Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    common = os.environ | {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_PORT": port}
-    common |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "PERTURN_CACHE": str(folder / "cache")}
-    if world == 1:  # no process group
-        common = {name: value for name, value in common.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
+    common = os.environ | {"OMP_NUM_THREADS": "1", "PERTURN_CACHE": str(folder / "cache")}
     own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+    if world == 1:
+        own = [{}]  # no process group
+    else:
+        common |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = [sys.executable, __file__, "--work", str(folder)]
     processes = [subprocess.Popen(command, env=common | each) for each in own]
     if any(each.wait() for each in processes):
