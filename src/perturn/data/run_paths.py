@@ -102,6 +102,10 @@ class RunPaths:
         """Folder in which a policy is trained."""
         return self.folder / "checkpoints" / f"{policy}.partial"
 
+    def launch(self, policy: str) -> Path:
+        """Folder of what the processes that train a policy together are told, and of what they tell."""
+        return self.partial(policy) / "launch"
+
     def forks(self, mark: str = "") -> Path:
         """Turns that an iteration's episodes are played on from, where a policy chose them."""
         return self.metrics(f"forks{mark}")
