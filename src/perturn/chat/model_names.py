@@ -29,6 +29,8 @@ BUNDLED = (*PACKAGED, *CONVERTED)
 
 _ADAPTERS = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
+AT_SERVICE = "tinker.json"
+"""File in the folder of a policy whose weights a training service keeps."""
 """Files of a folder of adapters, as peft writes them."""
 _WHOLE = ("model*.safetensors", "pytorch_model*.bin")
 """Files with the weights of a whole model."""
@@ -203,6 +205,11 @@ def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings
         return from_pretrained(kind, adapters.base, say, **settings)
     else:
         path = resolve_model(name, say)
+    if kind.startswith("AutoModel") and (Path(path) / AT_SERVICE).is_file():
+        raise ModelError(
+            f"model {name!r} has no weights here: a training service keeps them, and {AT_SERVICE} names them. Read it "
+            "with engine.name=tinker and backend.name=tinker."
+        )
     try:
         return locate(f"transformers:{kind}").from_pretrained(path, **settings)
     except Exception as error:  # what damaged files make of the libraries that read them is of many types

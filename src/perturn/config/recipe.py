@@ -150,18 +150,19 @@ class Recipe:
     def _unplayed(self) -> Iterator[str]:
         """Yield what would play in an environment, where there is none."""
         own = self.expert is not None and self.expert.file is not None
+        brought = self.explore is not None and self.explore.traits.source is not None
         plays = {
             "sft": self.sft is not None and not own,
-            "rows": self.rows is not None and self.rows.traits.explored,
+            "rows": self.rows is not None and self.rows.traits.explored and not brought,
             "base": self.base is not None,
             "expert": self.expert is not None and not own,
-            "explore": self.explore is not None,
+            "explore": self.explore is not None and not brought,
         }
         for part, needed in plays.items():
             file = " or take rows.name=file" if part == "rows" else ""
             if needed:
                 yield f"environment is missing, which {part} plays in; set it{file} in the recipe."
-        if self.sft is None and self.align is None:
+        if self.sft is None and self.align is None and not brought:
             yield "environment is missing; set it in the recipe."
 
 

@@ -6,10 +6,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from perturn.chat.model_names import AT_SERVICE
 from perturn.errors import ModelError
 from perturn.io.atomic_write import write_whole
-
-FILE = "tinker.json"
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class StoredPolicy:
 
     def write(self, folder: Path) -> None:
         """Write it into the folder of a policy or of a checkpoint."""
-        write_whole(folder / FILE, json.dumps(asdict(self), indent=2) + "\n")
+        write_whole(folder / AT_SERVICE, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def stored_policy(folder: str | Path) -> StoredPolicy | None:
@@ -36,7 +35,7 @@ def stored_policy(folder: str | Path) -> StoredPolicy | None:
     Raises:
         ModelError: If the file is damaged.
     """
-    file = Path(folder) / FILE
+    file = Path(folder) / AT_SERVICE
     if not file.is_file():
         return None
     try:
