@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.data.cache_folders import cache_folder
+from perturn.engines.tinker.stored_policy import AT_SERVICE
 from perturn.errors import ModelError, closest
 from perturn.io.atomic_write import replacing
 from perturn.io.read_input import user_path
@@ -29,8 +30,6 @@ BUNDLED = (*PACKAGED, *CONVERTED)
 
 _ADAPTERS = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
-AT_SERVICE = "tinker.json"
-"""File in the folder of a policy whose weights a training service keeps."""
 """Files of a folder of adapters, as peft writes them."""
 _WHOLE = ("model*.safetensors", "pytorch_model*.bin")
 """Files with the weights of a whole model."""

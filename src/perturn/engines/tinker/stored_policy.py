@@ -6,9 +6,11 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from perturn.chat.model_names import AT_SERVICE
 from perturn.errors import ModelError
 from perturn.io.atomic_write import write_whole
+
+AT_SERVICE = "tinker.json"
+"""File in the folder of a policy whose weights a training service keeps."""
 
 
 @dataclass(frozen=True)
