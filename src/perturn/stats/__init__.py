@@ -5,6 +5,7 @@ measure.
 """
 
 from perturn.stats.intervals import Bounds, Estimate, cluster_interval, mean_interval, pass_hat, rate_interval
+from perturn.stats.jackknife import jackknife
 from perturn.stats.paired_tests import PairedComparison, holm, paired_comparison, smallest_difference
 from perturn.stats.rank_correlation import kappa, rank_correlation, spearman
 from perturn.stats.seeds_and_tasks import (
@@ -28,6 +29,7 @@ __all__ = [
     "crossed_interval",
     "crossed_spread",
     "holm",
+    "jackknife",
     "kappa",
     "mean_interval",
     "paired_comparison",
