@@ -21,8 +21,8 @@ from perturn.io.read_input import complete_lines
 from perturn.types import Trajectory, came_back, failed, unfinished
 
 Kind = Literal["deterministic", "seeded", "open"]
-"""How a world answers the actions of an episode that is played again: always alike; alike under the seed of the episode;
-or not always alike."""
+"""How a world answers the actions of an episode that is played again: always alike; alike under the episode's seed; or
+not always alike."""
 
 
 class Point(NamedTuple):
@@ -129,8 +129,8 @@ class Plan:
     def jobs(self, seed: int, continuations: int, done: Sequence[Continuation]) -> Iterator[Planned]:
         """Yield the continuations that are still to be played.
 
-        The seed of each depends on the run's seed, its point and its number alone, so that no credit of the run has seen
-        it, and so that a call that was killed goes on with the same ones.
+        The seed of each depends on the run's seed, its point and its number alone. So no credit of the run has seen it,
+        and a call that was killed resumes with the same ones.
 
         Args:
             seed: Of the run.
@@ -145,7 +145,14 @@ class Plan:
                 if (point, number) in known:
                     continue
                 own = seed_of("measure", seed, *point, number)
-                job = Job(begun.task, own, next(samples[point.task]), begun, point.turn + point.acted, anew=point.acted)
+                job = Job(
+                    begun.task,
+                    own,
+                    next(samples[point.task]),
+                    begun,
+                    point.turn + point.acted,
+                    anew=point.acted,
+                )
                 yield Planned(job, point, number)
 
 
