@@ -4,8 +4,8 @@ A measured advantage is the true one plus noise. A product of two halves of the 
 independent, has the true square as its mean, where the square of one measurement has the variance of the noise too. So
 each score below is a ratio of sums in which the measured advantages stand linearly, or as a product of the two halves.
 
-Write A for the advantage from all continuations, A1 and A2 for those from halves, c for the credit. Sums run over turns,
-means over splits into halves and over which half comes first.
+Write A for the advantage from all continuations, A1 and A2 for those from halves, c for the credit. Sums run over
+turns, means over splits into halves and over which half comes first.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def sign_errors(turns: Measured, credit: Floats) -> float | None:
 def lost_auc(turns: Measured, credit: Floats) -> float | None:
     """Return the chance that the credit is lower at the turn that lost an episode than at another of its turns.
 
-    In an episode that did not solve its task, the turn that lost it is the one with the lowest A1; the episode counts by
-    -A2 there, the loss that the other continuations confirm. The lowest of many measurements is too low itself
+    In an episode that did not solve its task, the turn that lost it is the one with the lowest A1. The episode counts
+    by -A2 there, the loss that the other continuations confirm. The lowest of many measurements is too low itself
     (regression to the mean), and may be of a turn at which nothing was lost: such an episode counts 0 on average.
 
     Source: ours; the chance is the statistic of Mann and Whitney, within an episode.
