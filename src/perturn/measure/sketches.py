@@ -19,13 +19,17 @@ from perturn.policy.packing import lay_out
 from perturn.types import Trajectory
 
 NUMBERS = 2**14
-"""Numbers of a projected gradient. The cosine of two gradients has a standard error of at most sqrt(2 / 2^14), 0.011."""
+"""Numbers of a projected gradient. The cosine of two gradients then has a standard error of at most 0.011."""
 _SEED = 20_240_101
+_KEPT = 2**27
+"""Parameters of a model up to which the map is kept in memory."""
 
 
 class Projection:
-    """A linear map of gradients that keeps inner products on average: each parameter is added, with a random sign, to a
-    random number of the result. Where a model has no more parameters than the result has numbers, it changes nothing.
+    """A random linear map of gradients that keeps inner products on average.
+
+    Each parameter is added, with a random sign, to a random number of the result. Where a model has no more parameters
+    than the result has numbers, the map changes nothing.
 
     Source: Charikar, Chen and Farach-Colton 2002, "Finding frequent items in data streams" (count sketch); Weinberger
     et al. 2009, "Feature hashing for large scale multitask learning", Section 2, for inner products: their mean is the
@@ -43,6 +47,7 @@ class Projection:
         self.size = sum(each.numel() for each in parameters)
         self.exact = self.size <= numbers
         self.numbers = self.size if self.exact else numbers
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
         """Return the projected gradient, float32 on the CPU [numbers]."""
@@ -60,10 +65,14 @@ class Projection:
 
     def _drawn(self, index: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Number that each parameter of a tensor goes to, and its sign."""
+        if index in self._known:
+            return self._known[index]
         random = torch.Generator().manual_seed(_SEED + index)
-        where = torch.randint(self.numbers, (size,), generator=random)
-        sign = torch.randint(2, (size,), generator=random, dtype=torch.float32) * 2 - 1
-        return where.to(device), sign.to(device)
+        where = torch.randint(self.numbers, (size,), generator=random).to(device)
+        sign = torch.randint(2, (size,), generator=random, dtype=torch.float32).to(device) * 2 - 1
+        if self.size <= _KEPT:
+            self._known[index] = where, sign
+        return where, sign
 
 
 def turn_gradients(model: Any, renderer: Renderer, one: Trajectory, project: Projection) -> Tensor:
