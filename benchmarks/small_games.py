@@ -1,30 +1,18 @@
-"""Values of turns by episodes that were played on, against the exact ones, on games of `alfworld-like`.
-
-    python benchmarks/branch_values.py
-    python benchmarks/branch_values.py --games 2 --samples 4 --seeds 0
+"""Games of `alfworld-like` that are small enough to solve, and a policy whose values on them are known exactly.
 
 A policy that takes an even choice among the commands of a short list that can be said is a Markov chain on the states
-of a game, so that its chance to win within the turns that are left is a sum over all that can happen. Episodes are
-explored by it and played on from each of their turns as a run does: `branch_jobs`, `play`, `branch_values`. Printed are
-the mean error, in its standard errors, by seed; of the values by 1, 4 and 16 branches the root of the mean square
-error, beside what it should be; and how often an interval of 95 % from all branches of a turn holds the exact value.
+of a game, so that its chance to win within the turns that are left is a sum over all that can happen. Tests compare what
+`perturn measure` finds with these values, and `truncated.py` computes variances with them.
 """
 
-import argparse
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
-from math import fsum, sqrt
-from statistics import NormalDist, mean, stdev
+from math import fsum
 
-from perturn.credit.returns import Return
 from perturn.envs.alfworld.generated_games import ALFWorldLike
-from perturn.episodes.play_many import Job, play
-from perturn.explore.branching import branch_jobs
-from perturn.quantities.branch_returns import branch_values
-from perturn.stats import rate_interval
 from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Task, Trajectory
 
 TURNS = 12
@@ -33,10 +21,6 @@ LONGEST = 5
 """Commands of the expert, in the games that are small enough."""
 VAIN = 2
 """Commands on the list beside his: ways to places that he does not go to."""
-EXPLORED = 3
-"""Episodes of each game."""
-COUNTS = (1, 4, 16)
-"""Branches of a turn that are taken together."""
 
 
 @dataclass
@@ -142,107 +126,10 @@ def said(action: Action) -> str:
     return action.text.removeprefix("Action: ")
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A turn that was played on from."""
-
-    exact: float
-    wins: list[float]
-    """Of each branch, in the order of their numbers."""
-    value: float
-    """As `branch_values` has it."""
-
-
-def measure(games: Sequence[Game], samples: int, seed: int, explored: int = EXPLORED) -> list[Measured]:
-    """Explore each game, play on from every turn after the first, and hold what comes of it against what should."""
-    engine = Chooser(games)
-    playing = partial(play, engine=engine, make_environment=ALFWorldLike, protocol=PROTOCOL)
-    first = [Job(game.task, 1000 * seed + sample, sample) for game in games for sample in range(explored)]
-    begun = sorted(playing(first, sampling=Sampling()), key=lambda one: one.key)
-    turns = {one.key: range(1, len(one.turns)) for one in begun}
-    jobs = branch_jobs(begun, turns, seed, branches=samples, samples=explored)
-    branches = sorted(playing(jobs, sampling=Sampling()), key=lambda one: one.key)
-    by_turn: dict[tuple[str, int | None, int], list[float]] = {}
-    for one in sorted(branches, key=lambda one: one.sample):
-        by_turn.setdefault((one.task.id, one.origin, one.taken_over), []).append(float(one.success))
-    values = branch_values(begun, branches, Return())
-    known = {game.task.id: game for game in games}
-    return [
-        Measured(exact, by_turn[one.task.id, one.sample, turn], values[index][turn])
-        for index, one in enumerate(begun)
-        for turn, exact in enumerate(exact_values(known[one.task.id], one))
-        if turn
-    ]
-
-
 def exact_values(game: Game, one: Trajectory) -> list[float]:
-    """Exact value before each turn of an episode [turns]."""
+    """Exact value before each turn of an episode, and after the last [turns + 1]."""
     keys = [game.start]
-    for turn in one.turns[:-1]:
+    for turn in one.turns:
         keys.append(game.after(keys[-1], said(turn.action)))
-    return [game.chance(key, TURNS - turn) for turn, key in enumerate(keys)]
-
-
-def z_of_mean(found: Sequence[Measured]) -> float:
-    """Mean error of the values over its standard error, which follows from the exact values."""
-    error = mean(each.value - each.exact for each in found)
-    variance = fsum(each.exact * (1 - each.exact) / len(each.wins) for each in found)
-    return error * len(found) / sqrt(variance)
-
-
-def error_by(found: Sequence[Measured], count: int) -> tuple[float, float]:
-    """Root of the mean square error of values by so many branches, and what it should be."""
-    parts = [
-        (mean(each.wins[at : at + count]) - each.exact) ** 2
-        for each in found
-        for at in range(0, len(each.wins) - count + 1, count)
-    ]
-    return sqrt(mean(parts)), sqrt(mean(each.exact * (1 - each.exact) for each in found) / count)
-
-
-def coverage(found: Sequence[Measured]) -> float:
-    """Share of the turns whose interval of 95 % holds the exact value; those that must win or lose are left out."""
-    open_ = [each for each in found if 0.01 < each.exact < 0.99]
-    held = 0
-    for each in open_:
-        interval = rate_interval(int(sum(each.wins)), len(each.wins))
-        held += interval.low <= each.exact <= interval.high
-    return held / len(open_)
-
-
-def main() -> None:
-    """Print the comparison."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--games", type=int, default=6)
-    parser.add_argument("--samples", type=int, default=16)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    chosen = parser.parse_args()
-    games, found, scores = small_games(chosen.games), list[Measured](), []
-    for seed in chosen.seeds:
-        own = measure(games, chosen.samples, seed)
-        scores.append(z_of_mean(own))
-        found += own
-    exact = [each.exact for each in found]
-    spread = f", between {min(exact):.3f} and {max(exact):.3f}, deviation {stdev(exact):.3f}"
-    print(
-        f"{len(games)} games of {mean(game.states for game in games):.0f} states reached, {len(chosen.seeds)} seeds"
-    )
-    print(
-        f"{len(found)} turns, {sum(len(each.wins) for each in found)} branches; exact values {mean(exact):.3f}{spread}"
-    )
-    every = z_of_mean(found)
-    chance = 2 * (1 - NormalDist().cdf(abs(every)))
-    error = mean(each.value - each.exact for each in found)
-    print(
-        f"mean error {error:+.5f}, {every:+.2f} standard errors (p = {chance:.2f}); by seed "
-        + ", ".join(f"{z:+.2f}" for z in scores)
-    )
-    for count in (each for each in COUNTS if each <= chosen.samples):
-        print("{} branches: error {:.4f}, expected {:.4f}".format(count, *error_by(found, count)))
-    print(f"intervals of 95 % hold: {coverage(found):.3f}")
-
-
-if __name__ == "__main__":
-    main()
+    values = [game.chance(key, TURNS - turn) for turn, key in enumerate(keys)]
+    return [*values[:-1], 0.0]

@@ -132,10 +132,10 @@ def measure(plan: Plan, returns: Mapping[Point, Floats], seed: int = 0) -> Measu
 
 def _stacked(rows: Sequence[tuple[float, ...]], halves: Sequence[Floats]) -> Measured:
     table = np.array(rows, dtype=np.float64).reshape(len(rows), 9).T
-    ids = [column.astype(np.int64) for column in table[:4]]
+    task, episode, position, length = (column.astype(np.int64) for column in table[:4])
     split = np.stack(halves, axis=-1) if halves else np.zeros((2, SPLITS, 0))
     advantage, low, high, value = table[5:]
-    return Measured(*ids, table[4] > 0, advantage, low, high, split, value)
+    return Measured(task, episode, position, length, table[4] > 0, advantage, low, high, split, value)
 
 
 def _values(plan: Plan, returns: Mapping[Point, Floats], seed: int) -> dict[Point, _Value]:
