@@ -62,7 +62,10 @@ def test_the_mean_error_is_chance(found):
     """The sum of a failed episode's advantages is -V_0, and the errors of neighbours cancel but for the first."""
     turns, exact, planned = found
 
-    errors = [turns.advantage[turns.episode == e].sum() - exact[turns.episode == e].sum() for e in set(turns.episode)]
+    errors = [
+        turns.advantage[turns.episode == e].sum() - exact[turns.episode == e].sum()
+        for e in set(turns.episode)
+    ]
     assert len(turns.task) == sum(len(one.turns) for one in planned.episodes)
     assert abs(np.mean(errors)) < 0.5
 

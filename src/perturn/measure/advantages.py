@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import sqrt
 
 import numpy as np
@@ -150,8 +151,14 @@ def _values(plan: Plan, returns: Mapping[Point, Floats], seed: int) -> dict[Poin
         dealt = random.permuted(np.tile(own, (SPLITS, 1)), axis=1)
         middle = len(own) // 2
         halves = np.stack([dealt[:, :middle].mean(1), dealt[:, middle:].mean(1)])
-        found[point] = _Value(mean_interval(own.tolist(), bounds=bounds), halves)
+        found[point] = _Value(_interval(tuple(sorted(own.tolist())), bounds), halves)
     return found
+
+
+@cache
+def _interval(returns: tuple[float, ...], bounds: Bounds) -> Estimate:
+    """Mean and interval of the returns of a point; many points have the same ones."""
+    return mean_interval(returns, bounds=bounds)
 
 
 def bounds_of(returns: Mapping[Point, Floats]) -> Bounds:

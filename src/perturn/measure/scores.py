@@ -83,7 +83,7 @@ def auc(turns: Measured, credit: Floats) -> float | None:
     lower = np.stack([np.bincount(rank, own, size) for own in lost]) if size else lost
     below = lower.cumsum(1) - lower / 2
     whole = float((gained.sum(1) * lost.sum(1)).mean())
-    if whole <= 0:
+    if min(whole, float(gained.sum()), float(lost.sum())) <= 0:
         return None
     return float((gained * below[:, rank]).sum(1).mean()) / whole
 
@@ -93,8 +93,10 @@ def sign_errors(turns: Measured, credit: Floats) -> float | None:
 
         (1 - sum sign(c) A / mean sum sign(A1) A2) / 2
 
-    Source: ours. The numerator is linear in A. The denominator is below sum |A| where a half misses the sign, so that
-    few continuations make the share of a good credit too low, at most down to less than 0.
+    It is relative to what half of the continuations know: 0 is a credit whose signs are as good as theirs, and a better
+    one is below 0. With more continuations, the denominator grows to sum |A|.
+
+    Source: ours. The numerator is linear in A, and the denominator is a product of halves.
     """
     first, second = _both_orders(turns.halves)
     size = float((np.sign(first) * second).sum(1).mean())
