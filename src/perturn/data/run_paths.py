@@ -130,6 +130,23 @@ class RunPaths:
         """How far the log-probabilities of sampling and of training differ."""
         return self.folder / "metrics" / f"agreement{mark}.json"
 
+    def continuations(self, mark: str = "") -> Path:
+        """Continuations of an iteration's episodes that `perturn measure` has played."""
+        return self.folder / "measure" / f"continuations{mark}.jsonl"
+
+    def gradients(self, mark: str = "") -> Path:
+        """Folder of the gradients of the actions of an iteration's episodes."""
+        return self.folder / "measure" / f"gradients{mark}"
+
+    def measured(self, mark: str = "") -> Path:
+        """What `perturn measure` found of an iteration."""
+        return self.folder / "measure" / f"measured{mark}.json"
+
+    @property
+    def all_measured(self) -> list[Path]:
+        """What `perturn measure` found of each iteration that was measured, in order."""
+        return sorted(self.measured().parent.glob("measured*.json"))
+
     def evaluation(self, policy: str) -> Path:
         """A policy's episodes on the evaluation panel."""
         return self.folder / "evaluation" / f"{policy}.jsonl"
