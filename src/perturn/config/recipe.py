@@ -22,6 +22,7 @@ from perturn.config.sections import (
     Base,
     Cluster,
     Expert,
+    Launch,
     ModelSettings,
     ProtocolSettings,
     Section,
@@ -88,6 +89,7 @@ class Recipe:
     from its first turn to its last, so that what shares a batch never depends on timing. It costs throughput."""
     worlds: Annotated[Worlds, EFFORT] = field(default_factory=Worlds)
     cluster: Annotated[Cluster | None, EFFORT] = None
+    launch: Annotated[Launch, EFFORT] = field(default_factory=Launch)
     report_to: Annotated[list[str], EFFORT] = field(default_factory=list)
     """Where training's metrics go beside the run folder: tensorboard, trackio, wandb. None of it changes the run."""
     seed: Annotated[int, SEED] = 0

@@ -21,6 +21,7 @@ from perturn.data.file_seals import read_manifest, refuse_damage, without_remove
 from perturn.data.run_folder import resolve_recipe, run_folder
 from perturn.data.run_paths import RunPaths
 from perturn.estimate.episode_lengths import Episodes, look_at_episodes, renderer_of
+from perturn.estimate.side_models import side_model_costs
 from perturn.estimate.stage_costs import (
     KEPT_BY_ALLOCATOR,
     REPORT_SECONDS,
@@ -123,6 +124,7 @@ def make_plan(
         how = _how(machine, found)
     else:
         how = [f"Time is the server's and is not estimated. What it may spend: {engine.traits.spending}."]
+    how += side_model_costs(recipe, found)
     done = manifest.get("stages", {})
     steps = []
     for stage in stages(recipe):
