@@ -81,7 +81,7 @@ def main() -> None:
                     os.killpg(server.pid, signal.SIGKILL)
                     server.wait()
                     began = time.monotonic()
-                    client.wait(120)
+                    client.wait(900)
                     note |= {
                         "client_stopped_after": round(time.monotonic() - began, 1),
                         "code": client.returncode,
@@ -98,8 +98,9 @@ def main() -> None:
             if note.get("code") == 0 and not as_expected(note["episodes"]):
                 raise SystemExit(f"{name} has other episodes than it asked for: {note['episodes']}")
     finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
 
 
 def prepare(place: Path) -> None:
