@@ -174,6 +174,11 @@ _READERS = {
 
 def _of_explorer(name: str, entry: Any) -> tuple[str, str]:
     traits = made(entry).traits
+    if traits.source is not None:
+        rows = "rows: {name: groups}\ncredit: {name: rloo}"
+        return "yaml", "\n".join(
+            [f"explore: {{name: {name}, path: my_episodes.jsonl}}", rows, _loss("ppo-clip")]
+        )
     told = traits.provides | traits.imposes
     rows, loss = next(
         (each for what, each in _READERS.items() if what in told), ("rows: {name: expert-pairs}", "dpo")

@@ -86,7 +86,7 @@ class Rollout:
     truncated: bool = False
     """Whether a limit ended it."""
     error: str | None = None
-    """What failed; None: nothing did."""
+    """The error that ended it; None: there was none."""
     policy: str = ""
     """Name of the policy, or the training step at which it was written."""
     answer: str = ""
