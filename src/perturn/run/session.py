@@ -76,7 +76,7 @@ def world_maker(recipe: Recipe) -> WorldMaker:
     return ProcessWorlds(section, recipe.worlds)
 
 
-def _capacity(recipe: Recipe, make: WorldMaker, concurrency: int) -> int:
+def capacity(recipe: Recipe, make: WorldMaker, concurrency: int) -> int:
     """How many worlds may be alive at a time, if `concurrency` episodes are to be played at once."""
     if isinstance(make, ClusterWorlds):
         return make.capacity(concurrency)
@@ -281,9 +281,9 @@ class Session:
             retries = self.recipe.worlds.retries
             how: Any = {"protocol": protocol, "sampling": sampling, "retries": retries, "hear": hear}
             if blocks is None:
-                return play(missing, self._serve(policy, strategy), make, concurrency=at_once, **how)
+                return play(missing, self.serve(policy, strategy), make, concurrency=at_once, **how)
             require_worlds(what, min(blocks, len(missing)), at_once)
-            return play_blocks(blocks_of(missing, blocks), self._serve(policy, strategy), make, **how)
+            return play_blocks(blocks_of(missing, blocks), self.serve(policy, strategy), make, **how)
 
         counts = self.record(file, jobs, played, concurrency, what, blocks=blocks, protocol=protocol)
         if judged:
@@ -294,7 +294,7 @@ class Session:
             note_tokens(self.run.paths.tokens, ids, load_tokenizer(policy_path(self.run, policy)))
         return counts
 
-    def _serve(self, policy: str, strategy: Strategy) -> Engine:
+    def serve(self, policy: str, strategy: Strategy) -> Engine:
         """The engine that is asked for a policy's actions, and for what the user says."""
         served, user = strategy.serve(self.engine(policy)), self.recipe.user
         if user is None:
@@ -360,7 +360,7 @@ class Session:
             self.run.expect(file, len(held) + len(missing), len(held))  # with those of earlier calls
             if missing:
                 make = world_maker(self.recipe)
-                at_once = _capacity(self.recipe, make, concurrency)
+                at_once = capacity(self.recipe, make, concurrency)
                 with episode_bar(what, done, missing, protocol or self.protocol) as (shown, hear):
                     self.run.follow(lambda: shown.seconds_left)
                     for trajectory in played(missing, make, at_once, hear):
