@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from itertools import islice
 from math import ceil
 from statistics import median
+from threading import Semaphore
 
 from perturn.episodes.episode import Episode as Episode
 from perturn.episodes.episode import Job as Job
@@ -42,6 +42,7 @@ def play(
     concurrency: int = 16,
     retries: int = 1,
     hear: Hear = ignore,
+    room: Semaphore | None = None,
 ) -> Iterator[Trajectory]:
     """Play many episodes at once; each trajectory is handed out as soon as its episode ends.
 
@@ -61,10 +62,14 @@ def play(
         concurrency: Episodes running at the same time.
         retries: How often an episode whose world died or hung (`WorldLost`) is played again.
         hear: Told of each prompt and of each trajectory, so that progress can be measured in turns.
+        room: Room for open worlds, one each, that several plays at the same time share; None: there is enough.
     """
     coming = iter(jobs)
-    start = partial(episode, protocol=protocol, policy=engine.name)
-    workers = Workers(start, make_environment, retries, coming, hear)
+
+    def start(env: Environment, job: Job) -> Episode:
+        return episode(env, job, protocol=protocol, policy=engine.name)  # which may change meanwhile
+
+    workers = Workers(start, make_environment, retries, coming, hear, room)
     counter: _Stream | _Batches = _Batches(engine, sampling)
     if isinstance(engine, StreamingEngine):
         counter = _Stream(engine, sampling)
