@@ -107,10 +107,12 @@ class Slow:
         self.go, self.swaps, self.fails = threading.Semaphore(0), [], None
 
     def submit(self, prompts, sampling):
+        """Take them on; no conversation twice at a time."""
         assert not {one.conversation for one in self.open} & {one.conversation for one in prompts}
         self.open += prompts
 
     def advance(self):
+        """Answer the oldest."""
         self.go.acquire()
         if self.fails:
             raise self.fails
@@ -118,23 +120,28 @@ class Slow:
         return [(one, Action(f"{one.conversation} of {self.name}"))]
 
     def swap_weights(self, folder, name, version):
+        """Remember what was open."""
         self.swaps.append((folder, len(self.open)))
         self.name, self.version = name, version
 
     def update_weights(self, folder, name):
+        """Not asked."""
         raise NotImplementedError
 
     def generate(self, prompts, sampling):
+        """Not asked."""
         raise NotImplementedError
 
     def cancel(self, conversation):
+        """Drop it."""
         self.open = [one for one in self.open if one.conversation != conversation]
 
     def forget(self, conversation):
+        """Remember it."""
         self.forgotten.append(conversation)
 
     def close(self):
-        pass
+        """Hold nothing."""
 
 
 @pytest.fixture
@@ -163,7 +170,7 @@ def test_ports_ask_of_one_conversation_at_the_same_time(slow):
         port.submit([prompt], SAMPLED)
     engine.go.release(2)
 
-    for number, (port, prompt) in enumerate(zip(ports, prompts, strict=True), start=1):
+    for number, (port, prompt) in enumerate(zip(ports, prompts, strict=True)):
         ((back, answer),) = answers_of(port, 1)
         assert back is prompt
         assert answer.text == f"{number}/a#0 of old"

@@ -30,18 +30,13 @@ class SharedEngine:
         self._engine = engine
         self._ended = threading.Event()
         self._asked: dict[str, tuple[Port, Prompt]] = {}
-        self._ports = 0
+        self._ports: list[Port] = []
         self._thread = EngineThread(engine, self._deliver)
-
-    @property
-    def name(self) -> str:
-        """Identity of the policy that it serves now."""
-        return self._engine.name
 
     def port(self) -> Port:
         """Return a port for one play."""
-        self._ports += 1
-        return Port(self, f"{self._ports}/")
+        self._ports.append(Port(self, f"{len(self._ports)}/", self._engine.name))
+        return self._ports[-1]
 
     def swap(self, folder: str | Path, name: str, version: int) -> None:
         """Have the engine go over to other weights between two of its passes, in the middle of answers.
@@ -50,6 +45,8 @@ class SharedEngine:
             PerturnError: If the weights cannot be read.
         """
         self._thread.call(lambda: self._engine.swap_weights(folder, name, version)).result()
+        for port in self._ports:
+            port.name = name
 
     def close(self) -> None:
         """End the thread; plays that go on get an `Ended`."""
@@ -82,15 +79,10 @@ class SharedEngine:
 class Port:
     """A streaming engine for one play, from any thread; conversations may be named as in other ports."""
 
-    def __init__(self, shared: SharedEngine, prefix: str) -> None:
-        """Only `SharedEngine` makes one."""
-        self._shared, self.prefix = shared, prefix
+    def __init__(self, shared: SharedEngine, prefix: str, name: str) -> None:
+        """Only `SharedEngine` makes one, and keeps its name that of the policy that is served."""
+        self._shared, self.prefix, self.name = shared, prefix, name
         self.answers: SimpleQueue[tuple[Prompt, Answered]] = SimpleQueue()
-
-    @property
-    def name(self) -> str:
-        """Identity of the policy that is served now."""
-        return self._shared.name
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Take prompts on."""
