@@ -15,7 +15,7 @@ from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, DataError, EngineFailure
 from perturn.remaining import wrong_turns
 from perturn.run.execute import open_run, run_stages
-from perturn.run.session import make_protocol
+from perturn.run.protocol_rules import make_protocol
 from perturn.run.stages.measure_distance import check_pathfinder, measured, measured_pairs, sense_of
 from perturn.types import Action, PreferencePair, Remaining, Status
 

@@ -34,9 +34,8 @@ from perturn.explore.protocol import ExploreInputs
 from perturn.faults import closing_world
 from perturn.policy.models import context_length, load_policy, tokenizer_of, weights_digest
 from perturn.quantities.readers import Reader, open_reader
-from perturn.run.protocol_rules import rules_for
+from perturn.run.protocol_rules import make_protocol, rules_for
 from perturn.run.score_recipe import scored_panel, turn_tokens
-from perturn.run.session import make_protocol
 from perturn.run.stages.collect_stage import shown
 from perturn.run.stages.evaluate_stage import stamp
 from perturn.run.task_lists import choose_tasks

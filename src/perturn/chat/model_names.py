@@ -44,7 +44,7 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
         say: Told what is done before anything slow starts.
 
     Raises:
-        ModelError: If the folder holds no model, the name is that of a bundled model but for its spelling, or the
+        ModelError: If the folder holds no model, the name is a misspelt name of a bundled model, or the
             bundled package or peft is missing.
     """
     if name in PACKAGED:
@@ -147,7 +147,7 @@ def _merged(name: str, adapters: Adapters, say: Callable[[str], None]) -> Path:
 
 
 def is_local(name: str) -> bool:
-    """Whether a model's name is that of a local folder, which need not be there."""
+    """Whether a model's name is the name of a local folder, which need not be there."""
     if name in BUNDLED:
         return False
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or user_path(name, "model.name").is_dir()

@@ -38,11 +38,8 @@ from perturn.formats.read_rows import read_rows
 from perturn.io.read_input import user_path
 from perturn.rules import TurnControl
 from perturn.run.execute import check, refuse_early
-from perturn.run.protocol_rules import ruled
-from perturn.run.session import (
-    engine_settings,
-    evaluation_sampling,
-)
+from perturn.run.protocol_rules import evaluation_sampling, ruled
+from perturn.run.session import engine_settings
 from perturn.run.stages.branch_stage import explorer_of
 from perturn.run.stages.collect_stage import AT_ONCE
 from perturn.table import locate

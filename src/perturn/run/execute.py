@@ -34,16 +34,9 @@ from perturn.run.checkpoint_retention import let_go
 from perturn.run.follow_up import in_order, planned
 from perturn.run.judging.judged_rewards import ENGINE
 from perturn.run.judging.side_engines import check_side_engine
-from perturn.run.protocol_rules import ruled
+from perturn.run.protocol_rules import make_protocol, ruled
 from perturn.run.recorded_inputs import note_inputs, refuse_changed
-from perturn.run.session import (
-    Session,
-    backend_settings,
-    engine_settings,
-    make_protocol,
-    make_renderer,
-    world_maker,
-)
+from perturn.run.session import Session, backend_settings, engine_settings, make_renderer, world_maker
 from perturn.run.stages.branch_stage import check_explorer
 from perturn.run.stages.measure_distance import check_corrector, check_pathfinder
 from perturn.run.stages.pretraining_stage import check_teacher

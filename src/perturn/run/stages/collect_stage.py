@@ -27,7 +27,8 @@ from perturn.faults import closing_world
 from perturn.formats.read_rows import rows_of
 from perturn.formats.row_sources import open_source
 from perturn.io.read_input import user_path
-from perturn.run.session import Session, WorldMaker, make_protocol, world_maker
+from perturn.run.protocol_rules import make_protocol
+from perturn.run.session import Session, WorldMaker, world_maker
 from perturn.run.stages.branch_stage import explorer_of, not_come_back
 from perturn.run.task_lists import dealt, look_up
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, unfinished

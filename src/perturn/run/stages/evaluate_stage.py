@@ -19,7 +19,8 @@ from perturn.episodes.prompts import system_prompt
 from perturn.episodes.seeds import make_jobs
 from perturn.io.atomic_write import write_whole
 from perturn.run.policy_origin import noted_maker
-from perturn.run.session import Session, evaluation_sampling
+from perturn.run.protocol_rules import evaluation_sampling
+from perturn.run.session import Session
 from perturn.run.stages.evaluation_strategy import Strategy, controlled, extension_counts
 from perturn.run.stages.selection import Selection, candidate_counts
 from perturn.run.task_lists import panel_digest

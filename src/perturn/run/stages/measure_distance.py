@@ -17,7 +17,8 @@ from perturn.episodes.play_many import Job, episode
 from perturn.episodes.replay import play_script, replay
 from perturn.errors import ConfigError, EngineFailure, EnvironmentFailure
 from perturn.faults import closing_world
-from perturn.run.session import make_protocol, world_maker
+from perturn.run.protocol_rules import make_protocol
+from perturn.run.session import world_maker
 from perturn.table import locate
 from perturn.types import Action, Environment, EpisodeProtocol, PreferencePair, Remaining, Trajectory
 
