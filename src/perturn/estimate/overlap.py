@@ -33,6 +33,6 @@ def predict(recipe: Recipe, found: Episodes, exploring: float, others: Iterable[
     )
     return (
         f"Prediction: with staleness={recipe.staleness} the iterations take {100 * apart / taking_turns:.0f} % of the "
-        "time above, by a simulation of the loop, if the engine and the trainer have devices of their own. On one device "
-        "they share its speed, and only the time in which the engine waits for worlds is gained."
+        "time above, by a simulation of the loop, if the engine and the trainer have devices of their own. On one "
+        "device they share its speed, and only the time in which the engine waits for worlds is gained."
     )
