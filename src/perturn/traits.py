@@ -80,6 +80,8 @@ class EngineTraits:
     """Most that it may spend, in words, for `--dry-run`."""
     swaps_weights: bool = False
     """Whether it is a `SwappingEngine`: it goes over to other weights in the middle of answers."""
+    prices: tuple[float, float] | None = None
+    """Price of a million tokens of prompts, and of answers; None: unknown."""
     reads: str = "files"
     """The form in which it reads policies that we trained, as `BackendTraits.stores` of the backend names it."""
 

@@ -11,6 +11,7 @@ from perturn.chat.tokens import NO_TURN
 from perturn.engines.local.engine import LocalEngine
 from perturn.engines.protocol import SwappingEngine
 from perturn.engines.shared_engine import Ended, SharedEngine
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.errors import DataError, EngineFailure
 from perturn.policy.logprobs import action_logprobs
 from perturn.policy.packing import lay_out
@@ -174,6 +175,16 @@ def test_ports_ask_of_one_conversation_at_the_same_time(slow):
         ((back, answer),) = answers_of(port, 1)
         assert back is prompt
         assert answer.text == f"{number}/a#0 of old"
+
+
+def test_a_port_tells_the_tokens_of_its_own_conversations(slow):
+    """By their own names, though another port has a conversation of the same name."""
+    engine, shared = slow
+    engine.abilities = EngineAbilities(prompt_tokens={"0/a#0": 3, "1/a#0": 5, "1/b#0": 7})
+    ports = [shared.port(), shared.port()]
+
+    assert [dict(port.abilities.prompt_tokens) for port in ports] == [{"a#0": 3}, {"a#0": 5, "b#0": 7}]
+    assert len(ports[1].abilities.prompt_tokens) == 2
 
 
 def test_a_swap_falls_between_two_passes(slow):

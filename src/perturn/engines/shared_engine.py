@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -11,11 +11,29 @@ from queue import SimpleQueue
 from perturn.engines.engine_thread import Answered, EngineThread
 from perturn.engines.protocol import SwappingEngine
 from perturn.engines.streaming import answer_all, take_all
+from perturn.episodes.engine_abilities import EngineAbilities, abilities_of
 from perturn.errors import EngineFailure
 from perturn.types import Action, Prompt, Sampling
 
 _MOMENT_S = 0.003
 """Seconds to wait for an answer before a play looks at its worlds again."""
+
+
+class _Own(Mapping[str, int]):
+    """Numbers of the conversations of one port, by their names there."""
+
+    def __init__(self, prefix: str, numbers: Mapping[str, int]) -> None:
+        self._prefix, self._numbers = prefix, numbers
+
+    def __getitem__(self, conversation: str) -> int:
+        return self._numbers[self._prefix + conversation]
+
+    def __iter__(self) -> Iterator[str]:
+        own = (each for each in list(self._numbers) if each.startswith(self._prefix))
+        return (each.removeprefix(self._prefix) for each in own)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class Ended(Exception):
@@ -35,7 +53,10 @@ class SharedEngine:
 
     def port(self) -> Port:
         """Return a port for one play."""
-        self._ports.append(Port(self, f"{len(self._ports)}/", self._engine.name))
+        prefix, abilities = f"{len(self._ports)}/", abilities_of(self._engine)
+        counts = (_Own(prefix, each) for each in (abilities.prompt_tokens, abilities.answer_tokens))
+        own = dict(zip(("prompt_tokens", "answer_tokens"), counts, strict=True))
+        self._ports.append(Port(self, prefix, self._engine.name, replace(abilities, concurrent=False, **own)))
         return self._ports[-1]
 
     def swap(self, folder: str | Path, name: str, version: int) -> None:
@@ -79,9 +100,9 @@ class SharedEngine:
 class Port:
     """A streaming engine for one play, from any thread; conversations may be named as in other ports."""
 
-    def __init__(self, shared: SharedEngine, prefix: str, name: str) -> None:
+    def __init__(self, shared: SharedEngine, prefix: str, name: str, abilities: EngineAbilities) -> None:
         """Only `SharedEngine` makes one, and keeps its name that of the policy that is served."""
-        self._shared, self.prefix, self.name = shared, prefix, name
+        self._shared, self.prefix, self.name, self.abilities = shared, prefix, name, abilities
         self.answers: SimpleQueue[tuple[Prompt, Answered]] = SimpleQueue()
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:

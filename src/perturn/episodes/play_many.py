@@ -10,6 +10,7 @@ from math import ceil
 from statistics import median
 from threading import Semaphore
 
+from perturn.episodes.engine_abilities import abilities_of
 from perturn.episodes.episode import Episode as Episode
 from perturn.episodes.episode import Job as Job
 from perturn.episodes.episode import episode as episode
@@ -65,9 +66,11 @@ def play(
         room: Room for open worlds, one each, that several plays at the same time share; None: there is enough.
     """
     coming = iter(jobs)
+    abilities = abilities_of(engine)
 
     def start(env: Environment, job: Job) -> Episode:
-        return episode(env, job, protocol=protocol, policy=engine.name)  # which may change meanwhile
+        name = engine.name  # which may change meanwhile
+        return episode(env, job, protocol=protocol, policy=name, abilities=abilities)
 
     workers = Workers(start, make_environment, retries, coming, hear, room)
     counter: _Stream | _Batches = _Batches(engine, sampling)

@@ -115,17 +115,19 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
 
 
 def _refuse_gpus(recipe: Recipe) -> None:
-    """Refuse a training that is still to be done in a process that sees several GPUs."""
+    """Refuse a training that is still to be done and that has not one GPU for each process."""
     manifest = read_manifest(run_folder(recipe)) or {"stages": {}}
     trainings = [stage.name for stage in stages(recipe) if stage.command == "train"]
     waits = [name for name in trainings if not manifest["stages"].get(name, {}).get("done")]
     gpus = locate("torch.cuda:device_count")() if waits and world_size() == 1 else 0
-    if gpus > 1:
+    processes = recipe.launch.processes
+    if gpus > 1 and processes == 1:
         raise ConfigError(
-            f"this process sees {gpus} GPUs, and {waits[0]} trains on one in each process; set CUDA_VISIBLE_DEVICES=0 "
-            "to train on one GPU, or do the stages one command at a time, with this one for training: accelerate "
-            f"launch --num_processes {gpus} -m perturn train {run_folder(recipe)}"
+            f"this process sees {gpus} GPUs, and {waits[0]} trains on one in each process; set launch.processes={gpus} "
+            "to train on all of them, or CUDA_VISIBLE_DEVICES=0 to train on one."
         )
+    if 0 < gpus < processes:
+        raise ConfigError(f"launch.processes must be <= the {gpus} GPUs of this machine, got {processes}.")
 
 
 def check_trackers(names: Iterable[str]) -> None:

@@ -293,9 +293,9 @@ class Session:
             retries = self.recipe.worlds.retries
             how: Any = {"protocol": protocol, "sampling": sampling, "retries": retries, "hear": hear}
             if blocks is None:
-                return play(missing, self._serve(policy, strategy), make, concurrency=at_once, **how)
+                return play(missing, self.serve(policy, strategy), make, concurrency=at_once, **how)
             require_worlds(what, min(blocks, len(missing)), at_once)
-            return play_blocks(blocks_of(missing, blocks), self._serve(policy, strategy), make, **how)
+            return play_blocks(blocks_of(missing, blocks), self.serve(policy, strategy), make, **how)
 
         counts = self.record(file, jobs, played, concurrency, what, blocks=blocks, protocol=protocol)
         if judged:
@@ -310,7 +310,7 @@ class Session:
         if ids:  # a server's answers have none, and its model may have no tokenizer here
             note_tokens(self.run.paths.tokens, ids, load_tokenizer(policy_path(self.run, policy)))
 
-    def _serve(self, policy: str, strategy: Strategy) -> Engine:
+    def serve(self, policy: str, strategy: Strategy) -> Engine:
         """The engine that is asked for a policy's actions, and for what the user says."""
         engine: Engine = self.engine(policy) if self.ahead is None else self.ahead.port(policy)
         served, user = strategy.serve(engine), self.recipe.user

@@ -94,6 +94,24 @@ def bring_expert(session: Session, stage: Stage) -> None:
             counts |= session.judge(target, "expert episodes")
 
 
+def bring_explored(session: Session, stage: Stage) -> None:
+    """Take the explored episodes of the user's file, such as rollouts of another trainer.
+
+    Raises:
+        DataError: If a row is malformed, two episodes of a task have one number, or there is none.
+    """
+    assert session.recipe.explore is not None
+    source = user_path(str(session.recipe.explore.traits.source), "explore.path")
+    target = session.run.paths.trajectories(stage.name)
+    with session.run.stage(stage.name, target) as counts:
+        target.unlink(missing_ok=True)
+        with TrajectoryStore(target) as store:
+            for one in rows_of(source, Trajectory):
+                store.append(one)
+            counts |= outcomes(store.read())
+        counts |= session.judge(target, "exploration episodes")
+
+
 def own_episodes(source: Path) -> Iterator[Trajectory]:
     """Episodes of a user's file: trajectories of an environment as they are, conversations as successes.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from perturn.config.parsing import apply_overrides
 from perturn.config.recipe import Recipe
+from perturn.config.row_maker_settings import sense_in
 from perturn.config.stages import Stage, stages
 from perturn.credit import Credit
 from perturn.data.file_seals import read_manifest, refuse_damage
@@ -111,7 +112,8 @@ def credit_run(
 
     Args:
         folder: The run folder; the run need not be finished.
-        words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and its settings, such as `credit.gamma=0.9`.
+        words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and its settings, such as `credit.gamma=0.9`; none:
+            the credit of the run.
         against: Another credit to compare with: one that the run has weights of, or a name of CREDITS.
         name: How the weights are named; None: as the credit.
         reference: Policy of the run that a credit may read, for values too; None: the one that explored, or for a
@@ -126,27 +128,17 @@ def credit_run(
         PerturnError: If the run has explored nothing, or the credit cannot weigh it.
     """
     paths, recipe = begun(folder), resolve_recipe(folder)
-    section = _section(words)
+    section = _section(words) if words or recipe.credit is None else dict(recipe.credit)
     credit = _make_credit(section, recipe)
     label = _named(section, name, against)
-    found, explored = [], _explored(paths, recipe)
+    found, explored = [], explored_stages(paths, recipe)
     _check_stored(credit, recipe, explored, reference)
     other = None if against is None else _against(paths, recipe, explored, against, reference)
     if other is not None:
         _check_stored(other.credit, recipe, explored, reference)
     weigher = _Weigher(paths, recipe, credit, reference)
     for stage in explored:
-        played = list(read_trajectories(paths.trajectories(stage.name)))
-        episodes = measured(recipe, members_of(credit, played, paths, recipe, stage.mark))
-        comparable = counted(episodes, failures_of(recipe))
-        computed = weigher.computed(stage, comparable)
-        rows = credit_groups(
-            episodes,
-            credit,
-            given(computed),
-            drop_equal_outcomes=drop_equal_outcomes,
-            failures=failures_of(recipe),
-        )
+        episodes, computed, rows = weigher.weigh(stage, drop_equal_outcomes)
         file = paths.credit(label, stage.mark)
         if writes:
             _write_beside(paths, file, rows)
@@ -185,6 +177,52 @@ class _Weigher:
         found = compute(self.credit.needs, episodes, source)
         self._states = states_of(found)
         return found
+
+    def weigh(
+        self, stage: Stage, drop_equal_outcomes: bool = False
+    ) -> tuple[list[Trajectory], dict[str, Computed], list[CreditRow]]:
+        """Episodes of an exploration, what was computed of those that count, and their rows, as `computed` asks."""
+        paths, recipe = self._paths, self._recipe
+        played = list(read_trajectories(paths.trajectories(stage.name)))
+        members = members_of(self.credit, played, paths, recipe, stage.mark)
+        episodes = measured(recipe, members, sense_in(self.credit.needs))
+        computed = self.computed(stage, counted(episodes, failures_of(recipe)))
+        rows = credit_groups(
+            episodes,
+            self.credit,
+            given(computed),
+            drop_equal_outcomes=drop_equal_outcomes,
+            failures=failures_of(recipe),
+        )
+        return episodes, computed, rows
+
+
+def weigh_stored(
+    paths: RunPaths, recipe: Recipe, section: Mapping[str, Any], iteration: int
+) -> tuple[Credit, list[Trajectory], list[CreditRow]]:
+    """Weigh the turns of the episodes that an iteration has explored with any credit; nothing is written.
+
+    Args:
+        paths: Of the run.
+        recipe: Of the run.
+        section: The credit, as the section `credit` of a recipe.
+        iteration: From 1.
+
+    Returns:
+        The credit, the episodes that it weighed, and a row of each.
+
+    Raises:
+        PerturnError: If the credit cannot weigh them.
+    """
+    credit = _make_credit(section, recipe)
+    explored = [stage for stage in explored_stages(paths, recipe) if stage.iteration <= iteration]
+    _check_stored(credit, recipe, explored, None)
+    weigher = _Weigher(paths, recipe, credit, None)
+    if not carried_by(credit.needs):
+        explored = explored[-1:]
+    for stage in explored:
+        episodes, _, rows = weigher.weigh(stage)
+    return credit, episodes, rows
 
 
 def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
@@ -242,8 +280,12 @@ def _label(section: Mapping[str, Any]) -> str:
     return str(section["name"]).rpartition(":")[2]
 
 
-def _explored(paths: RunPaths, recipe: Recipe) -> list[Stage]:
-    """The explorations that are done."""
+def explored_stages(paths: RunPaths, recipe: Recipe) -> list[Stage]:
+    """The explorations that are done.
+
+    Raises:
+        RunError: If none is, or the file of one is damaged.
+    """
     manifest = read_manifest(paths.folder) or {}
     done = {name for name, note in manifest.get("stages", {}).items() if note.get("done")}
     found = [stage for stage in stages(recipe) if stage.name == f"explore{stage.mark}" and stage.name in done]

@@ -38,12 +38,13 @@ def sense_of(recipe: Recipe) -> str | None:
 
 def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
     """Refuse to measure in a world that cannot say how far an episode is from its end."""
-    read = sense_of(recipe) or (recipe.explore and sense_in(recipe.explore.needs))
+    scored = recipe.evaluate and recipe.evaluate.distance
+    read = sense_of(recipe) or (recipe.explore and sense_in(recipe.explore.needs)) or scored
     problem = lacks(env, "remaining") if env else "it has no environment, which would say"
     if read and problem:
         raise ConfigError(
             f"the recipe reads how far an episode is from its end: {problem}, or take rows, credit and explorer that "
-            "do not read it."
+            "do not read it, and leave evaluate.distance out."
         )
 
 
