@@ -1,4 +1,4 @@
-"""Exploration in the background with an engine, a world and a training that sleep: order, room and failures."""
+"""Exploration in the background with an engine, a world and a training that sleep: order, slots and failures."""
 
 import threading
 import time

@@ -54,9 +54,9 @@ class SharedEngine:
     def port(self) -> Port:
         """Return a port for one play."""
         prefix, abilities = f"{len(self._ports)}/", abilities_of(self._engine)
-        counts = (_Own(prefix, each) for each in (abilities.prompt_tokens, abilities.answer_tokens))
-        own = dict(zip(("prompt_tokens", "answer_tokens"), counts, strict=True))
-        self._ports.append(Port(self, prefix, self._engine.name, replace(abilities, concurrent=False, **own)))
+        asked, said = (_Own(prefix, each) for each in (abilities.prompt_tokens, abilities.answer_tokens))
+        own = replace(abilities, concurrent=False, prompt_tokens=asked, answer_tokens=said)
+        self._ports.append(Port(self, prefix, self._engine.name, own))
         return self._ports[-1]
 
     def swap(self, folder: str | Path, name: str, version: int) -> None:

@@ -43,7 +43,7 @@ def play(
     concurrency: int = 16,
     retries: int = 1,
     hear: Hear = ignore,
-    room: Semaphore | None = None,
+    slots: Semaphore | None = None,
 ) -> Iterator[Trajectory]:
     """Play many episodes at once; each trajectory is handed out as soon as its episode ends.
 
@@ -63,7 +63,7 @@ def play(
         concurrency: Episodes running at the same time.
         retries: How often an episode whose world died or hung (`WorldLost`) is played again.
         hear: Told of each prompt and of each trajectory, so that progress can be measured in turns.
-        room: Room for open worlds, one each, that several plays at the same time share; None: there is enough.
+        slots: Slots for open worlds, one each, which several plays at the same time share; None: there are enough.
     """
     coming = iter(jobs)
     abilities = abilities_of(engine)
@@ -72,7 +72,7 @@ def play(
         name = engine.name  # which may change meanwhile
         return episode(env, job, protocol=protocol, policy=name, abilities=abilities)
 
-    workers = Workers(start, make_environment, retries, coming, hear, room)
+    workers = Workers(start, make_environment, retries, coming, hear, slots)
     counter: _Stream | _Batches = _Batches(engine, sampling)
     if isinstance(engine, StreamingEngine):
         counter = _Stream(engine, sampling)

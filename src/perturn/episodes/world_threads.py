@@ -20,9 +20,9 @@ _logger = logging.getLogger(__name__)
 _LEAVE_S = 10.0
 """Seconds that worlds have to end when the play is over."""
 _PLENTY = 2**31
-"""Room where no other play has worlds."""
+"""Slots where no other play has worlds."""
 _LOOK_S = 0.2
-"""Seconds after which a worker that waits for room looks whether the play is over."""
+"""Seconds after which a worker that waits for a slot looks whether the play is over."""
 _BYSTANDER_LIMIT = 16
 """How often an episode is played again because of other worlds."""
 
@@ -66,7 +66,7 @@ class Workers:
         retries: int,
         jobs: Iterator[Job] | None = None,
         hear: Hear = ignore,
-        room: Semaphore | None = None,
+        slots: Semaphore | None = None,
     ) -> None:
         """No worker yet.
 
@@ -77,10 +77,10 @@ class Workers:
             jobs: Given to those whose episode has ended, which close their world if there is none left; None: they
                 keep it and wait for the next `begin`.
             hear: Told all that is said, in the thread that listens.
-            room: What a worker holds as long as it has a world, where several plays share room for worlds.
+            slots: Slots for worlds, where several plays share some; a worker holds one as long as it has a world.
         """
         self.start, self.make, self.retries, self.hear = start, make, retries, hear
-        self.room = Semaphore(_PLENTY) if room is None else room
+        self.slots = Semaphore(_PLENTY) if slots is None else slots
         self.said: SimpleQueue[Said] = SimpleQueue()
         self.busy, self.over = 0, False
         self._jobs = jobs
@@ -152,8 +152,8 @@ class Worker:
         self.thread.start()
 
     def _work(self) -> None:
-        room = self._workers.room
-        while not room.acquire(timeout=_LOOK_S):
+        slots = self._workers.slots
+        while not slots.acquire(timeout=_LOOK_S):
             if self._workers.over:
                 return
         try:
@@ -165,7 +165,7 @@ class Worker:
             self._workers.said.put((self, error))
         finally:
             self._leave()
-            room.release()
+            slots.release()
 
     def _play(self, job: Job) -> Trajectory:
         """Play one episode; its world is used again unless the episode failed."""

@@ -144,7 +144,7 @@ def make_plan(
 
 
 def _overlapping(recipe: Recipe, found: Episodes, steps: Sequence[Planned]) -> str:
-    """What is gained where exploration and training overlap."""
+    """Return the gain where exploration and training overlap, as a sentence."""
     marked = [step for step in steps if re.search(r"-\d{3,}$", step.name)]
     explores = [step.seconds or 0.0 for step in marked if step.name.startswith("explore")]
     others = [step.seconds or 0.0 for step in marked if not step.name.startswith("explore")]

@@ -51,7 +51,7 @@ class Ahead:
 
     That of iteration i begins when no episode of the one before is left to begin, and when a policy is served that is
     at most `staleness` versions older than the policy which iteration i trains, of version i - 1. So no token is older.
-    All share the engine and the room for worlds.
+    All share the engine and the slots for worlds.
     """
 
     def __init__(self, session: Session, stages: Sequence[Stage]) -> None:
@@ -76,7 +76,7 @@ class Ahead:
         session.panels  # noqa: B018  looked up here, and not in two threads
         explorer = explorer_of(self._recipe)
         worlds = capacity(self._recipe, world_maker(self._recipe), explorer.concurrency)
-        self._room = threading.Semaphore(min(worlds, explorer.concurrency))
+        self._slots = threading.Semaphore(min(worlds, explorer.concurrency))
         self._shared = SharedEngine(engine)
         self._lock = threading.RLock()
         self._waiting, self._newest = deque(stages), ""
@@ -170,14 +170,14 @@ class Ahead:
                 sampling=explorer.sampling,
                 concurrency=at_once,
                 retries=recipe.worlds.retries,
-                room=self._room,
+                slots=self._slots,
             )
 
         file, jobs = session.run.paths.trajectories(stage.name), explore_jobs(session, stage)
         return session.record(file, jobs, played, explorer.concurrency, "exploration episodes", behind=True)
 
     def _handed_out(self, jobs: Sequence[Job], stage: Stage) -> Iterator[Job]:
-        """The jobs; when none is left the next exploration may begin, whose episodes take the room that gets free."""
+        """The jobs; when none is left the next exploration may begin, whose episodes take the slots that get free."""
         yield from jobs
         self._make_way(stage)
 

@@ -1,4 +1,4 @@
-"""Plays at the same time that share room for their worlds."""
+"""Plays at the same time that share slots for their worlds."""
 
 import threading
 import time
@@ -9,9 +9,9 @@ from perturn.episodes.world_threads import Workers
 from perturn.types import Sampling
 
 
-def test_plays_that_share_room_have_no_more_worlds_than_there_is_room():
+def test_plays_that_share_slots_have_no_more_worlds_than_slots():
     """The second one's worlds come as those of the first are closed, while it still plays its last episode."""
-    room, worlds, hold, found = threading.Semaphore(2), [], threading.Event(), []
+    slots, worlds, hold, found = threading.Semaphore(2), [], threading.Event(), []
 
     class Held(Counter):
         def reset(self, task, seed):
@@ -24,7 +24,7 @@ def test_plays_that_share_room_have_no_more_worlds_than_there_is_room():
         return world
 
     def run(*names):
-        how = {"protocol": PROTOCOL, "sampling": Sampling(), "concurrency": 2, "room": room}
+        how = {"protocol": PROTOCOL, "sampling": Sampling(), "concurrency": 2, "slots": slots}
         found.extend(play(jobs(*names), Script(up), make, **how))
 
     first = threading.Thread(target=run, args=("slow", "a", "b"))
@@ -40,13 +40,13 @@ def test_plays_that_share_room_have_no_more_worlds_than_there_is_room():
     assert all(one.success for one in found)
 
 
-def test_a_play_that_ends_while_it_waits_for_room_makes_no_world():
+def test_a_play_that_ends_while_it_waits_for_a_slot_makes_no_world():
     """Its worker looks for the end of the play."""
-    room, worlds = threading.Semaphore(0), []
-    workers = Workers(None, lambda: Counter(worlds), 0, iter(()), room=room)
+    slots, worlds = threading.Semaphore(0), []
+    workers = Workers(None, lambda: Counter(worlds), 0, iter(()), slots=slots)
     workers.begin(jobs("a"))
     workers.close()
-    room.release()
+    slots.release()
 
     assert worlds == []
-    assert room.acquire(blocking=False)
+    assert slots.acquire(blocking=False)
