@@ -252,16 +252,23 @@ def _demonstration(env: Any, task: Task) -> Sequence[tuple[str, str]]:
 
 def explore(session: Session, stage: Stage) -> None:
     """Let a policy play the tasks that it is to learn from, and on what the iteration before left unfinished."""
-    explorer, seed = explorer_of(session.recipe), session.recipe.seed
-    file, left = session.run.paths.trajectories(stage.name), list[Trajectory]()
+    explorer, file = explorer_of(session.recipe), session.run.paths.trajectories(stage.name)
+    with session.run.stage(stage.name, file) as counts:
+        if session.ahead is not None:
+            counts |= session.ahead.explored(stage)
+            session.note_tokens(file, stage.policy)
+        else:
+            jobs, what = explore_jobs(session, stage), "exploration episodes"
+            counts |= session.play(file, jobs, stage.policy, explorer.sampling, explorer.concurrency, what)
+        if explorer.traits.resumes_earlier:
+            counts |= not_come_back(stage.name, read_trajectories(file))
+
+
+def explore_jobs(session: Session, stage: Stage) -> list[Job]:
+    """Return the episodes of an exploration; of an explorer that resumes, the exploration before it must be over."""
+    explorer, seed, left = explorer_of(session.recipe), session.recipe.seed, list[Trajectory]()
     if explorer.traits.resumes_earlier and stage.iteration > 1:
         before = session.run.paths.trajectories(f"explore{mark(session.recipe, stage.iteration - 1)}")
         left = sorted(filter(unfinished, read_trajectories(before)), key=lambda one: one.key)
     tasks = dealt(session.panels.tasks["explore"], seed, stage.iteration, explorer.per_iteration)
-    jobs = explorer.jobs(ExploreInputs(seed, stage.iteration, tasks, left), 0)
-    with session.run.stage(stage.name, file) as counts:
-        counts |= session.play(
-            file, jobs, stage.policy, explorer.sampling, explorer.concurrency, "exploration episodes"
-        )
-        if explorer.traits.resumes_earlier:
-            counts |= not_come_back(stage.name, read_trajectories(file))
+    return explorer.jobs(ExploreInputs(seed, stage.iteration, tasks, left), 0)

@@ -45,6 +45,7 @@ def credit_groups(
     drop_equal_outcomes: bool = False,
     too_long: Collection[tuple[str, int]] = (),
     filtered: Collection[tuple[str, int]] = (),
+    stale: Collection[tuple[str, int]] = (),
     failures: str = "leave_out",
 ) -> list[CreditRow]:
     """Weigh the turns of an iteration's episodes, and say where each ends.
@@ -56,6 +57,7 @@ def credit_groups(
         drop_equal_outcomes: As `ledger` has it.
         too_long: As `ledger` has it.
         filtered: As `ledger` has it.
+        stale: As `ledger` has it.
         failures: As `ledger` has it.
 
     Returns:
@@ -81,6 +83,7 @@ def credit_groups(
         drop_equal_outcomes=drop_equal_outcomes,
         too_long=too_long,
         filtered=filtered,
+        stale=stale,
         failures=failures,
     )
 
