@@ -60,7 +60,7 @@ def show_expert(session: Session, stage: Stage) -> None:
         )
 
     def played(missing: Sequence[Job], make: WorldMaker, at_once: int, hear: Hear) -> Iterator[Trajectory]:
-        start = partial(shown, protocol=session.protocol)
+        start = partial(shown, protocol=session.protocol, folder=run.paths.teacher)
         return play_alone(missing, start, make, concurrency=at_once, retries=recipe.worlds.retries, hear=hear)
 
     with run.stage(stage.name, file) as counts:
@@ -122,11 +122,11 @@ def own_episodes(source: Path) -> Iterator[Trajectory]:
         yield row if row.environment else replace(row, success=True, sample=0)
 
 
-def shown(env: Any, job: Job, protocol: EpisodeProtocol) -> Episode:
-    """The expert's episode, which asks no engine."""
+def shown(env: Any, job: Job, protocol: EpisodeProtocol, folder: Path | None = None) -> Episode:
+    """The expert's episode, which asks no engine; what was paid for it is kept in a folder, if one is given."""
     yield from ()
     if "show" in abilities_of(env):
-        played: Trajectory = ability(env, "show")(job, protocol)
+        played: Trajectory = ability(env, "show")(job, protocol, folder)
         return played
     return demonstrate(env, job, protocol)
 
