@@ -36,6 +36,11 @@ def tasks(split):
     return [{"id": one.id, "kind": one.kind, "split": split} for one in ALFWorld().tasks(split)]
 
 
+ALFWorld().tasks(
+    "train"
+)  # each episode's process is a fork of the one that imports this file: the list is read once
+
+
 async def rollout(task, client):
     """Play a game through the endpoint; return the reward, and whether the game was solved."""
     world = ALFWorld()

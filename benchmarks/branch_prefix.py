@@ -23,7 +23,8 @@ from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
 from perturn.episodes.play_many import play
 from perturn.explore.branching import branch_jobs
-from perturn.run.session import make_protocol, serve_policy, world_maker
+from perturn.run.protocol_rules import make_protocol
+from perturn.run.session import serve_policy, world_maker
 from perturn.types import failed
 
 

@@ -60,7 +60,8 @@ def _difference(table: str, key: str, unit: str) -> str:
         elif head and cells[0] == key:
             said = dict(zip(head, cells, strict=True))
             found = next(cell for name, cell in said.items() if name.endswith(f", {unit}"))
-            return f"{found}; {said['tasks × seeds']}; p {said['p (Holm)']}"
+            p = next(name for name in ("p", "p (Holm)") if name in said)
+            return f"{found}; {said['tasks × seeds']}; {p} {said[p]}"
         elif not line:
             head = []
     raise ValueError(f"no row of the table begins with {key!r} and has {unit}.")
@@ -74,7 +75,7 @@ def main(arguments: list[str] | None = None) -> str | None:
     )
     parser.add_argument("--root", type=Path, default=ROOT, help="folder of docs/ and studies/")
     asked = parser.parse_args(arguments)
-    for page in (asked.root / "docs/results.md", *sorted((asked.root / "docs/results").glob("*.md"))):
+    for page in sorted((asked.root / "docs/results").glob("*.md")):
         text = page.read_text(encoding="utf-8")
         try:
             fresh = filled(text, asked.root / "studies/results")

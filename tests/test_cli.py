@@ -340,7 +340,7 @@ def test_what_a_credit_reads_is_listed_with_it(perturn):
     listed = json.loads(perturn("list", "credits", "--json")[1])
 
     assert code == 0
-    assert "Costs: episodes that are played on." in output
+    assert "Costs: branches." in output
     assert listed["spo"]["reads"] == ["branch-returns", "groups"]
     assert listed["first-error"]["reads"] == ["distance"]
     assert "arXiv:2505.23564" in listed["spo"]["source"]

@@ -14,6 +14,7 @@ import perturn
 from envs.in_processes import assert_ends
 from perturn.envs.load_environment import make_environment
 from perturn.envs.named_protocols import PROTOCOLS
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.errors import ConfigError, ContextFull, DataError, EngineFailure, RunError
 from perturn.serve import Endpoint
 from perturn.types import OPENS, Action, Status
@@ -166,6 +167,17 @@ def test_functions_are_agents_too(tmp_path):
     assert [turn.follows for turn in found["both"].turns] == [None, OPENS]
 
 
+def test_an_agent_hears_how_many_tokens_it_sent(tmp_path):
+    """The engine counts 7 tokens of each prompt; the agent gives the number back as its reward."""
+
+    class Counting(Scripted):
+        abilities = EngineAbilities(prompt_tokens={"t#0": 7})
+
+    (one,) = played(agents(tmp_path, [{"id": "t", "bad": "counts"}], function=FUNCTION), Counting()).values()
+
+    assert (one.error, one.total_reward) == (None, 7.0)
+
+
 def test_a_function_that_hangs_is_killed(tmp_path):
     """As a program is."""
     for seconds in LIMITS:
@@ -176,6 +188,22 @@ def test_a_function_that_hangs_is_killed(tmp_path):
 
     assert f"it worked for environment.seconds={seconds:g} and had not ended" in one.error
     assert len(one.turns) == 1
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found by /proc")
+@pytest.mark.parametrize("bad", ["leaves", "leaves and hangs"])
+def test_what_a_function_leaves_behind_is_killed(bad, tmp_path):
+    """A fork of a fork in a session of its own; neither its environment nor its parent tells whose it is."""
+    pids = tmp_path / "pids"
+
+    for seconds in LIMITS:
+        row = {"id": "l", "bad": bad, "pids": str(pids)}
+        (one,) = played(agents(tmp_path, [row], function=FUNCTION, seconds=seconds)).values()
+        if pids.exists():
+            break
+
+    assert (one.error is None) == (bad == "leaves")
+    assert_ends(*map(int, pids.read_text().split()))
 
 
 def test_a_function_must_be_async(tmp_path):

@@ -17,7 +17,7 @@ from perturn.explore import EXPLORERS
 from perturn.losses import LOSSES
 from perturn.rows import ROWS
 from perturn.run.execute import open_run
-from perturn.run.session import make_protocol
+from perturn.run.protocol_rules import make_protocol
 from perturn.training.turn_config import TurnConfig
 from perturn.types import Sampling
 from small import refusal, small

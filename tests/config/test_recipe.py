@@ -16,7 +16,7 @@ from perturn.engines import ENGINES
 from perturn.envs import ENVIRONMENTS
 from perturn.errors import ConfigError, DataError
 from perturn.losses import LOSSES
-from perturn.run.session import make_protocol
+from perturn.run.protocol_rules import make_protocol
 from small import refusal, small
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))

@@ -20,7 +20,7 @@ from perturn.faults import task_fault
 from perturn.formats.chat_messages import read_answer
 from perturn.formats.trl_rows import from_trl
 from perturn.io.plain_data import fault, mended, mismatch, told
-from perturn.run.session import make_protocol
+from perturn.run.protocol_rules import make_protocol
 from perturn.run.stages.collect_stage import demonstrate
 from perturn.run.task_lists import choose_tasks
 from perturn.types import Action, EpisodeProtocol, Observation, Status, Task, Trajectory, Turn

@@ -216,14 +216,14 @@ def test_the_table_of_results_has_the_scores_of_the_file():
 def test_the_table_of_the_demo_has_the_numbers_of_the_file():
     """Of each seed before, after, and their difference, with intervals; three decimals, and points."""
     found = json.loads((ROOT / "benchmarks/demo.json").read_text())["seeds"]
-    shown = rows("README.md", "## Results")
+    shown = rows("docs/results/demo.md", "## What it brings")
 
     assert list(shown) == list(found)
     for seed, cells in shown.items():
         its = found[seed]["online"]
         before, after = ("{:.3f} [{:.3f}, {:.3f}]".format(*its[name]) for name in ("before", "after"))
         difference = "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * value for value in its["difference"]))
-        assert [cell.replace("−", "-") for cell in cells] == [before, after, difference]
+        assert [cell.replace("−", "-") for cell in cells[:3]] == [before, after, difference]
         assert its["n"] == 400
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shutil
+import sys
 
 import pytest
 
@@ -31,7 +32,6 @@ def page(tmp_path):
     file = tmp_path / "docs/results/lab.md"
     file.parent.mkdir(parents=True)
     file.write_text(PAGE)
-    (tmp_path / "docs/results.md").write_text("No table.\n")
     return file
 
 
@@ -102,27 +102,32 @@ def test_results_of_studies_name_no_place_on_a_machine(name):
         assert found is None, f"{file}: {found}"
 
 
-TABLE = """| method | tasks × seeds | success, % | against sft, points | p (Holm) |
-|---|---|---|---|---|
-| dpo | 140 × 5 | 55.0 [50.0, 60.0] | −1.0 [−2.0, +0.1] | 0.08 |
-
-| A against B | tasks × seeds | A − B, points | p (Holm) |
+TABLE = """| primary comparison | tasks × seeds | difference, points | p (Holm) |
 |---|---|---|---|
-| tlm-dre against dpo | 139 × 4 | +0.5 [−1.0, +2.0] | 0.61 |
+| tlm-dre against sft | 140 × 5 | +3.0 [+0.5, +5.5] | 0.04 |
 
-| method | tasks × seeds | score | against sft, score | p (Holm) |
+| method | tasks × seeds | success, % | against sft, points | p | q |
+|---|---|---|---|---|---|
+| dpo | 140 × 5 | 55.0 [50.0, 60.0] | −1.0 [−2.0, +0.1] | 0.08 | 0.09 |
+
+| A against B | tasks × seeds | A − B, points | p | q |
 |---|---|---|---|---|
-| dpo | 140 × 5 | 0.550 [0.500, 0.600] | −0.010 [−0.020, +0.001] | 0.07 |
+| tlm-dre against dpo | 139 × 4 | +0.5 [−1.0, +2.0] | 0.61 | 0.61 |
 
-| A against B | tasks × seeds | A − B, score | p (Holm) |
-|---|---|---|---|
-| tlm-dre against dpo | 139 × 4 | +0.005 [−0.010, +0.020] | 0.62 |
+| method | tasks × seeds | score | against sft, score | p | q |
+|---|---|---|---|---|---|
+| dpo | 140 × 5 | 0.550 [0.500, 0.600] | −0.010 [−0.020, +0.001] | 0.07 | 0.09 |
+
+| A against B | tasks × seeds | A − B, score | p | q |
+|---|---|---|---|---|
+| tlm-dre against dpo | 139 × 4 | +0.005 [−0.010, +0.020] | 0.62 | 0.62 |
 """
 
 
 @pytest.mark.parametrize(
     ("key", "said"),
     [
+        ("tlm-dre against sft", "+3.0 [+0.5, +5.5]; 140 × 5; p (Holm) 0.04"),
         ("dpo", "−1.0 [−2.0, +0.1]; 140 × 5; p 0.08"),
         ("tlm-dre against dpo", "+0.5 [−1.0, +2.0]; 139 × 4; p 0.61"),
         ("dpo, score", "−0.010 [−0.020, +0.001]; 140 × 5; p 0.07"),
@@ -149,7 +154,70 @@ def test_a_row_that_no_table_has_is_refused(page):
 
 
 def test_a_row_without_scores_is_refused(page):
-    (page.parents[2] / "studies/results/lab/table.md").write_text(TABLE.partition("\n\n")[0])
+    (page.parents[2] / "studies/results/lab/table.md").write_text(
+        TABLE.partition("| method | tasks × seeds | score")[0]
+    )
     page.write_text("<!-- row lab: dpo, score --><!-- -->\n")
 
     assert call(page) == "lab.md: no row of the table begins with 'dpo' and has score."
+
+
+def findings():
+    """The script that makes `docs/results.md`."""
+    spec = importlib.util.spec_from_file_location("docs_findings", ROOT / "docs/findings.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["docs_findings"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_results_and_its_figures_are_what_the_studies_say():
+    script = findings()
+
+    assert script.main(["--check"]) is None
+    assert len(script.FINDINGS) == 10
+
+
+def test_a_page_of_results_that_was_changed_by_hand_fails_the_check(tmp_path):
+    script = findings()
+    shutil.copytree(ROOT / "docs/figures/results", tmp_path / "docs/figures/results")
+    for file in sorted((ROOT / "studies/results").glob("*/summary.json")):
+        (tmp_path / "studies/results" / file.parent.name).mkdir(parents=True)
+        shutil.copy(file, tmp_path / "studies/results" / file.parent.name)
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    (tmp_path / "docs/results.md").write_text(
+        text.replace("no loss on pairs", "every loss on pairs"), encoding="utf-8"
+    )
+
+    said = script.main(["--check", "--root", str(tmp_path)])
+
+    assert said == "results.md is not what the studies say; run `python docs/findings.py`."
+
+
+def test_a_sentence_that_the_numbers_do_not_bear_is_refused():
+    """An interval from -1 to 3 points is around zero."""
+    with pytest.raises(
+        ValueError, match="the interval is around zero and the sentence says above; rewrite it"
+    ):
+        findings().check_place(("online", "rloo", "sft"), {"interval": [-0.01, 0.03]}, "above")
+
+
+def test_a_forest_plot_has_a_mark_for_each_row_sorted_and_two_for_two_bases():
+    """Differences 1 and 2 points, the larger first; the third is of two bases, a mark each and no interval."""
+    script = findings()
+    row = {"mean_difference": 0.01, "interval": [-0.01, 0.03], "by_base": [0.0, 0.01, 0.02], "p_value": 0.3}
+    keys = [("toy", name, "sft") for name in ("small", "large", "two")]
+    rows = [
+        row,
+        row | {"mean_difference": 0.02},
+        row | {"mean_difference": 0.0, "by_base": [-0.01, 0.01], "p_value": None},
+    ]
+    figure = script.forest(script.Finding("toy", "A < B.", keys, []), list(zip(keys, rows, strict=True)))
+
+    assert figure.count("<circle") == 4
+    assert figure.count('class="line"') == 2
+    assert figure.index("large over sft") < figure.index("small over sft") < figure.index("two over sft")
+    assert "<title>A &lt; B.</title>" in figure
+    assert "+2.0 [−1.0, +3.0]" in figure
+    assert "−1.0 and +1.0" in figure
+    assert "prefers-color-scheme:dark" in figure

@@ -180,6 +180,7 @@ def test_training_prefers_the_chosen_side(train):
     assert history(trainer)[-1] < history(trainer)[0]
     assert history(trainer, "rewards/margins")[-1] > 0.1
     assert history(trainer, "rewards/accuracies")[-1] == 1.0
+    assert history(trainer, "logps/accuracies")[-1] >= history(trainer, "logps/accuracies")[0]
 
 
 def test_metrics_have_trls_names(train):

@@ -53,7 +53,7 @@ def test_the_page_says_what_the_summary_says(study, page):
     assert f"{100 * online['success']['mean']:.1f}\u00a0%" in " ".join(page.words)
     assert f"{100 * found['mean_difference']:+.1f}" in page.text
     assert "3 × 140" in page.text
-    assert "corrected for 4 comparisons by Holm" in page.text
+    assert "q is the Benjamini-Hochberg value over 4 comparisons." in page.text
     assert "CUDA out of memory" in page.text
     assert "3 seeds say little of others" in page.text
 

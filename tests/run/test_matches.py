@@ -278,7 +278,7 @@ def test_a_recipe_is_checked_before_work(bfcl, recipe):
     check(settings, "credit")
     with pytest.raises(
         ConfigError,
-        match=r"matchtir compares tool calls with those of the environment's expert: environment mute-1 has no",
+        match=r"matchtir compares tool calls with the calls of the environment's expert: environment mute-1 has no",
     ):
         check_gold_calls(without, [Task("t")], "matchtir")
     with pytest.raises(DataError, match="has no gold calls"):

@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from perturn.analysis.turn_errors import error_row
 from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe
-from perturn.data.store import read_pairs, write_pairs
+from perturn.data.store import TrajectoryStore, read_pairs, read_trajectories, write_pairs
 from perturn.envs.alfworld.generated_games import ALFWorldLike
 from perturn.episodes.episode import episode
 from perturn.episodes.play_many import Job
@@ -15,7 +17,8 @@ from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, DataError, EngineFailure
 from perturn.remaining import wrong_turns
 from perturn.run.execute import open_run, run_stages
-from perturn.run.session import make_protocol
+from perturn.run.protocol_rules import make_protocol
+from perturn.run.stages.evaluate_stage import _measure
 from perturn.run.stages.measure_distance import check_pathfinder, measured, measured_pairs, sense_of
 from perturn.types import Action, PreferencePair, Remaining, Status
 
@@ -161,3 +164,25 @@ def test_a_run_measures_its_pairs_and_the_oracle_weighs_them(expert, tmp_path, t
     assert wrong_turns(pair.rejected) == [False, True]
     assert noted["rejected"]["weight"] == [0.2, 1.0]
     assert noted["chosen"]["weight"] == [1.0] * len(expert.turns)
+
+
+def test_scored_episodes_are_measured_where_the_recipe_asks_for_it(tmp_path, expert):
+    """Then errors are wrong turns: none of the expert's. A failed episode stays as it was."""
+    recipe = make_recipe(rows=None, evaluate={"distance": "searching"})
+    with TrajectoryStore(tmp_path / "sft.jsonl") as store:
+        for one in (expert, replace(expert, sample=1, status=Status.FAILED)):
+            store.append(one)
+
+    _measure(SimpleNamespace(recipe=recipe), "searching", tmp_path / "sft.jsonl")
+
+    found = list(read_trajectories(tmp_path / "sft.jsonl"))
+    assert [all(turn.remaining for turn in one.turns) for one in found] == [True, False]
+    assert wrong_turns(found[0]) == [False] * len(expert.turns)
+    assert (error_row(found)["kind"], error_row(found)["before"]["mean"]) == ("wrong", 0.0)
+
+
+def test_a_world_without_a_way_cannot_measure_scored_episodes():
+    recipe = make_recipe(rows=None, evaluate={"distance": "searching"})
+
+    with pytest.raises(ConfigError, match=r"leave evaluate\.distance out"):
+        check_pathfinder(recipe, None)

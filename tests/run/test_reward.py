@@ -303,7 +303,7 @@ def test_a_reward_model_without_groups_is_refused(place):
 
 def test_stored_episodes_of_a_policy_that_is_its_own_reference_are_refused(explored, tiny_folder):
     """Another policy must be named; it may be a folder, and then weights are those of the formula."""
-    with pytest.raises(ConfigError, match="policy sft is compared with itself; name one"):
+    with pytest.raises(ConfigError, match="policy sft is compared with itself; name a policy"):
         credit_run(explored, ["credit.name=progress-advantage"])
     with pytest.raises(ConfigError, match=r"credit\.checkpoint is missing: the run trains no reward model"):
         credit_run(explored, ["credit.name=oprl"])

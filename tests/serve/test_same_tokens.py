@@ -10,11 +10,11 @@ from perturn.api.episodes import collect
 from perturn.chat.model_names import load_tokenizer
 from perturn.engines.local.engine import LocalEngine
 from perturn.envs.alfworld.generated_games import ALFWorldLike
+from perturn.envs.named_protocols import PROTOCOLS
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.prompts import system_prompt
 from perturn.episodes.seeds import make_jobs
 from perturn.policy.models import load_policy
-from perturn.run.session import PROTOCOLS
 from perturn.serve import Endpoint
 from perturn.types import Sampling, Task
 

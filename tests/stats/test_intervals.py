@@ -12,7 +12,6 @@ from perturn.stats import (
     cluster_interval,
     mean_interval,
     paired_comparison,
-    pass_hat,
     rank_correlation,
     rate_interval,
     spearman,
@@ -493,15 +492,3 @@ def test_a_rank_correlation_without_spread_between_clusters_is_not_known_exactly
 def test_rank_correlation_of_lists_of_unequal_length_is_refused():
     with pytest.raises(ValueError, match="got 1 and 2"):
         spearman([1.0], [1.0, 2.0])
-
-
-def test_pass_hat_by_hand():
-    """Of 4 episodes 4, 2 and 0 succeed: pass^1 is (1 + 1/2 + 0) / 3, and pass^2 (1 + 1/6 + 0) / 3."""
-    outcomes = [(4, 4), (4, 2), (4, 0)]
-
-    assert pass_hat(outcomes, 1).mean == pytest.approx(1.5 / 3)
-    assert pass_hat(outcomes, 2).mean == pytest.approx((1 + 1 / 6) / 3)
-    assert pass_hat(outcomes, 4).mean == pytest.approx(1 / 3)
-    assert pass_hat(outcomes, 2).n == 3
-    with pytest.raises(ValueError, match="fewest episodes of a task, got 5"):
-        pass_hat(outcomes, 5)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as reference
 
-from perturn.stats import holm, smallest_difference
+from perturn.stats import benjamini_hochberg, holm, smallest_difference
 
 shares = st.lists(st.floats(0, 1), max_size=12)
 
@@ -37,6 +37,23 @@ def test_holm_finds_nothing_where_nothing_is():
 def test_holm_refuses_what_is_no_share():
     with pytest.raises(ValueError, match="between 0 and 1"):
         holm([0.2, math.nan])
+
+
+def test_q_values_by_hand():
+    """0.01 * 4/1; 0.03 * 4/2 = 0.06 and 0.04 * 4/3 = 0.0533, which the one before is lowered to; 0.5 * 4/4."""
+    assert benjamini_hochberg([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.16 / 3, 0.16 / 3, 0.5])
+
+
+@given(shares)
+def test_q_values_agree_with_scipy(p_values):
+    expected = reference.false_discovery_control(p_values).tolist() if p_values else []
+
+    assert benjamini_hochberg(p_values) == pytest.approx(expected)
+
+
+def test_q_values_refuse_what_is_no_share():
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        benjamini_hochberg([1.2])
 
 
 def test_smallest_difference_by_hand():

@@ -51,7 +51,7 @@ def test_a_row_says_whether_its_episode_failed(monkeypatch):
 
 
 def test_methods_that_are_not_there_yet_are_corrected_for(tmp_path):
-    """Of four methods of the study file one has a score: its p is four times as large, as it is beside the others."""
+    """Of four methods of the study file one has a score: its q is four times its p, as it is beside the others."""
     settings, cells, rows = make(tmp_path, methods=("sft", "dpo"))
     alone = summarize(tmp_path)["environments"]["alfworld"]
     waiting = {name: {} for name in ("base", "sft", "dpo", "online", "rft", "nat")}
@@ -60,10 +60,10 @@ def test_methods_that_are_not_there_yet_are_corrected_for(tmp_path):
     found = summarize(tmp_path)["environments"]["alfworld"]
 
     row, before = (each["methods"][1]["success"]["against"] for each in (found, alone))
-    assert (alone["comparisons"], found["comparisons"]) == (1, 4)
-    assert row["p_value"] == before["p_value_holm"]
-    assert row["p_value_holm"] == min(1.0, 4 * row["p_value"])
-    assert row["smallest_difference"] > before["smallest_difference"]
+    assert (alone["comparisons"]["others"], found["comparisons"]["others"]) == (1, 4)
+    assert row["p_value"] == before["corrected"]
+    assert row["corrected"] == min(1.0, 4 * row["p_value"])
+    assert row["smallest_difference"] == before["smallest_difference"]
 
 
 def test_a_page_of_two_measures_says_that_each_is_a_family(tmp_path):
@@ -73,8 +73,8 @@ def test_a_page_of_two_measures_says_that_each_is_a_family(tmp_path):
 
     both = write_study_page(tmp_path).read_text(encoding="utf-8")
 
-    assert "by Holm, all that the study file names, in this environment." in one
-    assert "for score alone: success and score are two families" in both
+    assert "q is the Benjamini-Hochberg value over 1 comparison." in one
+    assert "q is the Benjamini-Hochberg value over 1 comparison, each measure by itself." in both
 
 
 def test_a_point_that_was_chosen_on_tested_seeds_is_named(tmp_path):

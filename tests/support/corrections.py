@@ -10,7 +10,7 @@ from perturn.episodes.episode import episode
 from perturn.episodes.play_many import Job
 from perturn.episodes.replay import play_script
 from perturn.errors import EngineFailure
-from perturn.run.session import make_protocol
+from perturn.run.protocol_rules import make_protocol
 from perturn.types import Action
 
 RECIPE = {

@@ -172,6 +172,40 @@ def cost_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+_ERRORS = {
+    "wrong": "bring the success no nearer before a first such turn of the episode",
+    "invalid": "are invalid before a first such turn of the episode",
+}
+
+
+def error_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of each policy, how often its turns are errors without and after an earlier one, and how often it finds back.
+
+    Args:
+        policies: Rows of `summary.json`.
+    """
+    found = []
+    for row in policies:
+        errors = row.get("errors")
+        if errors and errors["difference"]:
+            before, after, difference = (errors[key] for key in ("before", "after", "difference"))
+            ends = " to ".join("?" if end is None else f"{100 * end:+.1f}" for end in difference["interval"])
+            found.append(
+                f"{row['name']}: {_share(before)} of turns {_ERRORS[errors['kind']]}, {_share(after)} after it: "
+                f"{100 * difference['mean']:+.1f} points [{ends}]."
+            )
+        if errors and errors["back"]:
+            found.append(
+                f"{row['name']}: of {errors['back']['n']} episodes with such a turn, {_share(errors['back'])} get "
+                "nearer to the success than they were before it."
+            )
+    return found
+
+
+def _share(found: Mapping[str, Any]) -> str:
+    return f"{100 * found['mean']:.1f}\u00a0%"
+
+
 def _taught(policies: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for row in policies:
         if found := row.get("value_head"):

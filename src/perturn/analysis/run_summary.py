@@ -10,6 +10,7 @@ from typing import Any
 from perturn.analysis.iteration_table import iteration_rows
 from perturn.analysis.number_text import interval, number
 from perturn.analysis.run_contents import RecordedRun
+from perturn.analysis.turn_errors import error_row
 from perturn.episodes.triage import SIGNALS, signals_of
 from perturn.stats import (
     Estimate,
@@ -17,6 +18,7 @@ from perturn.stats import (
     cluster_interval,
     mean_interval,
     paired_comparison,
+    pass_at,
     pass_hat,
     rate_interval,
 )
@@ -31,6 +33,7 @@ def summary_of(run: RecordedRun) -> dict[str, Any]:
             "name": name,
             **policy_row(trajectories),
             **_passed(trajectories),
+            "errors": error_row(trajectories),
             **_drawn(run, name),
             **_candidates(run, name),
             **_taught(run, name),
@@ -105,7 +108,7 @@ def _extended(run: RecordedRun, policy: str) -> dict[str, Any]:
 
 
 def _passed(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Pass^k of a score with several episodes of each task: how often k of them all succeed."""
+    """Pass^k and pass@k of a score with several episodes of each task: how often k of them all succeed, or any."""
     outcomes: dict[str, list[bool]] = {}
     for one in trajectories:
         outcomes.setdefault(one.task.id, []).append(succeeded(one))
@@ -113,12 +116,15 @@ def _passed(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     if most == 1:
         return {}
     counts = [(len(each), sum(each)) for each in outcomes.values()]
-    found = {k: pass_hat(counts, k) for k in range(1, most + 1)}
     return {
-        "pass_hat": {
-            str(k): {"mean": one.mean, "interval": _ends(one), "n": one.n} for k, one in found.items()
-        }
+        name: {str(k): estimate_row(measure(counts, k)) for k in range(1, most + 1)}
+        for name, measure in (("pass_hat", pass_hat), ("pass_at", pass_at))
     }
+
+
+def estimate_row(found: Estimate) -> dict[str, Any]:
+    """An estimate as JSON data; an end that the data cannot give is None."""
+    return {"mean": found.mean, "interval": _ends(found), "n": found.n}
 
 
 def compare(a: Sequence[Trajectory], b: Sequence[Trajectory]) -> PairedComparison | None:

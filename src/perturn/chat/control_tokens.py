@@ -101,7 +101,7 @@ class PlainTokens:
     """Control tokens as the tokens of plain text."""
 
     def __init__(self, tokenizer: Any, special_ids: Collection[int], end_id: int) -> None:
-        """Take a Hugging Face tokenizer, its special and added tokens, and the one that ends a turn."""
+        """Take a Hugging Face tokenizer, its special and added tokens, and the token that ends a turn."""
         self._tokenizer, self._special, self._end_id = tokenizer, frozenset(special_ids), end_id
         added = tokenizer.added_tokens_decoder.values()
         self._strip = {each.content for each in added if each.rstrip}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.data.cache_folders import cache_folder
+from perturn.engines.tinker.stored_policy import AT_SERVICE
 from perturn.errors import ModelError, closest
 from perturn.io.atomic_write import replacing
 from perturn.io.read_input import user_path
@@ -44,7 +45,7 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
         say: Told what is done before anything slow starts.
 
     Raises:
-        ModelError: If the folder holds no model, the name is that of a bundled model but for its spelling, or the
+        ModelError: If the folder holds no model, the name is a misspelt name of a bundled model, or the
             bundled package or peft is missing.
     """
     if name in PACKAGED:
@@ -147,7 +148,7 @@ def _merged(name: str, adapters: Adapters, say: Callable[[str], None]) -> Path:
 
 
 def is_local(name: str) -> bool:
-    """Whether a model's name is that of a local folder, which need not be there."""
+    """Whether a model's name is the name of a local folder, which need not be there."""
     if name in BUNDLED:
         return False
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or user_path(name, "model.name").is_dir()
@@ -203,6 +204,11 @@ def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings
         return from_pretrained(kind, adapters.base, say, **settings)
     else:
         path = resolve_model(name, say)
+    if kind.startswith("AutoModel") and (Path(path) / AT_SERVICE).is_file():
+        raise ModelError(
+            f"model {name!r} has no weights here: a training service keeps them, and {AT_SERVICE} names them. Read it "
+            "with engine.name=tinker and backend.name=tinker."
+        )
     try:
         return locate(f"transformers:{kind}").from_pretrained(path, **settings)
     except Exception as error:  # what damaged files make of the libraries that read them is of many types

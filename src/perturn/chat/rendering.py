@@ -104,7 +104,7 @@ class ChatTemplate:
         system = messages[0].get("content") if messages and messages[0]["role"] == "system" else None
         if generate and isinstance(system, str) and self.control.quote_text(system).strip() not in text:
             raise ModelError(
-                f"the chat template of {self.tokenizer.name_or_path!r} leaves out the system text; give one that "
+                f"the chat template of {self.tokenizer.name_or_path!r} leaves out the system text; give one which "
                 "writes it with `chat_template` (perturn list templates has ours)."
             )
         return text
@@ -112,7 +112,7 @@ class ChatTemplate:
     def try_render(
         self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False
     ) -> str | None:
-        """Render a conversation that some templates refuse, such as one that stops after the system message."""
+        """Render a conversation that some templates refuse, as they do where it stops after the system message."""
         try:
             return self.render(messages, tools, generate)
         except ModelError:
@@ -304,7 +304,7 @@ def has_thought(text: str) -> bool:
 
 
 def _divided(message: Message) -> Message:
-    """The message with the thought of its content as a field; one that the field holds too is written once."""
+    """The message with the thought of its content as a field; a thought that the field holds too is written once."""
     content, field = message.get("content"), message.get("reasoning_content")
     if not isinstance(content, str) or not has_thought(content):
         return message

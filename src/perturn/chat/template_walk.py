@@ -1,11 +1,10 @@
 """A conversation on its way through a chat template, one message after the other.
 
-A chat template takes whole conversations. A walk gives it the newest messages behind the first answer, with all before
-it, and the last turn alone, and takes what it adds, at the price of its newest messages; a worked example's first
-answer is the first one. Most templates write a message alike whatever stands
-far before it, but nothing says so: whether the texts of a walk are those of the whole conversation is compared with one
-rendering of the whole, and a walk that cannot be compared, or differs, is done again with all messages at each step
-(`whole`).
+A chat template takes whole conversations. A walk renders the newest messages twice: after the first answer with all
+messages before it, and after the last turn alone. It takes what the newest messages add, so its cost grows with them.
+In a worked example, the first answer is the example's. Most templates write a message alike whatever stands far before
+it, but nothing guarantees that. So the texts of a walk are compared with one rendering of the whole conversation. A
+walk that differs, or that cannot be compared, is done again with all messages at each step (`whole`).
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ class Walk:
         self.written = ""
         """Text of the last turn as the template writes it."""
         self.partial = False
-        """Whether anything was rendered behind less than all that came before it."""
+        """Whether anything was rendered after less than all that came before it."""
         self.remembers = "namespace" in template.text
         """Whether the template has means to carry something from one message to those after it."""
         self._template, self._tools = template, tools
         self._messages = list(prompt)  # all of them
         self._first: list[Message] = []
-        self._context: list[Message] = []  # what the newest messages are rendered behind
+        self._context: list[Message] = []  # what the newest messages are rendered after
         # Rendered: up to the first answer, the context, the context and the newest.
         self._first_text = self._closed = self._opened = ""
         self._new: list[Message] = []
@@ -92,7 +91,7 @@ class Walk:
         yield Piece(heard.ids[start:], heard.role, NO_TURN)
 
     def say(self, action: Action) -> Piece:
-        """The policy's own turn: the tokens it sampled, or those of its text."""
+        """The policy's own turn: the tokens it sampled, or the tokens of its text."""
         message = action.message()
         said = [*self._new, message]
         template, opened = self._template, self._opened
@@ -137,7 +136,7 @@ class Walk:
             raise ModelError("the chat template writes a message otherwise where others stand far before it.")
 
     def _close(self, said: list[Message], text: str) -> None:
-        """Choose what the next messages are rendered behind."""
+        """Choose what the next messages are rendered after."""
         if self.turns == 0:
             self._first, self._first_text = self._beginning(said, text)
             self._context, self._closed = said, text

@@ -1,4 +1,4 @@
-"""Chat templates that turns can be trained with: ours by name, those of files, and which of ours replaces a stock one.
+"""Chat templates that turns can be trained with: ours by name, files, and which of ours replaces a stock one.
 
 Ours write what the stock template of their family writes, but for a rule that made earlier text depend on later
 messages. The first line of each file says whose it is and what was changed.
@@ -192,7 +192,7 @@ def choose_template(tokenizer: Any, wanted: str | None) -> str | None:
     Args:
         tokenizer: A Hugging Face tokenizer.
         wanted: Name of one of ours, a file, or Jinja; None: the tokenizer's own (of several, the default one), or ours
-            in place of a stock one that does not serve many turns.
+            in place of a stock template that does not serve many turns.
 
     Raises:
         ConfigError: If there is no such template.
@@ -306,7 +306,7 @@ def _serves(tokenizer: Any, template: str, talk: list[Message]) -> bool:
         return False
     closing = (
         tokenizer.eos_token or ""
-    )  # some templates end the text with it, behind what ends the last message
+    )  # some templates end the text with it, after what ends the last message
     for index, message in enumerate(talk):
         if message["role"] != "assistant":
             continue

@@ -27,7 +27,7 @@ from perturn.errors import DataError, ModelError
 from perturn.types import Action, Message, Prompt, Trajectory, Turn
 
 _KEPT = 256
-"""Conversations whose prompts are continued; the one that was longest without a prompt is let go first."""
+"""Conversations whose prompts are continued; the conversation longest without a prompt is dropped first."""
 
 _NO_WORD = re.compile(r"\W+")
 
@@ -120,7 +120,7 @@ class Renderer:
         self._kept, self._left_out = _special_tokens(tokenizer)
         self.control = self._chat.control
         self.probe_ids: list[int] = []
-        """Tokens of the conversation that the template is tried with: its own and those of a few words."""
+        """Tokens of the conversation that the template is tried with: its own, and the tokens of a few words."""
         self._whole = False
         self._asked: OrderedDict[str, Asked] = OrderedDict()
         self._check_template()
@@ -148,7 +148,7 @@ class Renderer:
         """Tokens of a whole trajectory; turns that do not fit in `max_length` tokens are dropped from the end.
 
         Of a trajectory that is several sequences, each must fit. Where a turn's does not, the turns that extend it are
-        dropped too; those of other sequences stay. Of a shortened history, all later turns are dropped.
+        dropped too; turns of other sequences stay. Of a shortened history, all later turns are dropped.
 
         Args:
             trajectory: The trajectory.
@@ -334,7 +334,7 @@ class Renderer:
         return [token for piece in pieces for token in piece.ids]
 
     def _check_pieces(self, ids: list[int], text: str) -> None:
-        """Refuse tokens of pieces that stand for another text than those of the whole.
+        """Refuse tokens of pieces that stand for another text than the tokens of the whole.
 
         They may be other tokens: a policy continues the tokens of its prompt, even if the tokenizer would merge the
         last of them with what follows.

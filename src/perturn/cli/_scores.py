@@ -12,7 +12,7 @@ from perturn.cli._base import results
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """The headline table of a run, and its comparison, from `summary.json`."""
-    from perturn.analysis.number_text import cost_lines, interval, number, protocol_line
+    from perturn.analysis.number_text import cost_lines, error_lines, interval, number, protocol_line
     from perturn.analysis.run_summary import headline
 
     if not summary["policies"]:
@@ -35,13 +35,14 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         )
     results.print(table)
     for row in summary["policies"]:
-        found = row.get("pass_hat", {}).items()
-        said = [f"pass^{k} {number(each['mean'])} [{interval(each['interval'])}]" for k, each in found]
-        if said:
-            results.print(f"{row['name']}: {', '.join(said)}", markup=False, soft_wrap=True)
+        for key, name in (("pass_hat", "pass^"), ("pass_at", "pass@")):
+            found = row.get(key, {}).items()
+            said = [f"{name}{k} {number(each['mean'])} [{interval(each['interval'])}]" for k, each in found]
+            if said:
+                results.print(f"{row['name']}: {', '.join(said)}", markup=False, soft_wrap=True)
     if stamp:
         results.print(protocol_line(stamp), style="dim", markup=False, soft_wrap=True)
-    for sentence in cost_lines(summary["policies"]):
+    for sentence in (*error_lines(summary["policies"]), *cost_lines(summary["policies"])):
         results.print(sentence, style="dim", markup=False, soft_wrap=True)
     if (line := headline(summary)) is not None:
         results.print(line, style="bold", markup=False, highlight=False, soft_wrap=True)

@@ -49,6 +49,10 @@ class Evaluate:
     turns: TurnControl | None = None
     """Another turn limit than the protocol's, reminders of it, and extensions on demand. None: the protocol's limit."""
 
+    distance: Literal["shortest", "searching"] | None = None
+    """Measure the way to a success that is left around each turn, in this sense, so that errors of the scored episodes
+    are wrong turns. The world must know it. None: errors are invalid turns."""
+
     def __post_init__(self) -> None:
         check_bounds(self)
         if self.select is not None:

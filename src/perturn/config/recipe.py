@@ -22,6 +22,7 @@ from perturn.config.sections import (
     Base,
     Cluster,
     Expert,
+    Launch,
     ModelSettings,
     ProtocolSettings,
     Section,
@@ -88,6 +89,7 @@ class Recipe:
     from its first turn to its last, so that what shares a batch never depends on timing. It costs throughput."""
     worlds: Annotated[Worlds, EFFORT] = field(default_factory=Worlds)
     cluster: Annotated[Cluster | None, EFFORT] = None
+    launch: Annotated[Launch, EFFORT] = field(default_factory=Launch)
     report_to: Annotated[list[str], EFFORT] = field(default_factory=list)
     """Where training's metrics go beside the run folder: tensorboard, trackio, wandb. None of it changes the run."""
     seed: Annotated[int, SEED] = 0
@@ -148,18 +150,19 @@ class Recipe:
     def _unplayed(self) -> Iterator[str]:
         """Yield what would play in an environment, where there is none."""
         own = self.expert is not None and self.expert.file is not None
+        brought = self.explore is not None and self.explore.traits.source is not None
         plays = {
             "sft": self.sft is not None and not own,
-            "rows": self.rows is not None and self.rows.traits.explored,
+            "rows": self.rows is not None and self.rows.traits.explored and not brought,
             "base": self.base is not None,
             "expert": self.expert is not None and not own,
-            "explore": self.explore is not None,
+            "explore": self.explore is not None and not brought,
         }
         for part, needed in plays.items():
             file = " or take rows.name=file" if part == "rows" else ""
             if needed:
                 yield f"environment is missing, which {part} plays in; set it{file} in the recipe."
-        if self.sft is None and self.align is None:
+        if self.sft is None and self.align is None and not brought:
             yield "environment is missing; set it in the recipe."
 
 

@@ -40,7 +40,7 @@ def information_gains(logprobs: Sequence[float], gain: str = "probability") -> l
 
         IG_t = P_(t+1) - P_t,   P_t = exp(mean_j log pi(a_j | before turn t, a_<j))
 
-    Where P is not known (NaN), the last one that is stands for it. So the gains of an episode sum to the last known P
+    Where P is not known (NaN), the last known P takes its place. So the gains of an episode sum to the last known P
     less the first.
 
     Source: Wang et al. 2025, "Information Gain-based Policy Optimization", arXiv:2510.14967, and its released code.

@@ -49,7 +49,7 @@ def bi_level_advantages(
 
 @dataclass(frozen=True)
 class BiLevelGAE:
-    """Generalized advantage over turns, then over the tokens of each turn. A turn has that of its first token.
+    """Generalized advantage over turns, then over the tokens of each turn. A turn has the advantage of its first token.
 
         turns:  A_i = delta_i + h lam A_(i+1),   delta_i = r_i + h V(end of turn i+1) - V(end of turn i)
         tokens: GAE with gamma and lam inside turn i, whose last token has the reward A_i + V(end of turn i)

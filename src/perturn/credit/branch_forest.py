@@ -1,4 +1,4 @@
-"""Explored episodes and the branches that were played on from them, as trees: what each stretch of turns came to."""
+"""Explored episodes and their branches, as trees: what each stretch of turns came to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +14,11 @@ BranchValues = Sequence[Sequence[float] | Tensor]
 """Mean return from each turn on of the episodes that branch off before it, in units of reward `[trajectories][turns]`;
 NaN: none does."""
 
-PLAYED = "the mean return of the episodes that were played on from before each turn"
+PLAYED = "the mean return of the branches from before each turn"
 """`BranchValues` in words, for errors."""
 
 VALUES = ("tree", "leaves")
-"""Value of a stretch of turns: the mean over the children of the fork behind it, or over all leaves below it."""
+"""Value of a stretch of turns: the mean over the children of the fork after it, or over all leaves below it."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Stretch:
     leaves: int
     """Ends of trajectories that share it."""
     share: float
-    """1 before the first fork; behind one, that of what led to it, divided by the number of its children."""
+    """1 before the first fork; after a fork, the number before it divided by the number of children."""
     siblings: tuple[float, ...] = ()
-    """Values of the other children of its fork; of a first stretch those of the other trees."""
+    """Values of the other children of its fork; for a first stretch, values of the other trees."""
 
     @property
     def score(self) -> float:
@@ -69,7 +69,7 @@ Forks = dict[int, list[int]]
 def forest(group: Sequence[Trajectory], rewards: Numbers, value: str = "tree") -> list[Tree]:
     """The trajectories of a task as trees.
 
-        V(stretch) = its rewards + mean over the children of the fork behind it of V(child)      tree
+        V(stretch) = its rewards + mean over the children of the fork after it of V(child)      tree
         V(stretch) = mean over the leaves below it of the rewards from its first turn on         leaves
 
     Args:
@@ -110,7 +110,7 @@ def forks_of(group: Sequence[Trajectory]) -> dict[int, Forks]:
 
 
 def _check_shared(branch: Trajectory, explored: Trajectory) -> None:
-    """Refuse a branch that does not begin as the explored episode does, as one that was played on from a branch.
+    """Refuse a branch that does not begin as the explored episode does, such as a branch from a branch.
 
     Raises:
         ValueError: Saying where it differs.
@@ -162,7 +162,7 @@ def segment_advantages(rewards: Sequence[float], values: Sequence[float], start:
 
     Args:
         rewards: Of each turn [turns].
-        values: V before each turn, NaN where it is not known; that of the first turn is not read [turns].
+        values: V before each turn, NaN where it is not known; the value of the first turn is not read [turns].
         start: V before the first turn.
     """
     found = [0.0] * len(rewards)

@@ -18,7 +18,7 @@ class DrGRPO(GroupCredit):
 
     Source: Liu et al. 2025, "Understanding R1-Zero-Like Training: A Critical Perspective", arXiv:2503.20783, Section 3.
     Differs: a number per turn. Its other half is the sum over tokens, which is `aggregate: token_sum` of `ppo-clip`.
-    `statistics` and `singleton` are those of `grpo`, and so is the computation.
+    `statistics`, `singleton` and the computation are the same as in `grpo`.
     """
 
     statistics: Unit = "trajectories"

@@ -200,7 +200,7 @@ def generalized_advantages(
 ) -> list[float]:
     """Return the generalized advantage estimates of a sequence, in units of reward [steps].
 
-        A_t = delta_t + gamma lam A_(t+1),   delta_t = r_t + gamma V_(t+1) - V_t,   V = `after` behind the last step
+        A_t = delta_t + gamma lam A_(t+1),   delta_t = r_t + gamma V_(t+1) - V_t,   V = `after` after the last step
 
     Source: Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
     arXiv:1506.02438, Eqs. 11 and 16.
@@ -220,7 +220,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def means_of_others(owners: Sequence[int], values: Sequence[float]) -> dict[int, float]:
-    """Return for each owner of values the mean of those of others, if there are any; the cost grows with the values."""
+    """Return for each owner of values the mean of the others' values, if any; the cost grows with the values."""
     own: dict[int, list[float]] = defaultdict(list)
     for owner, value in zip(owners, values, strict=True):
         own[owner].append(value)

@@ -1,4 +1,4 @@
-"""GRPO: a trajectory's score against those of its group."""
+"""GRPO: a trajectory's score against the scores of its group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ class CreditTraits:
     """Branches are in the group, and are trained on. Each has the `sample` of its explored episode in `origin`, and the
     number of turns that it shares with it in `taken_over`; weights of shared turns are ignored in the branch."""
     takes_prover: bool = False
-    """Branches may have been played by another policy than the one that explored."""
+    """Branches may come from another policy than the explored episodes."""
     takes_unfinished: bool = False
     """It also weighs UNFINISHED episodes, which go on in the next iteration and whose outcome is not known."""
     sets_clip: bool = False

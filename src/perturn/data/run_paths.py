@@ -102,6 +102,10 @@ class RunPaths:
         """Folder in which a policy is trained."""
         return self.folder / "checkpoints" / f"{policy}.partial"
 
+    def launch(self, policy: str) -> Path:
+        """Folder of what the processes that train a policy together are told, and of what they tell."""
+        return self.partial(policy) / "launch"
+
     def forks(self, mark: str = "") -> Path:
         """Turns that an iteration's episodes are played on from, where a policy chose them."""
         return self.metrics(f"forks{mark}")
@@ -178,6 +182,16 @@ class RunPaths:
     def is_run(self) -> bool:
         """Whether a run was begun here."""
         return self.recipe.is_file()
+
+    @property
+    def sessions(self) -> Path:
+        """Notes of the sessions that were opened since an endpoint that records here was started."""
+        return self.folder / "open.jsonl"
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the episodes are of an endpoint, and not of a run."""
+        return self.sessions.is_file()
 
     @property
     def shared(self) -> list[Path]:

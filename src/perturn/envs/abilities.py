@@ -83,7 +83,7 @@ class Demonstrator(Expert, Protocol):
     """An expert that also says what it thinks; optional, formats without thoughts leave them out."""
 
     def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
-        """(thought, action) a turn; the actions are those of `expert`."""
+        """(thought, action) a turn; the actions equal the actions of `expert`."""
         ...
 
 
@@ -132,10 +132,10 @@ class Corrector(Expert, Protocol):
 
 
 class Shower(Protocol):
-    """An environment that plays its episodes itself, those of an expert too; optional."""
+    """An environment that plays its episodes itself, also the expert's episodes; optional."""
 
     def show(self, job: Job, protocol: EpisodeProtocol) -> Trajectory:
-        """Return the expert's episode of a task; one that goes wrong is marked FAILED."""
+        """Return the expert's episode of a task; an episode that goes wrong is marked FAILED."""
         ...
 
 

@@ -1,6 +1,6 @@
 """Documents on disk with a BM25 index: built once in the user's cache, memory-mapped from then on.
 
-HotpotQA keeps its paragraphs so, WebShop its products. Words are those of Lucene's English analyzer as far as it
+HotpotQA keeps its paragraphs so, WebShop its products. Words are split as Lucene's English analyzer does, as far as it
 matters: lower case, its 33 stop words and the s of possessives left out, Porter stems. The ranking is its BM25 with
 k1 = 0.9 and b = 0.4, the defaults of pyserini. Equal scores rank in the order of the documents.
 """
@@ -43,7 +43,7 @@ class Document:
 
 
 def open_index(key: str, documents: Callable[[], Iterable[Document]]) -> DocumentIndex:
-    """The index of a key: the one that this process has open, the one in the cache, or a new one.
+    """The index of a key: already open in this process, from the cache, or made anew.
 
     Args:
         key: What the documents depend on; see `content_key`.

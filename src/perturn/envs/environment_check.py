@@ -167,7 +167,7 @@ def _check_episode(found: _Problems, environment: Environment, task: Task) -> No
 def _check_reset(
     found: _Problems, environment: Environment, task: Task, when: str = ""
 ) -> Observation | None:
-    """The first observation of an episode if it can be played on."""
+    """The first observation of an episode, if the episode can go on."""
     what = f"reset({task.id!r}, seed=0){when}"
     remedy = "let it start an episode at any time, also after an ended or an unfinished one"
     answer = found.attempt(what, partial(environment.reset, task, 0), remedy)

@@ -31,7 +31,7 @@ class Gymnasium:
 
     What is read of the `info` that `reset` and `step` return, where it is there: `success` (bool), `valid` (bool: was
     the action understood) and `admissible_commands` (texts). Without `success`, an episode that ends on its own with a
-    positive reward in its last step counts as solved; one that the environment cuts off (`truncated`) does not.
+    positive reward in its last step counts as solved; an episode that the environment cuts off (`truncated`) does not.
     `reset`, `step` and `close` may be `async def`; they run in one event loop.
     """
 

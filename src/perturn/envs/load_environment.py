@@ -162,7 +162,7 @@ def _named_paths(tree: ast.Module) -> Iterator[tuple[str, bool]]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if "." in node.value[:_LONGEST_NAME]:
                 yield node.value, False
-                yield node.value.lstrip("/"), False  # behind a folder, as in f"{HERE}/words.txt"
+                yield node.value.lstrip("/"), False  # after a folder, as in f"{HERE}/words.txt"
         elif node not in within and (parts := _parts(node)):
             within |= set(ast.walk(node))
             yield os.path.join(*parts), True
@@ -236,7 +236,7 @@ def _imported(file: Path, root: Path) -> Iterator[Path]:
 
 
 def _modules(folder: Path, name: str) -> Iterator[Path]:
-    """Yield the files in a folder of a dotted name: those of its packages and of the module itself."""
+    """Yield the files of a dotted name in a folder: files of its packages, and of the module itself."""
     for part in name.split("."):
         for file in (folder / f"{part}.py", folder / part / "__init__.py"):
             if file.is_file() and not _is_installed(file):

@@ -1,6 +1,6 @@
-"""OpenEnv servers: a text environment behind a WebSocket, one session a world.
+"""OpenEnv servers: a text environment reached by a WebSocket, one session a world.
 
-Needs `pip install "perturn[openenv]"`, which is `websockets` alone: the messages are those of `openenv` 0.10, whose
+Needs `pip install "perturn[openenv]"`, which is `websockets` alone: the messages follow `openenv` 0.10, whose
 own client brings forty packages that want other versions than training does. The server runs wherever it likes.
 """
 

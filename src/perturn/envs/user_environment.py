@@ -47,8 +47,8 @@ class OwnWorld:
     - `name` is the class's own, else the name of the class. `close` may be missing.
     - Tasks are `Task` objects, or plain values, which `reset` and `expert` get back as they were listed.
     - `reset(task)` and `reset(task, seed)` are both called as they are written; so are `tasks(split)` and `tasks()`,
-      whose tasks are those of the split `train`.
-    - A text is an observation. Tuples are those of Gym and Gymnasium: `(text, reward, done)`, with `info` behind it,
+      whose tasks are the split `train`.
+    - A text is an observation. Tuples have the form of Gym and Gymnasium: `(text, reward, done)`, then `info` if any,
       or with `terminated`, `truncated` and `info`.
     - `tools` lists the tools of every episode, as schemas or as functions. The text that `step` returns is then the
       result of the call, and a list of texts has one result for each call.
@@ -324,7 +324,7 @@ def _with_tools(posed: Observation, tools: Any) -> Observation:
 
 
 def _schema(tool: Any) -> Any:
-    """The schema of a function, or one that stands alone in the form of chat templates; anything else as it is."""
+    """The schema of a function; a schema alone gets the form of chat templates; anything else stays as it is."""
     if callable(tool):
         return schema_of(tool)
     if isinstance(tool, Mapping) and "function" not in tool and {"name", "parameters"} <= tool.keys():

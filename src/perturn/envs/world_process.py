@@ -1,6 +1,6 @@
-"""Worlds in processes of their own, with time limits: one that crashes or hangs costs its own episode only.
+"""Worlds in processes of their own, with time limits: a world that crashes or hangs costs its own episode only.
 
-A child is a fresh interpreter, never a fork, in a session of its own. It is told by name and settings which world to
+A child is a fresh interpreter, never a fork, in a session of its own. It gets the name and settings of the world to
 make. It differs from `multiprocessing`'s spawned process in that the main module is not imported again: so scripts
 need no `if __name__ == "__main__"`, and children hold no torch. All that a child prints is read, and its last lines are
 quoted when it dies. A child and whatever it started (a JVM) are killed together, and they die with this process, even

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any
 
 from perturn.episodes.calls.call import Tools
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.episodes.formats import FORMATS, Format
 from perturn.episodes.job import Job as Job
 from perturn.episodes.prompts import recalled, shown, system_prompt, window, with_suffix
@@ -43,6 +44,7 @@ def episode(
     protocol: EpisodeProtocol,
     policy: str = "",
     user_said: Sequence[Sequence[str]] = (),
+    abilities: EngineAbilities | None = None,
 ) -> Episode:
     """Play one episode: yields prompts, is sent actions, returns the trajectory.
 
@@ -60,10 +62,11 @@ def episode(
         policy: Identity of the policy that will answer.
         user_said: Texts of the user before each turn, which are said again; beyond them, and beyond those of a begun
             episode, the user's model is asked or its script speaks.
+        abilities: Of the engine that will answer, for an environment that plays its episodes itself.
     """
     if traits_of(env).plays_itself:
         playing: Any = env
-        whole: Trajectory = yield from playing.play(job, protocol, policy)
+        whole: Trajectory = yield from playing.play(job, protocol, policy, abilities)
         return whole
     reader = FORMATS[protocol.format]
     recorded = job.begun.turns if job.begun else ()

@@ -10,6 +10,7 @@ from itertools import islice
 from math import ceil
 from statistics import median
 
+from perturn.episodes.engine_abilities import abilities_of
 from perturn.episodes.episode import Episode as Episode
 from perturn.episodes.episode import Job as Job
 from perturn.episodes.episode import episode as episode
@@ -63,7 +64,7 @@ def play(
         hear: Told of each prompt and of each trajectory, so that progress can be measured in turns.
     """
     coming = iter(jobs)
-    start = partial(episode, protocol=protocol, policy=engine.name)
+    start = partial(episode, protocol=protocol, policy=engine.name, abilities=abilities_of(engine))
     workers = Workers(start, make_environment, retries, coming, hear)
     counter: _Stream | _Batches = _Batches(engine, sampling)
     if isinstance(engine, StreamingEngine):

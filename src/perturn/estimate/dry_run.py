@@ -21,6 +21,7 @@ from perturn.data.file_seals import read_manifest, refuse_damage, without_remove
 from perturn.data.run_folder import resolve_recipe, run_folder
 from perturn.data.run_paths import RunPaths
 from perturn.estimate.episode_lengths import Episodes, look_at_episodes, renderer_of
+from perturn.estimate.side_models import side_model_costs
 from perturn.estimate.stage_costs import (
     KEPT_BY_ALLOCATOR,
     REPORT_SECONDS,
@@ -38,11 +39,8 @@ from perturn.formats.read_rows import read_rows
 from perturn.io.read_input import user_path
 from perturn.rules import TurnControl
 from perturn.run.execute import check, refuse_early
-from perturn.run.protocol_rules import ruled
-from perturn.run.session import (
-    engine_settings,
-    evaluation_sampling,
-)
+from perturn.run.protocol_rules import evaluation_sampling, ruled
+from perturn.run.session import backend_settings, engine_settings
 from perturn.run.stages.branch_stage import explorer_of
 from perturn.run.stages.collect_stage import AT_ONCE
 from perturn.table import locate
@@ -112,16 +110,21 @@ def make_plan(
     refuse_damage(folder, without_removed(folder, manifest.get("files", {}))[0])
     panels = check(recipe, command)
     startup = _import_stages(recipe, command) - began + (REPORT_SECONDS if command is None else 0.0)
-    engine, machine = engine_settings(recipe), None
+    engine, backend, machine = engine_settings(recipe), backend_settings(recipe), None
     found = look_at_episodes(
         recipe, panels, renderer_of(recipe) if engine.traits.serves_checkpoints else None
     )
-    if engine.traits.serves_checkpoints:
+    if "models" not in backend.traits.provides:
+        how = [
+            f"Training and answers are computed by the backend {recipe.backend['name']}; their time is not estimated."
+        ]
+    elif engine.traits.serves_checkpoints:
         model = locate("perturn.run.model_check:empty_base")(recipe)
         machine = _measured(recipe, model, found)
         how = _how(machine, found)
     else:
         how = [f"Time is the server's and is not estimated. What it may spend: {engine.traits.spending}."]
+    how += side_model_costs(recipe, found)
     done = manifest.get("stages", {})
     steps = []
     for stage in stages(recipe):
@@ -180,11 +183,12 @@ def _cost(
         played = 2 * times  # the policy's part again, and then the whole
         return f"rows of {own}" if own else work, 1.0 + played * found.turns * found.seconds, found.memory_gb
     if stage.command == "train":
-        assert machine is not None
         return _training_cost(recipe, stage, found, machine)
     explores, learned = stage.command == "collect", bool(recipe.base) or stage.name != "evaluate-base"
     part, episodes = (recipe.explore, found.explore) if explores else (recipe.evaluate, found.evaluate)
     assert part is not None
+    if explores and recipe.explore and recipe.explore.traits.source is not None:
+        return f"episodes of {recipe.explore.traits.source}", 1.0, found.memory_gb
     if not explores and recipe.evaluate and recipe.evaluate.turns:
         found = _controlled(found, recipe.evaluate.turns)
     candidates, taught = 1, False
@@ -260,8 +264,8 @@ def _branches(recipe: Recipe, found: Episodes, turns: float) -> Forecast:
 
 
 def _training_cost(
-    recipe: Recipe, stage: Stage, found: Episodes, machine: Machine
-) -> tuple[str, float, float]:
+    recipe: Recipe, stage: Stage, found: Episodes, machine: Machine | None
+) -> tuple[str, float | None, float | None]:
     once = stage.section if stage.section in ("base", "sft") else None
     settings, judges = recipe.training(stage.section), stage.section == REWARD_MODEL
     assert settings is not None
@@ -282,6 +286,8 @@ def _training_cost(
     of_groups = once is None and not judges and makes(recipe, "groups")
     tokens = trained_tokens(found, rows, on_pairs, own=of_groups)
     work = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"
+    if machine is None:
+        return work, None, None
     loss = locate("perturn.training.credit_choice:make_loss")(settings.loss)
     seconds = training_seconds(machine, settings, tokens, loss.traits.needs_reference)
     return work, seconds + fitting_seconds(machine, settings, rows), training_gb(machine, settings)

@@ -23,7 +23,8 @@ from perturn.faults import closing_world
 from perturn.free_memory import memory_in_use
 from perturn.io.read_input import user_path
 from perturn.run.policy_origin import find_maker
-from perturn.run.session import make_protocol, make_renderer, world_maker
+from perturn.run.protocol_rules import make_protocol
+from perturn.run.session import make_renderer, world_maker
 from perturn.run.stages.collect_stage import demonstrate, own_episodes
 from perturn.run.stages.pretraining_stage import lessons
 from perturn.run.task_lists import Panels

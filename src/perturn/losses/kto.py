@@ -102,7 +102,7 @@ class KTO:
     def diagnostics(
         self, chosen: TurnLogprobs, rejected: TurnLogprobs | None, step: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return what to log beside the loss, by TRL's names; the arguments are those of the loss.
+        """Return what to log beside the loss, by TRL's names; takes the arguments of the loss.
 
         Returns:
             `kl`: z0, in nats, the same for each trajectory [trajectories]; `rewards/chosen`, `rewards/rejected`: beta u

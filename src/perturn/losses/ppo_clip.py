@@ -107,7 +107,7 @@ def truncated_importance(side: TurnLogprobs, *, over: str, cap: float) -> Tensor
     Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", truncated
     importance sampling. With `over` token, the ratio of the token.
     Differs: with `over` turn, the geometric mean of the ratios of the turn's tokens, so that the weight of a long turn
-    is no further from 1 than that of a short one. The log-ratio is clamped to 20 nats on either side.
+    is no further from 1 than the ratio of a short answer. The log-ratio is clamped to 20 nats on either side.
 
     Args:
         side: With `behavior` and `proximal`.
@@ -192,7 +192,7 @@ class PPOClip:
 
     rho is pi/mu of a token (`ratio` token), or exp of the mean log pi/mu of its turn (turn) or its trajectory
     (sequence). mu is the policy that sampled, by `behavior`. With `ratio_gradient` token, `straight_through` gives each
-    token the gradient of its own log pi; with mean, the gradient is that of the value.
+    token the gradient of its own log pi; with mean, the gradient belongs to the value.
 
     The two terms have a mean each. `token_mean` and `turn_mean` divide the clipped term by the tokens or turns of the
     trajectories whose group has a spread, times the share of these trajectories in the step; they divide KL by the

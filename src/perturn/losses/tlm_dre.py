@@ -122,7 +122,7 @@ class TLMDRE:
     def diagnostics(
         self, chosen: TurnLogprobs, rejected: TurnLogprobs, step: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return what to log beside the loss, without gradient; the arguments are those of the loss.
+        """Return what to log beside the loss, without gradient; takes the arguments of the loss.
 
         Returns:
             By name: the entries of density_ratio_diagnostics [pairs]; `effective_batch_size`,

@@ -94,7 +94,7 @@ def token_inputs(reads: Collection[str | TokenInput]) -> dict[str, TokenInput]:
 
 
 def _check(entry: TokenInput) -> None:
-    """Reject an input that lacks a member of `TokenInput`, or has one that is misspelt."""
+    """Reject an input that lacks a member of `TokenInput`, or misspells a member."""
     members = ("name", "traits")
     check_names(type(entry), kind="token input", known=members, traits=TokenInputTraits)
     for member in members:

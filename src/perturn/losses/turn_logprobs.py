@@ -62,7 +62,7 @@ class TurnLogprobs:
     [trajectories]; None: each has one. `ppo-clip` divides its clipped term by the trajectories where this is True."""
 
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    """Further numbers of each token, by name [tokens]: those of `LossTraits.reads`. Those that are computed from the
+    """Further numbers of each token, by name [tokens], as `LossTraits.reads` asks. Numbers that are computed from the
     trained policy carry a gradient."""
 
     turn_index: Tensor = field(init=False, repr=False)

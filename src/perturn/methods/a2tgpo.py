@@ -37,11 +37,11 @@ class A2TGPO(GroupCredit):
         A_it = (S_i - mean(S)) / (std(S) + 1e-6) + alpha D_it / sqrt(T_i - 1 - t)   for t < T_i - 1
         D_it = sum_(k = t)^(T_i - 2) gamma^(k - t) z_ik,   z_ik = (IG_ik - mean_k(IG)) / (std_k(IG) + 1e-6)
 
-    IG is that of `information_gains`; mean_k and std_k are over the trajectories of the group that have a turn k which
+    IG comes from `information_gains`; mean_k and std_k are over the trajectories of the group that have a turn k which
     is not their last. The last turn has the outcome alone. S is the sum of the rewards that count.
 
-    The clip range of a turn is multiplied by 1 + clip_scale (2 sigmoid(z_it) - 1), and that of the last one by 1: what
-    told more of the answer than others did at the same turn may move further.
+    The clip range of a turn is multiplied by 1 + clip_scale (2 sigmoid(z_it) - 1), and the range of the last turn by 1:
+    what told more of the answer than others did at the same turn may move further.
 
     Source: Chen et al. 2026, "A2TGPO: Agentic Turn-Group Policy Optimization with Adaptive Turn-level Clipping",
     arXiv:2605.06200. Its abstract was read, and its released code (a copy of `core_algos.py`, mode turn-group-v1d, with

@@ -24,13 +24,14 @@ class CohRows(ToldRows):
     """All episodes, each told whether it succeeds; a failure stands before a success of its task in one conversation.
 
     The success is the expert's, else the policy's own first one. A failure without one, or that does not fit into one
-    conversation with it, is told by itself.
+    conversation with it, is trained on its own.
 
     Source: CoH, Liu et al. 2023, "Chain of Hindsight Aligns Language Models with Feedback", arXiv:2302.02676: outputs
     stand in one sequence with words of feedback before each, the loss is on all outputs and not on those words, and at
-    inference the words are those of the good. As in the authors' code, single outputs with their words are taught too.
+    inference the words of the good episodes are used. As in the authors' code, single outputs with their words are
+    taught too.
     Differs: the paper ranks answers of one turn, and no paper says how it was made a baseline for agents. Assumed: the
-    bad before the good alone, one wording, that of `success` and `failure`; no tokens of the past are masked at random,
+    bad before the good alone, one wording, from `success` and `failure`; no tokens of the past are masked at random,
     and there is no term of pretraining, in whose place the expert's episodes stand.
     """
 
@@ -38,7 +39,7 @@ class CohRows(ToldRows):
 
     @property
     def traits(self) -> RowTraits:
-        """The policy is told how its episodes end."""
+        """The prompt tells the policy how its episode ends."""
         told = self.success, self.failure
         return RowTraits(
             "single", expert=True, starts_over=True, names_policy=True, told=told, needs_history=True

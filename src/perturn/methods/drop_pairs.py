@@ -41,7 +41,7 @@ none of those that did ended clearly better."""
 class DropPairs:
     """Pair each step of an explored episode that cost it its chances with a better one from the same turn.
 
-    A step is what the episode did from one turn that is played on from to the next. It gives a pair if
+    A step is what the episode did from one branching turn to the next. It gives a pair if
 
         v(t) - v(t') > threshold,    v(t) = mean score of the branches from turn t,
 
@@ -90,7 +90,7 @@ def pair_where_worth_drops(
 
     Args:
         explored: Trajectories of the policy.
-        branches: Those that were played on from them. Those that FAILED are left out, since the
+        branches: Their branches. FAILED branches are left out, since the
             environment or the engine broke them off: they say nothing of what a turn is worth.
         threshold: tau, in units of total reward; finite and >= 0.
         one_turn: Whether both sides end with the turn in which they part, where a step is one turn.
@@ -110,7 +110,7 @@ def pair_where_worth_drops(
 
 
 def _steps(one: Trajectory, by_turn: Mapping[int, object]) -> Iterator[tuple[int, int]]:
-    """Turns between which the steps of an episode are: from one that is played on from to the next, or to the end."""
+    """Turns between which the steps of an episode are: from one branching turn to the next, or to the end."""
     return pairwise([*sorted(by_turn), len(one.turns)])
 
 

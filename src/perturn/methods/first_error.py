@@ -57,7 +57,7 @@ class FirstError:
     """Turns that take the high weight: from the first wrong one on, or only the wrong ones."""
 
     low: float = 0.2
-    """Weight of a turn before the first error, without unit; > 0. As that of `confidence`."""
+    """Weight of a turn before the first error, without unit; > 0. As in `confidence`."""
 
     high: float = 1.0
     """Weight of any other turn, without unit; >= low."""

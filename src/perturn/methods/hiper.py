@@ -39,8 +39,8 @@ def hierarchical_advantages(
         at its other turns, of which the last has nothing after it:
             A_t = delta_t + gamma lam A_(t + 1),   delta_t = r_t + gamma V_(t + 1) - V_t
 
-    The first is the generalized advantage of a process whose steps are segments, the second that of an episode which
-    ends with the segment and is worth V_d there.
+    The first is the generalized advantage of a process whose steps are segments, the second the advantage in an episode
+    which ends with the segment and is worth V_d there.
 
     Args:
         rewards: Of each turn [turns].
@@ -59,7 +59,7 @@ def hierarchical_advantages(
     high = 0.0
     for start, end in reversed(list(zip(starts, ends, strict=True))):
         after = values[end] if end < len(rewards) else 0.0
-        # The value behind the segment, as a reward of its last turn, is discounted as it should be.
+        # The value after the segment, as a reward of its last turn, is discounted as it should be.
         earned = [*rewards[start : end - 1], rewards[end - 1] + gamma * after]
         over = gamma ** (end - start)
         high = returns_to_go(earned, gamma)[0] - values[start] + over * high_level_lam * high
@@ -81,11 +81,12 @@ class HiPER:
     Source: HiPER, "Hierarchical Reinforcement Learning with Explicit Credit Assignment for Large Language Model
     Agents", by its abstract and its code (hierarchical advantage estimation).
     Differs: there the policy writes whether it keeps its subgoal, the subgoal and the action, and each of these
-    parts of a turn has an advantage; here a turn has one number, and the first turn of a segment has that of the choice
-    it makes for all of it. There are a value of the state and one that has seen the subgoal; here it is one, V before
-    the turn, which has seen the subgoal in force wherever that stands in the history. Penalties for keeping a subgoal
-    are not here. By default a segment begins with what the policy was told (`by: reply`). If the action itself decides
-    (`by: action`), what it earns counts for the turn before unless it switches, and that bends the gradient with any V.
+    parts of a turn has an advantage; here a turn has one number, and the first turn of a segment has the advantage of
+    the choice it makes for all of it. The paper has a value of the state and a value that has seen the subgoal; here
+    one value serves, V before the turn, which has seen the subgoal in force wherever that stands in the history.
+    Penalties for keeping a subgoal are not here. By default a segment begins with what the policy was told (`by:
+    reply`). If the action itself decides (`by: action`), what it earns counts for the turn before unless it switches,
+    and that bends the gradient with any V.
     """
 
     switch: str = ""

@@ -1,4 +1,4 @@
-"""IGPO: the change of the gold answer's likelihood over a turn as its reward, the outcome as that of the last turn."""
+"""IGPO: the reward of a turn is the change of the gold answer's likelihood over it; the last turn gets the outcome."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class IGPO(GroupCredit):
         r_t = IG_t for t < T - 1,   r_(T-1) = S
         z_t = (r_t - mean(R)) / (std(R) + 1e-6),   A_t = sum_(k >= t) gamma^(k - t) z_k
 
-    IG is that of `information_gains`, and R holds the rewards of all turns of the group.
+    IG comes from `information_gains`, and R holds the rewards of all turns of the group.
 
     Source: Wang et al. 2025, "Information Gain-based Policy Optimization", arXiv:2510.14967, and its released code
     (`core_algos.py`, mode joint; mode separate is `pools`; `prob_diff` and `log_prob_diff` are `gain`). The first

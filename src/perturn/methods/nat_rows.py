@@ -14,7 +14,7 @@ class NatRows(ToldRows):
 
     Source: NAT, Wang et al. 2024, "Learning From Failure: Integrating Negative Examples when Fine-tuning Large Language
     Models as Agents", arXiv:2402.11651: a suffix to the query tells positive from negative trajectories, the loss is on
-    the actions of both, and at inference the suffix is that of positive ones.
+    the actions of both, and at inference the suffix of positive ones is used.
     Differs: the positive ones are the expert's, too; the texts are ours, since its own speak of answers to questions.
     """
 
@@ -22,7 +22,7 @@ class NatRows(ToldRows):
 
     @property
     def traits(self) -> RowTraits:
-        """The policy is told how its episodes end."""
+        """The prompt tells the policy how its episode ends."""
         return RowTraits(
             "single", expert=True, starts_over=True, names_policy=True, told=(self.success, self.failure)
         )

@@ -34,7 +34,7 @@ class OecRows:
     arXiv:2512.14895: episodes begin with the policy, an expert takes over at a random turn, those that then succeed
     are kept, and the loss is on the expert's turns; after DAgger (Ross et al. 2011, arXiv:1011.0686).
     Differs: the expert takes over in episodes that failed alone, at `takeovers` turns of each, which are played again
-    up to there; these turns may be those of least confidence, which is ours.
+    up to there; these turns may be the turns of least confidence, which is our addition.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()
@@ -59,7 +59,7 @@ class OecRows:
         )
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the expert's episodes, then the corrected ones, those of earlier iterations first."""
+        """Return the expert's episodes, then the corrected episodes, earlier iterations first."""
         divided = divide(inputs, starts_over=True)
         turns_of = _random_turns if self.takeover == "random" else _unsure_turns
         wanted = []

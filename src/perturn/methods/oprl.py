@@ -35,7 +35,7 @@ class OPRL(GroupCredit):
     `reward`, which has pi_ref too.
 
     Source: Liu et al. 2025, "Online Process Reward Learning for Agentic Reinforcement Learning", arXiv:2509.19199, by
-    its abstract; what step-level advantages are is told by others' summaries of it.
+    its abstract; step-level advantages are as others' summaries describe them.
     Differs: beta is no factor of r, since a standard deviation divides by it; with `normalize` mean it belongs into
     alpha. step_gamma is ours: the paper's shaping rewards would be summed to the end (1), its advantage of a step reads
     as the step's own reward (0). A FAILED trajectory has no implicit rewards, and counts with score 0. A trajectory
@@ -46,7 +46,7 @@ class OPRL(GroupCredit):
     """Weight of implicit rewards beside the outcome; 0: the outcome alone, as `grpo`."""
 
     step_gamma: Annotated[float, Bound(least=0, most=1)] = 0.0
-    """Discount of the implicit rewards of later turns, in [0, 1]; 0: those of the turn alone."""
+    """Discount of the implicit rewards of later turns, in [0, 1]; 0: the rewards of the turn alone."""
 
     reduction: str = "sum"
     """r of a turn: sum over its tokens, or mean, which makes long and short turns alike."""

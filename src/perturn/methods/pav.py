@@ -28,7 +28,7 @@ def first_ends(rewards: Sequence[float], values: Sequence[float]) -> float:
 
     Args:
         rewards: Of each turn [turns].
-        values: V before each turn, NaN where it is not known; that of the first turn is not read [turns].
+        values: V before each turn, NaN where it is not known; the value of the first turn is not read [turns].
     """
     cut = next((turn for turn in range(1, len(rewards)) if not isnan(values[turn])), None)
     return fsum(rewards) if cut is None else fsum((*rewards[:cut], values[cut]))
@@ -41,17 +41,17 @@ class PAV(GroupCredit):
         A_t = S_i - mean_(j != i) S_j + alpha A^mu_t
         A^mu_t = sum_(k in [c, d)) r_k + V^mu_d - V^mu_c,   c <= t < d
 
-    V^mu_c is the mean return of the episodes that the prover, `explore.policy`, played on from turn c; after the end it
+    V^mu_c is the mean return of the prover's branches from turn c (the prover is `explore.policy`); after the end it
     is 0. In the stead of V^mu_0 stands the mean of what the first segments of the other trajectories of the task came
     to, sum_(k < d) r_k + V^mu_d. It depends on nothing that trajectory i did, so the expected gradient is the one with
     V^mu_0, and no episode is played for it.
 
     Source: Setlur et al. 2024, "Rewarding Progress: Scaling Automated Process Verifiers for LLM Reasoning",
     arXiv:2410.08146, by its abstract; its effective reward is Q^pi + alpha A^mu.
-    Differs: A^mu is a mean of episodes played on, where the paper trains a verifier that predicts it. A segment of
+    Differs: A^mu is a mean over branches, where the paper trains a verifier that predicts it. A segment of
     turns, as long as `explore.every` says, has one number. Q^pi is the score of the trajectory, less a baseline. The
-    baseline of the first segment is of the group. The prover is a policy of the run, or the one that explored. The
-    paper's alpha was not at hand. A trajectory alone in its group gets 0. Nothing is discounted.
+    baseline of the first segment is of the group. The prover is a policy of the run, by default the policy that
+    explored. The paper's alpha was not at hand. A trajectory alone in its group gets 0. Nothing is discounted.
     """
 
     alpha: Annotated[float, Bound(least=0)] = 1.0

@@ -31,14 +31,14 @@ class SLATE(GroupCredit):
 
     A fork has the turn of an explored episode and the first of each branch from there; the first turns of the explored
     episodes that were posed alike are compared too, and each counts once, as all turns of a fork together do. A turn
-    that none is compared with has 0, and so have those of a branch behind its first. q is 0 in an episode that FAILED.
+    that none is compared with has 0, and so have turns of a branch after its first. q is 0 in an episode that FAILED.
     What follows a turn is not in q.
 
     Source: "Truncated Step-Level Sampling with Process Rewards for Retrieval-Augmented Reasoning" (SLATE), 2026, by its
     abstract: k samples of the next step from a shared prefix, and a reward for each step.
     Differs: q is said by the environment and not by a language model that judges each step; the abstract gives no
     formula, so that the mean of the others and shares are ours (`normalize` std is GRPO's). `explore.turns: 1` cuts
-    branches behind their first turn, as it does.
+    branches after their first turn, as it does.
     """
 
     by: str = "reward"

@@ -1,4 +1,4 @@
-"""SPO: what each stretch of turns changed in the expected return, by episodes that were played on from its ends."""
+"""SPO: what each stretch of turns changed in the expected return, measured by branches from its ends."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class SPO(GroupCredit):
 
         A_t = sum_(k in [c, d)) r_k + V_d - V_c,   c <= t < d
 
-    V_c is the mean return of the episodes that were played on from turn c, V_0 the mean score of the other trajectories
+    V_c is the mean return of the branches from turn c, V_0 the mean score of the other trajectories
     of the task, and V after the end 0. With a segment of one turn this is VinePPO.
 
     Source: Guo et al. 2025, "Segment Policy Optimization: Effective Segment-Level Credit Assignment in RL for Large

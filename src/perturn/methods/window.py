@@ -38,7 +38,7 @@ class Window(Explorer):
     def jobs(self, inputs: ExploreInputs, number: int) -> list[Job]:
         """Return the episodes that the iteration before left unfinished, and then the new ones.
 
-        An episode that goes on takes the number behind its own by `samples`, so that new ones and those that began in
+        A resumed episode takes its own number plus `samples`, so that new episodes and episodes that began in
         another iteration have numbers of their own.
         """
         resumed = [

@@ -40,7 +40,7 @@ def answer_logprobs(
 
         log P_t = mean_j log pi(a_j | what the policy had seen before turn t, the turn's text before a, a_<j)
 
-    Each is that of the answer in a turn of the same text; only tokens that hold a character of the answer count. The
+    Each belongs to the answer in a turn of the same text; only tokens that hold a character of the answer count. The
     episodes of a task are computed together, and what several contexts begin with once.
 
     Args:

@@ -39,7 +39,7 @@ def gold_answer(task: Task) -> str:
 
 @dataclass(frozen=True)
 class Branch:
-    """An answer behind what the policy had seen."""
+    """An answer after what the policy had seen."""
 
     ids: tuple[int, ...]
     """Tokens up to the end of the turn that gives it."""

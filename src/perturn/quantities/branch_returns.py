@@ -18,17 +18,17 @@ from perturn.types import Trajectory, came_back
 def branch_values(
     explored: Sequence[Trajectory], branches: Iterable[Trajectory], returns: Returns
 ) -> list[list[float]]:
-    """Mean return of the episodes that were played on from before each turn, from there on.
+    """Mean return of the branches from before each turn, counted from there on.
 
     Args:
         explored: Episodes, in any order.
-        branches: Those played on from them, in any order; one that FAILED before it had come back to where it began
+        branches: Their branches, in any order; a branch that FAILED before it had come back to where it began
             counts for nothing, for it says nothing of that, and another that FAILED with rewards of 0. Leave these out
             before, where they should not count (`perturn.data.group_account.counted`).
         returns: Rewards that count.
 
     Returns:
-        In units of reward `[trajectories][turns]`; NaN where none was played on.
+        In units of reward `[trajectories][turns]`; NaN where there is no branch.
     """
     values = []
     for one, by_turn in zip(explored, branches_of(explored, filter(came_back, branches)), strict=True):
@@ -45,7 +45,7 @@ class MeanBranchReturns(Quantity):
     Given as `branch_returns`, in units of reward `[trajectories][turns]`, with NaN where none branches off.
     """
 
-    traits: ClassVar[QuantityTraits] = QuantityTraits("episodes that are played on", reads_branches=True)
+    traits: ClassVar[QuantityTraits] = QuantityTraits("branches", reads_branches=True)
     request: ClassVar[type[Need]] = BranchReturns
 
     def compute(self, request: BranchReturns, episodes: Sequence[Trajectory], source: Source) -> Computed:

@@ -24,7 +24,7 @@ from perturn.types import Trajectory
 def turn_entropies(
     model: Any, sequences: Sequence[Encoded], token_budget: int = TOKEN_BUDGET
 ) -> list[list[float]]:
-    """Entropy of the distribution that the first token of each turn is drawn from, over that of an even one.
+    """Entropy of the distribution that the first token of each turn is drawn from, over the entropy of an even choice.
 
         H(pi(. | prompt)) / log(vocabulary)
 
@@ -78,7 +78,7 @@ class TurnEntropy(Quantity):
         return Computed(entropies_of(episodes, source.policy(ACTED)))
 
     def exact(self, request: Need, ground: Ground) -> list[list[float]]:
-        """Return the entropy of the policy in the state of each turn, over that of an even choice."""
+        """Return the entropy of the policy in the state of each turn, over the entropy of an even choice."""
         return [
             [_entropy(ground.episodes.process.policy(step.state)) for step in steps]
             for steps in ground.episodes.steps
@@ -86,5 +86,5 @@ class TurnEntropy(Quantity):
 
 
 def _entropy(chances: Sequence[float]) -> float:
-    """Entropy of a choice over that of an even one; 0 where there is nothing to choose."""
+    """Entropy of a choice over the entropy of an even choice; 0 where there is nothing to choose."""
     return -fsum(each * log(each) for each in chances) / log(len(chances)) if len(chances) > 1 else 0.0

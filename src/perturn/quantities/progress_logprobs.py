@@ -88,7 +88,7 @@ class ProgressLogprobs(Quantity):
             return
         if is_of_run(recipe, named):
             raise ConfigError(
-                f"credit.checkpoint: policy {named} is not there before the loop; name one that is, base or sft, a "
+                f"credit.checkpoint: policy {named} is not there before the loop; name base, sft, a "
                 "folder, or a Hub id."
             )
         empty_model(named)
@@ -117,7 +117,7 @@ class ProgressLogprobs(Quantity):
         return Computed(reference_of(episodes, ours))
 
     def exact(self, request: Progress, ground: Ground) -> list[list[Tensor]]:
-        """Return log pi of each turn under the best policy near the one that acts, in nats `[episodes][turns]`, [1].
+        """Return log pi of each turn under the best policy near the acting policy, in nats `[episodes][turns]`, [1].
 
         The best one has the highest expected return less its divergence from the policy, in nats:
         pi*(a | s) = pi(a | s) exp(Q(s, a) - V(s)), with V(s) = log sum_a pi(a | s) exp Q(s, a) and Q the mean of r +
@@ -143,7 +143,7 @@ def _own_reference(planned: Planned) -> str:
         )
     trained = policy_of(recipe, recipe.iterations) if recipe.align else "FOLDER"
     return (
-        f"progress would be 0 at every turn, since policy {reference} is compared with itself; name one that was "
+        f"progress would be 0 at every turn, since policy {reference} is compared with itself; name a policy that was "
         f"trained from it, such as credit.checkpoint={trained}, or another --reference."
     )
 

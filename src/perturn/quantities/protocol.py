@@ -23,7 +23,7 @@ State = Mapping[str, "Tensor"]
 """State that a quantity has learned, as tensors by name."""
 
 ACTED = "acted"
-"""The policy that played the episodes, or the one that stands for it."""
+"""The policy that played the episodes, or a policy that stands for it."""
 EXPLORER = "explorer"
 """The policy that played the episodes of the iteration, even where another one stands for it."""
 REFERENCE = "reference"
@@ -169,7 +169,7 @@ class Quantity(ABC):
 
         Args:
             request: The settings.
-            episodes: Those of an iteration, in any order, which changes nothing.
+            episodes: Episodes of an iteration, in any order, which changes nothing.
             source: What it is computed from.
         """
 

@@ -36,7 +36,7 @@ def open_reader(
 
     Args:
         model: A name, a folder, or a transformers model.
-        tokenizer: Of the model; None: that of its name.
+        tokenizer: Of the model; None: the tokenizer of its name.
         template: Jinja chat template to use instead of the tokenizer's own.
         token_budget: Tokens of one pass.
     """

@@ -224,6 +224,7 @@ def _run(run: RecordedRun, name: str, number: int, summary: Mapping[str, Any]) -
         "protocol": flat(run.protocol or {}),
         "protocol_line": number_text.protocol_line(run.protocol or {}),
         "cost_lines": number_text.cost_lines(summary["policies"]),
+        "error_lines": number_text.error_lines(summary["policies"]),
         "provenance": flat({key: value for key, value in run.manifest.items() if key != "stages"}),
         "commit": str(run.manifest.get("commit") or ""),
         "recipe": run.recipe,

@@ -32,6 +32,11 @@ _ALIGN = (
     Chart(
         "Reward accuracy", ("rewards/accuracies",), "Share of pairs whose chosen side has the higher reward."
     ),
+    Chart(
+        "Ranking accuracy",
+        ("logps/accuracies",),
+        "Share of pairs whose chosen side the policy finds likelier.",
+    ),
     Chart("Log-probability", ("logps/chosen", "logps/rejected"), "Under the policy, in nats."),
     Chart("Gradient norm", ("grad_norm",), "Before clipping."),
     Chart("Learning rate", ("learning_rate",)),

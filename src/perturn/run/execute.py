@@ -33,16 +33,9 @@ from perturn.run.checkpoint_retention import let_go
 from perturn.run.follow_up import in_order, planned
 from perturn.run.judging.judged_rewards import ENGINE
 from perturn.run.judging.side_engines import check_side_engine
-from perturn.run.protocol_rules import ruled
+from perturn.run.protocol_rules import make_protocol, ruled
 from perturn.run.recorded_inputs import note_inputs, refuse_changed
-from perturn.run.session import (
-    Session,
-    backend_settings,
-    engine_settings,
-    make_protocol,
-    make_renderer,
-    world_maker,
-)
+from perturn.run.session import Session, backend_settings, engine_settings, make_renderer, world_maker
 from perturn.run.stages.branch_stage import check_explorer
 from perturn.run.stages.measure_distance import check_corrector, check_pathfinder
 from perturn.run.stages.pretraining_stage import check_teacher
@@ -121,17 +114,19 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
 
 
 def _refuse_gpus(recipe: Recipe) -> None:
-    """Refuse a training that is still to be done in a process that sees several GPUs."""
+    """Refuse a training that is still to be done and that has not one GPU for each process."""
     manifest = read_manifest(run_folder(recipe)) or {"stages": {}}
     trainings = [stage.name for stage in stages(recipe) if stage.command == "train"]
     waits = [name for name in trainings if not manifest["stages"].get(name, {}).get("done")]
     gpus = locate("torch.cuda:device_count")() if waits and world_size() == 1 else 0
-    if gpus > 1:
+    processes = recipe.launch.processes
+    if gpus > 1 and processes == 1:
         raise ConfigError(
-            f"this process sees {gpus} GPUs, and {waits[0]} trains on one in each process; set CUDA_VISIBLE_DEVICES=0 "
-            "to train on one GPU, or do the stages one command at a time, with this one for training: accelerate "
-            f"launch --num_processes {gpus} -m perturn train {run_folder(recipe)}"
+            f"this process sees {gpus} GPUs, and {waits[0]} trains on one in each process; set launch.processes={gpus} "
+            "to train on all of them, or CUDA_VISIBLE_DEVICES=0 to train on one."
         )
+    if 0 < gpus < processes:
+        raise ConfigError(f"launch.processes must be <= the {gpus} GPUs of this machine, got {processes}.")
 
 
 def check_trackers(names: Iterable[str]) -> None:

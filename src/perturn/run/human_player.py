@@ -12,7 +12,7 @@ from perturn.episodes.play_many import play
 from perturn.episodes.seeds import make_jobs
 from perturn.errors import EngineFailure, check_known
 from perturn.faults import closing_world
-from perturn.run.session import make_protocol
+from perturn.run.protocol_rules import make_protocol
 from perturn.run.task_lists import choose_tasks
 from perturn.types import Action, EpisodeProtocol, Message, Prompt, Sampling, Task, Trajectory
 

@@ -16,10 +16,11 @@ from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.envs.remote_worlds import rules_of
 from perturn.envs.world_process import ProcessWorlds, runs_here
+from perturn.episodes.formats import FORMATS
 from perturn.errors import ConfigError, PerturnError, did_you_mean, within
 from perturn.faults import closing_world
 from perturn.run.task_lists import choose_tasks
-from perturn.types import Environment, Task
+from perturn.types import Environment, EpisodeProtocol, Sampling, Task
 
 EVALUATION_SPLITS = ("test", "valid_unseen", "dev", "validation", "train")
 """Names under which environments keep tasks to be scored on, the first that one has being taken."""
@@ -28,6 +29,8 @@ MAX_TURNS = 20
 _SYSTEM = "Solve the task, turn by turn."
 _SHOWN = 70
 """Characters of a system text that are printed."""
+_OWN_RULES = ("system", "max_turns", "history", "list_admissible", "suffix", "example")
+"""Settings of a protocol that make it another one."""
 
 
 @dataclass(frozen=True)
@@ -195,3 +198,47 @@ def _short(value: Any) -> str:
     text = " ".join(str(value).split())
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     return repr(shown) if isinstance(value, str) and " " in shown else shown
+
+
+def make_protocol(settings: ProtocolSettings | None) -> EpisodeProtocol:
+    """Return the rules of a recipe's section; a named protocol with changed rules is marked as custom.
+
+    Raises:
+        ConfigError: If there are none, the format is unknown, or an unnamed protocol lacks its rules.
+    """
+    if settings is None or settings.name is None:
+        missing = "protocol" if settings is None else "protocol.name"
+        raise ConfigError(f"{missing} is missing, and this stage plays by one; set it in the recipe.")
+    if settings.format not in (None, *FORMATS):
+        raise ConfigError(
+            f"unknown protocol.format {settings.format!r}.{did_you_mean(str(settings.format), FORMATS)}"
+        )
+    named = PROTOCOLS.get(settings.name)
+    if named is None and (settings.max_turns is None or settings.system is None):
+        hint = did_you_mean(settings.name, PROTOCOLS)
+        raise ConfigError(
+            f"protocol {settings.name!r} is not a named one, so set protocol.system and protocol.max_turns.{hint}"
+        )
+    rules = named or EpisodeProtocol(settings.name)
+    own = {key: value for key in _OWN_RULES if (value := getattr(settings, key)) is not None}
+    if own.get("history") == "full":
+        own["history"] = None
+    if "max_turns" in own:
+        own["max_turns_by_kind"] = {}
+    if "example" in own:
+        own["example"] = tuple(own["example"])
+    if own and named:
+        own["name"] = f"{named.name}-custom"
+    if settings.format not in (None, rules.format) and rules.example and "example" not in own:
+        raise ConfigError(
+            f"the worked example of protocol {settings.name!r} is written in format {rules.format!r}, not "
+            f"{settings.format!r}; set protocol.example to one of yours, or to [] for none."
+        )
+    with within("protocol."):
+        return replace(rules, **own, format=settings.format or rules.format)
+
+
+def evaluation_sampling(recipe: Recipe) -> Sampling:
+    """Return how the evaluation decodes: as the recipe says, else as its protocol does, else greedily."""
+    own = recipe.evaluate.sampling if recipe.evaluate else None
+    return own or make_protocol(recipe.protocol).sampling or Sampling()

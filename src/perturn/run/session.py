@@ -15,7 +15,6 @@ from perturn.chat.tokens import Renderer
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
 from perturn.config.parsing import build
 from perturn.config.recipe import Recipe
-from perturn.config.sections import ProtocolSettings
 from perturn.config.stages import suffix_of
 from perturn.data.episode_outcomes import outcomes
 from perturn.data.run_files import note_tokens
@@ -26,19 +25,19 @@ from perturn.display.progress_bars import console
 from perturn.engines import EngineSettings, Loaded, Serving, Updatable
 from perturn.engines.with_user import with_user
 from perturn.envs.load_environment import environment_maker
-from perturn.envs.named_protocols import PROTOCOLS
 from perturn.envs.world_process import ProcessWorlds, plays_itself, runs_here, world_count
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.lockstep_blocks import blocks_of, play_blocks
 from perturn.episodes.play_many import Job, play
 from perturn.episodes.world_threads import Hear
-from perturn.errors import ConfigError, RunError, did_you_mean, within
+from perturn.errors import ConfigError, RunError
 from perturn.faults import closing_world
 from perturn.free_memory import release_memory
 from perturn.run.failure_limits import Failures
 from perturn.run.judging.judged_rewards import ENGINE, judge_file
 from perturn.run.judging.side_engines import checked_settings, open_side_engine
 from perturn.run.policy_origin import Maker
+from perturn.run.protocol_rules import make_protocol
 from perturn.run.recorded_episodes import drop_broken, require_worlds, tell_filled
 from perturn.run.stages.evaluation_strategy import PLAIN, Strategy, controlled
 from perturn.run.task_lists import Panels, look_up, read_panels
@@ -57,9 +56,6 @@ from perturn.types import (
 WorldMaker = Callable[[], Environment]
 Player = Callable[[Sequence[Job], WorldMaker, int, Hear], Iterator[Trajectory]]
 """Plays episodes in worlds that it makes, so many at a time, and tells what is said in them."""
-
-_OWN_RULES = ("system", "max_turns", "history", "list_admissible", "suffix", "example")
-"""Settings of a protocol that make it another one."""
 
 
 def world_maker(recipe: Recipe) -> WorldMaker:
@@ -86,50 +82,6 @@ def capacity(recipe: Recipe, make: WorldMaker, concurrency: int) -> int:
         return make.capacity(concurrency)
     assert recipe.environment is not None
     return world_count(recipe.environment, recipe.worlds, concurrency)
-
-
-def make_protocol(settings: ProtocolSettings | None) -> EpisodeProtocol:
-    """Settings -> rules; a named protocol with changed rules is marked as custom.
-
-    Raises:
-        ConfigError: If there are none, the format is unknown, or an unnamed protocol lacks its rules.
-    """
-    if settings is None or settings.name is None:
-        missing = "protocol" if settings is None else "protocol.name"
-        raise ConfigError(f"{missing} is missing, and this stage plays by one; set it in the recipe.")
-    if settings.format not in (None, *FORMATS):
-        raise ConfigError(
-            f"unknown protocol.format {settings.format!r}.{did_you_mean(str(settings.format), FORMATS)}"
-        )
-    named = PROTOCOLS.get(settings.name)
-    if named is None and (settings.max_turns is None or settings.system is None):
-        hint = did_you_mean(settings.name, PROTOCOLS)
-        raise ConfigError(
-            f"protocol {settings.name!r} is not a named one, so set protocol.system and protocol.max_turns.{hint}"
-        )
-    rules = named or EpisodeProtocol(settings.name)
-    own = {key: value for key in _OWN_RULES if (value := getattr(settings, key)) is not None}
-    if own.get("history") == "full":
-        own["history"] = None
-    if "max_turns" in own:
-        own["max_turns_by_kind"] = {}
-    if "example" in own:
-        own["example"] = tuple(own["example"])
-    if own and named:
-        own["name"] = f"{named.name}-custom"
-    if settings.format not in (None, rules.format) and rules.example and "example" not in own:
-        raise ConfigError(
-            f"the worked example of protocol {settings.name!r} is written in format {rules.format!r}, not "
-            f"{settings.format!r}; set protocol.example to one of yours, or to [] for none."
-        )
-    with within("protocol."):
-        return replace(rules, **own, format=settings.format or rules.format)
-
-
-def evaluation_sampling(recipe: Recipe) -> Sampling:
-    """How the evaluation decodes: as the recipe says, else as its protocol does, else greedily."""
-    own = recipe.evaluate.sampling if recipe.evaluate else None
-    return own or make_protocol(recipe.protocol).sampling or Sampling()
 
 
 def policy_path(run: Run | Maker, policy: str) -> str:

@@ -4,9 +4,23 @@ Pure functions on plain numbers. How often the intervals hold, `benchmarks/inter
 measure.
 """
 
-from perturn.stats.intervals import Bounds, Estimate, cluster_interval, mean_interval, pass_hat, rate_interval
+from perturn.stats.intervals import (
+    Bounds,
+    Estimate,
+    cluster_interval,
+    mean_interval,
+    pass_at,
+    pass_hat,
+    rate_interval,
+)
 from perturn.stats.jackknife import jackknife
-from perturn.stats.paired_tests import PairedComparison, holm, paired_comparison, smallest_difference
+from perturn.stats.paired_tests import (
+    PairedComparison,
+    benjamini_hochberg,
+    holm,
+    paired_comparison,
+    smallest_difference,
+)
 from perturn.stats.rank_correlation import kappa, rank_correlation, spearman
 from perturn.stats.seeds_and_tasks import (
     CrossedComparison,
@@ -23,6 +37,7 @@ __all__ = [
     "Estimate",
     "PairedComparison",
     "Spread",
+    "benjamini_hochberg",
     "cluster_interval",
     "crossed_bootstrap",
     "crossed_comparison",
@@ -33,6 +48,7 @@ __all__ = [
     "kappa",
     "mean_interval",
     "paired_comparison",
+    "pass_at",
     "pass_hat",
     "rank_correlation",
     "rate_interval",

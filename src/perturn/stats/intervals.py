@@ -181,9 +181,33 @@ def pass_hat(outcomes: Sequence[tuple[int, int]], k: int, confidence: float = 0.
     Raises:
         ValueError: If a task has fewer episodes than k.
     """
+    _check_draws(outcomes, k)
+    return mean_interval([math.comb(c, k) / math.comb(n, k) for n, c in outcomes], confidence)
+
+
+def pass_at(outcomes: Sequence[tuple[int, int]], k: int, confidence: float = 0.95) -> Estimate:
+    """Pass@k: the probability that any of k episodes of a task succeeds, averaged over tasks, with its interval.
+
+    Of a task with c successes in n episodes, 1 - C(n - c, k) / C(n, k) is unbiased; 1 - (1 - c/n)^k is too low.
+
+    Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv:2107.03374, Eq. 1.
+    Differs: the interval over tasks is ours.
+
+    Args:
+        outcomes: Episodes and successes of each task.
+        k: Episodes of which any succeeds, at most the fewest of a task.
+        confidence: As in `mean_interval`.
+
+    Raises:
+        ValueError: If a task has fewer episodes than k.
+    """
+    _check_draws(outcomes, k)
+    return mean_interval([1 - math.comb(n - c, k) / math.comb(n, k) for n, c in outcomes], confidence)
+
+
+def _check_draws(outcomes: Sequence[tuple[int, int]], k: int) -> None:
     if k < 1 or any(n < k for n, _ in outcomes):
         raise ValueError(f"k must be from 1 to the fewest episodes of a task, got {k}.")
-    return mean_interval([math.comb(c, k) / math.comb(n, k) for n, c in outcomes], confidence)
 
 
 def checked(values: Sequence[float], name: str, bounds: Bounds) -> Floats:

@@ -26,6 +26,10 @@ SFT: Overlay = {"align": None}
 """The method that stops after SFT."""
 _LAID_OVER = ("methods", "environments", "by_seed", "sweep")
 """Settings that are laid over a recipe; names of runs have digests of them, so they are read as they always were."""
+Side = str | list[str]
+"""One side of a comparison: a method, or several methods whose mean is compared."""
+MOST_PRIMARY = 3
+"""Primary comparisons of a study, at most."""
 SWEEP = "sweep"
 """The key of a method that is no setting of the recipe: its own sweep."""
 
@@ -72,8 +76,13 @@ class Study:
     """None: nothing is swept."""
     baseline: str | None = None
     """The method that the others are compared with; None: sft, or base where nothing is taught."""
-    compare: list[list[str]] = field(default_factory=list)
-    """Two methods each, compared with each other beside all that are compared with the baseline."""
+    primary: list[list[Side]] = field(default_factory=list)
+    """At most three comparisons that the study is made for, such as `[tlm-dre, sft]`. Holm's correction is over these
+    alone. A side may be several methods, `[[gigpo, hgpo], rloo]`: their mean is compared."""
+    primary_after_results: bool = False
+    """Whether the primary comparisons were named when results were known already; the page then says so."""
+    compare: list[list[Side]] = field(default_factory=list)
+    """Further comparisons, beside each method with the baseline; sides as in `primary`."""
     workers: Annotated[int, COUNT] | None = None
     """Cells worked on at the same time; None: as many as there are cores, or one where there is a GPU."""
     output: str = "studies/results"
@@ -100,11 +109,7 @@ class Study:
         for part in ("seeds", "methods"):
             if not getattr(self, part):
                 yield f"{part} is empty; name at least one."
-        for pair in self.compare:
-            if not len(pair) == len(set(pair)) == 2:
-                yield f"compare must have lists of two methods that differ, got {pair!r:.200}."
-        if len({frozenset(pair) for pair in self.compare}) < len(self.compare):
-            yield "compare names two methods twice; leave one of them out."
+        yield from self._faulty_pairs()
         if len(set(self.seeds)) < len(self.seeds):
             yield f"seeds must differ, got {self.seeds}."
         for key, values in (*self.by_seed.items(), *self.sweep.items()):
@@ -114,6 +119,24 @@ class Study:
             yield f"tune.seeds must be among the study's seeds {self.seeds}, got {unknown}."
         if self.tune is None and (self.sweep or any(method.get(SWEEP) for method in self.methods.values())):
             yield "sweep needs a panel to choose on; set tune.tasks, such as a dev split."
+
+    def _faulty_pairs(self) -> Iterator[str]:
+        """Yield what is wrong with the comparisons, but for names of methods."""
+        for part, pairs in (("primary", self.primary), ("compare", self.compare)):
+            for pair in pairs:
+                if len(pair) != 2 or side_name(pair[0]) == side_name(pair[1]):
+                    yield f"{part} must have lists of two methods that differ, got {pair!r:.200}."
+                for side in pair:
+                    if isinstance(side, list) and not len(side) == len(set(side)) > 1:
+                        yield f"{part}: a mean is of two methods or more that differ, got {side!r:.200}."
+        named = [frozenset(map(side_name, pair)) for pair in (*self.primary, *self.compare)]
+        if len(set(named)) < len(named):
+            yield "primary and compare name two methods twice; leave one of them out."
+        if len(self.primary) > MOST_PRIMARY:
+            yield (
+                f"primary must have at most {MOST_PRIMARY} comparisons, got {len(self.primary)}; the others belong in "
+                "compare."
+            )
 
     @property
     def tuned_seeds(self) -> list[int]:
@@ -126,6 +149,11 @@ class Study:
     def folder(self) -> Path:
         """Where the study lies."""
         return Path(self.output) / self.name
+
+
+def side_name(side: Side) -> str:
+    """Return the name of one side of a comparison: a method, or the mean of several."""
+    return side if isinstance(side, str) else f"mean of {', '.join(side)}"
 
 
 def bad_names(part: str, names: Iterable[str]) -> Iterator[str]:
@@ -199,18 +227,27 @@ def _completed(study: Study, recipe: Mapping[str, Any]) -> Study:
     methods = {**{name: each for name, each in usual.items() if name not in study.methods}, **study.methods}
     baseline = study.baseline or next(name for name in ("sft", "base") if name in methods)
     check_known(baseline, methods, f"unknown baseline {baseline!r}")
-    for pair in study.compare:
-        _refuse_pair(pair, methods, baseline)
+    _check_pairs(study, methods, baseline)
     own = (recipe.get("environment") or {}).get("name", "environment")
     environments = study.environments or {re.sub(r"[^\w.-]+", "-", str(own)).strip("-"): {}}
     return replace(study, methods=methods, baseline=baseline, environments=environments)
 
 
-def _refuse_pair(pair: Sequence[str], methods: Collection[str], baseline: str) -> None:
-    """Refuse a comparison of a method that is not there, or one that is made anyhow."""
-    for name in pair:
-        check_known(name, methods, f"compare: unknown method {name!r}")
-    if baseline in pair:
-        raise ConfigError(
-            f"compare: {' and '.join(pair)} are compared anyhow, since {baseline} is the baseline; leave them out."
-        )
+def _check_pairs(study: Study, methods: Collection[str], baseline: str) -> None:
+    """Refuse a comparison of a method that is not there, one that is made anyhow, and a baseline that comes first."""
+    for part, pairs in (("primary", study.primary), ("compare", study.compare)):
+        for one, other in pairs:
+            for side in (one, other):
+                for name in [side] if isinstance(side, str) else side:
+                    check_known(name, methods, f"{part}: unknown method {name!r}")
+            if (
+                part == "compare"
+                and isinstance(one, str)
+                and isinstance(other, str)
+                and baseline in (one, other)
+            ):
+                raise ConfigError(
+                    f"compare: {one} and {other} are compared anyhow, since {baseline} is the baseline; leave them out."
+                )
+            if one == baseline:
+                raise ConfigError(f"{part}: {baseline} is the baseline; name it second.")

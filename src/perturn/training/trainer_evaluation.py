@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import EvalPrediction, Trainer
+from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
 from perturn.errors import ConfigError, DataError, did_you_mean
@@ -23,6 +23,7 @@ from perturn.losses import TurnLogprobs
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import continuing
 from perturn.policy.packing import Batch, Examples
+from perturn.training.sharding import ShardedTrainer
 from perturn.training.turn_config import TurnConfig
 
 Sets = Examples | dict[str, Examples]
@@ -139,7 +140,7 @@ class RowValues:
         return {name: np.array(values, np.float32) for name, values in found.items()}
 
 
-class EvaluatingTrainer(Trainer):
+class EvaluatingTrainer(ShardedTrainer):
     """The part of `TurnTrainer` that evaluates: rows that it was made with, and rows that come later."""
 
     turn_args: TurnConfig
@@ -300,6 +301,10 @@ class Means:
 def row_metrics(loss: Any, chosen: TurnLogprobs, rejected: TurnLogprobs | None) -> dict[str, Tensor]:
     """Values of each row of a pack, by name [rows]: log-probabilities, and of pairs the implicit rewards.
 
+    `logps/accuracies` is the ranking accuracy: whether the policy finds the chosen side likelier than the rejected one.
+    Source: Chen et al. 2024, "Preference Learning Algorithms Do Not Learn Preference Rankings", arXiv:2405.19534,
+    Definition 2.1. Differs: a side is a whole trajectory, and its log-probability the sum over action tokens.
+
     Args:
         loss: The loss.
         chosen: First sides.
@@ -308,8 +313,10 @@ def row_metrics(loss: Any, chosen: TurnLogprobs, rejected: TurnLogprobs | None) 
     found = {"logps/chosen": chosen.sum_by_trajectory(chosen.policy)}
     if rejected is not None:
         rewards, others = loss.rewards(chosen), loss.rewards(rejected)
+        logprobs = rejected.sum_by_trajectory(rejected.policy)
         found |= {
-            "logps/rejected": rejected.sum_by_trajectory(rejected.policy),
+            "logps/rejected": logprobs,
+            "logps/accuracies": (found["logps/chosen"] > logprobs).float(),
             "rewards/chosen": rewards,
             "rewards/rejected": others,
             "rewards/accuracies": (rewards > others).float(),

@@ -12,7 +12,7 @@ def cells(text, first):
 
 
 def test_a_table_by_hand(tmp_path):
-    """One seed, 16 games: a solves 8 and sft none, c one; McNemar's p 2/2^8 of three comparisons, a against c 2/2^7."""
+    """One seed, 16 games: a solves 8 and sft none, c one; McNemar's p 2/2^8, a against c 2/2^7; q 3/128 each."""
     scores = {
         name: {0: panel(*[1] * won, *[0] * (16 - won))} for name, won in {"sft": 0, "a": 8, "c": 1}.items()
     }
@@ -23,27 +23,27 @@ def test_a_table_by_hand(tmp_path):
     text = tables(summarize(tmp_path))
 
     assert text.startswith(
-        "**toy**.\n\n| method | point | tasks × seeds | success, % | against sft, points | p (Holm) |"
+        "**toy**.\n\n| method | point | tasks × seeds | success, % | against sft, points | p | q |"
     )
-    name, point, size, level, difference, p, seen, verdict = cells(text, "a")
+    name, point, size, level, difference, p, q, seen, verdict = cells(text, "a")
     assert (name, point, size) == ("a", "", "16 × 1")
     assert level.startswith("50.0 [")
     assert difference.startswith("+50.0 [+")
-    assert (p, verdict) == (f"{3 / 128:.3f}", "on these seeds alone")
+    assert (p, q, verdict) == (f"{1 / 128:.3f}", f"{3 / 128:.3f}", "on these seeds alone")
     assert float(seen) > 0
-    assert cells(text, "sft")[4:] == ["–", "–", "–", "baseline"]
+    assert cells(text, "sft")[4:] == ["–", "–", "–", "–", "baseline"]
     further = cells(text, "a against c")
     assert further[1] == "16 × 1"
     assert further[2].startswith(f"+{100 * 7 / 16:.1f} [")
-    assert further[3] == f"{2 / 64:.3f}"
-    assert "by Holm for 3 comparisons." in text
+    assert further[3:5] == [f"{1 / 64:.3f}", f"{3 / 128:.3f}"]
+    assert "q is the Benjamini-Hochberg value over 3 comparisons." in text
     assert "- One seed: the intervals say how other tasks would come out" in text
 
 
 def test_it_has_the_numbers_of_the_summary_and_is_written_beside_it(tmp_path):
     """With points, bases, and the model that no p is corrected for; a minus is a minus."""
-    settings, rows, episodes = make(tmp_path)
-    write(tmp_path, settings | {"seeds": [0, 1, 2], "by_seed": {"base.seed": [0, 1]}}, rows, episodes)
+    settings, rows, episodes = make(tmp_path, seeds=(0, 1, 2, 3))
+    write(tmp_path, settings | {"seeds": [0, 1, 2, 3], "by_seed": {"base.seed": [0, 1, 2]}}, rows, episodes)
     write_study_page(tmp_path)
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
     summary = summarize(tmp_path)
@@ -52,16 +52,16 @@ def test_it_has_the_numbers_of_the_summary_and_is_written_beside_it(tmp_path):
     for row in summary["environments"]["alfworld"]["methods"]:
         found = cells(text, row["method"])
         against = row["success"]["against"]
-        assert found[2] == "140 × 3, 2 bases"
+        assert found[2] == "140 × 4, 3 bases"
         assert found[3].startswith(f"{100 * row['success']['mean']:.1f} [")
         if against:
             assert found[4].startswith(f"{100 * against['mean_difference']:+.1f} [".replace("-", "−"))
     assert cells(text, "online")[1] == "align.learning_rate=1e-06"
-    assert cells(text, "base")[5] == "< 0.001, not corrected"
+    assert cells(text, "base")[5:7] == ["< 0.001", "–"]
 
 
 def test_a_score_has_a_table_of_its_own(tmp_path):
-    scores = {"sft": dict.fromkeys(range(2), panel(0, 1)), "rft": dict.fromkeys(range(2), panel(0, 1))}
+    scores = {"sft": dict.fromkeys(range(3), panel(0, 1)), "rft": dict.fromkeys(range(3), panel(0, 1))}
     small(tmp_path, scores, measure=lambda method, task: 0.5 if method == "rft" else 0.25)
 
     _, success, score, *_ = tables(summarize(tmp_path)).split("\n\n")
@@ -83,7 +83,7 @@ def test_what_is_missing_is_said(tmp_path):
     text = tables(summarize(tmp_path))
 
     assert f"Not finished: 1 cells have failed, {len(rows) - 1} are to do." in text
-    assert cells(text, "dpo")[2:] == ["0 × 0", "–", "–", "–", "–", "no episode"]
+    assert cells(text, "dpo")[2:] == ["0 × 0", "–", "–", "–", "–", "–", "no episode"]
 
 
 def test_text_ends_no_cell_and_is_no_html(tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from perturn.stats import crossed_comparison, crossed_interval, holm, paired_comparison
+from perturn.stats import benjamini_hochberg, crossed_comparison, crossed_interval, paired_comparison
 from perturn.study.tables.verdict_text import sentences
 from perturn.study.tables.verdicts import summarize
 from study.recorded_studies import make, panel, small, write
@@ -73,8 +73,8 @@ def test_a_row_by_hand(tmp_path):
 
 
 def test_numbers_are_those_of_the_statistics(tmp_path):
-    sft = {0: panel(0, 1, 1, 0, 0), 1: panel(0, 0, 0, 1, 1)}
-    rft = {0: panel(1, 1, 1, 0, 1), 1: panel(1, 1, 1, 1, 0)}
+    sft = {0: panel(0, 1, 1, 0, 0), 1: panel(0, 0, 0, 1, 1), 2: panel(0, 0, 1, 0, 0)}
+    rft = {0: panel(1, 1, 1, 0, 1), 1: panel(1, 1, 1, 1, 0), 2: panel(1, 0, 1, 0, 0)}
     small(tmp_path, {"sft": sft, "rft": rft})
     a, b = ([[float(ok) for ok in row.values()] for row in side.values()] for side in (rft, sft))
 
@@ -93,12 +93,12 @@ def test_p_values_are_corrected_for_the_methods_and_not_for_the_model(whole):
     """Four methods are compared; the model that nothing was taught is shown, and not counted."""
     names = ["dpo", "tlm-dre", "online", "harmful"]
 
-    expected = holm([against(whole, name)["p_value"] for name in names])
+    expected = benjamini_hochberg([against(whole, name)["p_value"] for name in names])
 
-    assert [against(whole, name)["p_value_holm"] for name in names] == expected
-    assert whole["environments"]["alfworld"]["comparisons"] == 4
-    assert against(whole, "base")["counted"] is False
-    assert against(whole, "base")["p_value_holm"] == against(whole, "base")["p_value"]
+    assert [against(whole, name)["corrected"] for name in names] == expected
+    assert whole["environments"]["alfworld"]["comparisons"] == {"primary": 0, "others": 4}
+    assert against(whole, "base")["family"] is None
+    assert against(whole, "base")["corrected"] == against(whole, "base")["p_value"]
 
 
 def test_the_correction_is_within_an_environment(tmp_path):
@@ -121,14 +121,20 @@ def test_more_seeds_see_smaller_differences(tmp_path):
     assert many < 0.6 * few
 
 
-def test_more_comparisons_see_larger_differences_alone(tmp_path, whole):
-    """The same episodes of dpo beside three other methods, and alone, where Holm has one step."""
-    make(tmp_path, methods=("sft", "dpo"))
+def test_more_primary_comparisons_see_larger_differences_alone(tmp_path):
+    """Dpo as one primary comparison of three, where Holm begins at 0.05 / 3, and as the only one."""
+    settings, cells, rows = make(tmp_path, methods=("sft", "dpo", "online", "harmful"))
+    write(tmp_path, settings | {"primary": [["dpo", "sft"]]}, cells, rows)
+    alone = against(summarize(tmp_path), "dpo")
+    three = [["dpo", "sft"], ["online", "sft"], ["harmful", "sft"]]
+    write(tmp_path, settings | {"primary": three}, cells, rows)
 
-    alone, beside = against(summarize(tmp_path), "dpo"), against(whole, "dpo")
+    beside = against(summarize(tmp_path), "dpo")
 
-    assert alone["p_value"] == beside["p_value"]
-    assert alone["smallest_difference"] < 0.7 * beside["smallest_difference"]
+    assert alone["p_value"] == beside["p_value"] == alone["corrected"]
+    assert alone["smallest_difference"] < 0.8 * beside["smallest_difference"]
+    assert alone["family_interval"] == alone["interval"] == beside["interval"]
+    assert beside["family_interval"][0] < beside["interval"][0]
 
 
 def test_invalid_turns_are_a_share_of_all_turns(tmp_path):
@@ -332,7 +338,7 @@ def test_samples_of_a_task_are_averaged(tmp_path):
 
 
 def test_scores_that_say_more_than_success_are_compared_too(tmp_path):
-    scores = {"sft": dict.fromkeys(range(2), panel(0, 1)), "rft": dict.fromkeys(range(2), panel(0, 1))}
+    scores = {"sft": dict.fromkeys(range(3), panel(0, 1)), "rft": dict.fromkeys(range(3), panel(0, 1))}
     small(tmp_path, scores, measure=lambda method, task: 0.5 if method == "rft" else 0.25)
 
     found = toy(summarize(tmp_path))

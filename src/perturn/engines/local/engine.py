@@ -27,8 +27,9 @@ from perturn.engines.local.prefix_tree import Beginning, Beginnings, Row
 from perturn.engines.local.sampling import choose
 from perturn.engines.local.served_models import CHECK, check_layers, words_alone
 from perturn.engines.local.weight_files import stored_weights
-from perturn.engines.protocol import EngineAbilities, Tokens
+from perturn.engines.protocol import Tokens
 from perturn.engines.streaming import answer_all, refuse_update
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.errors import EngineFailure, ModelError
 from perturn.free_memory import return_waste
 from perturn.rotary import steady_length

@@ -1,4 +1,4 @@
-"""Protocols of ALFWorld: what the policy is told, the rules, and a worked example. All texts are ours.
+"""Protocols of ALFWorld: the system text, the rules, and a worked example. All texts are ours.
 
 Sources: Song et al. 2024, arXiv:2403.02502 (one worked example in the ReAct form, all turns shown, 40 turns, greedy);
 Feng et al. 2025, "Group-in-Group Policy Optimization", arXiv:2505.10978 (admissible actions listed, the last two turns

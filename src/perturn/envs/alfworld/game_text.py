@@ -1,6 +1,6 @@
 """Texts of an ALFWorld game: names of things, lists of them, and the sentences of two grammars.
 
-The sentences are those of the official games, word for word: a policy is compared across engines by them.
+The sentences equal the official games' word for word, so a policy can be compared across engines.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def listed(names: Sequence[str], article: str = "a ") -> str:
 
 
 def describe(name: str, states: Collection[str]) -> str:
-    """Answer to examining an object, by those of hot, cool, clean, on and sliced that it is."""
+    """Answer to examining an object, which may be hot, cool, clean, on or sliced."""
     heat = "hot" if "hot" in states else "cool"
     felt = " and ".join(word for word in (heat, "clean") if word in states)
     if felt and "sliced" in states:

@@ -85,7 +85,7 @@ class _Room:
         return [each for each in self.at if kind_of_id(each) == kind]
 
     def fitting(self, thing: str, *, but: str = "") -> list[str]:
-        """Its receptacles that a thing may lie in, but for those of one kind."""
+        """Its receptacles that a thing may lie in, except receptacles of one kind."""
         return [each for kind in LIKELY[thing] if kind != but for each in self.of(kind)]
 
 

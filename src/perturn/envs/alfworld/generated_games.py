@@ -1,6 +1,6 @@
 """Made-up games in the manner of ALFWorld, for tests and for those without its data. They are not ALFWorld's games.
 
-The engine, the sentences and the six kinds of tasks are those of `alfworld`; rooms, things and tasks are generated.
+The engine, the sentences and the six kinds of tasks are as in `alfworld`; rooms, things and tasks are generated.
 A score on them says nothing of ALFWorld, and its name says so: `alfworld-like`.
 """
 
@@ -43,7 +43,7 @@ class ALFWorldLike(GamesTaught):
         Args:
             grammar: How commands are said, as for `ALFWorld`.
             kinds: Kinds of tasks to list. Empty is all six.
-            train_games: Games of `train`. The first ones are those of a smaller number.
+            train_games: Games of `train`. A smaller number gives the first games of a larger number.
             valid_games: Games of `valid_seen`, and as many of `valid_unseen`.
         """
         for name, games in (("train_games", train_games), ("valid_games", valid_games)):

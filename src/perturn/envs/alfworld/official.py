@@ -83,7 +83,7 @@ class ALFWorldOfficial:
         return demonstrate(Player(game.reset(self._games.read(task.id)), game.step))
 
     def close(self) -> None:
-        """Let go of the engine."""
+        """Close the engine."""
         self._game = None
 
 

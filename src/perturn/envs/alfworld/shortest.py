@@ -54,7 +54,7 @@ class _Aim:
     things: Collection[str]
     """Things that will do."""
     place: str
-    """The receptacle: that of the lamp, if there is one."""
+    """The receptacle of the lamp, if there is a lamp."""
     many: int
     state: str = ""
     """The flag that they must have, such as `ishot`."""

@@ -109,7 +109,7 @@ class _Clumsy:
         self._game, self._draw, self._last = game, draw, first
 
     def step(self, command: str) -> Observation:
-        """Do what was asked for, some nonsense before it; the answer is that of the command."""
+        """Do what was asked for, after some nonsense; return the answer to the command."""
         if self._draw.random() < _FAILURE:
             self._do(self._failing(command))
         if command.startswith("go to ") and self._draw.random() < _DETOUR:
@@ -121,7 +121,7 @@ class _Clumsy:
         return self._last
 
     def _failing(self, command: str) -> str:
-        """A command that cannot be done now, like the one that was asked for: a wrong number, or too early."""
+        """A command like the one asked for that cannot be done now: a wrong number, or too early."""
         verb, *rest = command.split(" ")
         numbers = [index for index, word in enumerate(rest) if word.isdecimal()]
         if numbers and self._draw.random() < _WRONG_NUMBER:
@@ -145,7 +145,7 @@ def remaining(game: GameText, grammar: Grammar, actions: Sequence[str], sense: s
     Args:
         game: Its game.
         grammar: How commands are said.
-        actions: The commands that were said; one that does nothing leaves the way as it was.
+        actions: The commands that were said; a command that does nothing leaves the way as it was.
         sense: `shortest` or `searching`.
 
     Raises:

@@ -1,7 +1,7 @@
 """BFCL multi-turn: a user's requests one after the other, answered by calling the tools of simulated services.
 
 Patil et al. 2025, "The Berkeley Function Calling Leaderboard". Needs `pip install "perturn[bfcl]"` and
-`pip install --no-deps bfcl-eval==2026.3.23`: the simulators, tasks and gold calls are those of that package.
+`pip install --no-deps bfcl-eval==2026.3.23`: the simulators, tasks and gold calls come from that package.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Bfcl:
 
         Args:
             category: `base`, `miss_param` or `long_context`.
-            data: Folder in the layout of `bfcl_eval/data`. None: that of the installed package.
+            data: Folder in the layout of `bfcl_eval/data`. None: the folder of the installed package.
             classes: Simulators, such as `TradingBot`, of tasks that involve no other, whose prompts are shorter. Empty
                 is all 8.
             reward: `success` or `f1`.
@@ -149,7 +149,7 @@ class Bfcl:
         return self._seen("", valid=all(valid), results=results)
 
     def expert(self, task: Task) -> Sequence[str]:
-        """The gold calls, one an action unless there are too many, and a message after those of each request."""
+        """The gold calls, one an action unless there are too many, and a message after the calls of each request."""
         entry = self._find(task)
         methods = _Services(entry, self._long_context).methods
         actions: list[ToolAction] = []

@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _lines(files: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
-    """The lines of bz2 files, each with its place; those of archives and folders too."""
+    """The lines of bz2 files, also of bz2 files in archives and folders, each line with its place."""
     for file in files:
         try:
             if file.is_dir():

@@ -144,7 +144,7 @@ class HotpotQA:
         """Episodes that someone else recorded, as trajectories of the tasks they answer; others are left out.
 
         Observations stay as recorded, from another search engine; the answer is scored here, so that rewards compare
-        with those of episodes played here. The policy's name tells them apart: `recorded`.
+        with rewards of episodes played here. The policy's name tells them apart: `recorded`.
 
         Args:
             file: ReAct episodes as FireAct publishes them: rows with `instruction` and `output`, or `traj`.

@@ -43,7 +43,7 @@ class Recorded:
 def read_recorded(file: Path) -> Iterator[tuple[int, Recorded]]:
     """The episodes of a file, each with how many of its question came before.
 
-    One that breaks the form, by two actions in a turn or none, ends where it does; without any step it is left out.
+    An episode that breaks the form (two actions in a turn, or none) ends there; without any step it is left out.
 
     Raises:
         DataError: If the file cannot be read or an entry is of neither form.

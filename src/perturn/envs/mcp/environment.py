@@ -81,7 +81,7 @@ class Mcp:
             tools: Names of the tools that are offered; None: all.
             version: Of servers and tasks, stamped on every trajectory.
             start_seconds: Limit for the start of a server.
-            call_seconds: Limit for one call; the policy is told of a call that takes longer.
+            call_seconds: Limit for one call; a call that takes longer ends with an error that the policy sees.
             result_characters: Characters of a result that the policy sees, at most.
         """
         check_installed("mcp", "mcp", ("mcp",))

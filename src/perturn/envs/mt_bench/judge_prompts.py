@@ -1,4 +1,4 @@
-"""Forms that ask a judge for a rating: our own, or those of a file as FastChat's `judge_prompts.jsonl`."""
+"""Forms that ask a judge for a rating: our own, or the forms in a file such as FastChat's `judge_prompts.jsonl`."""
 
 from __future__ import annotations
 

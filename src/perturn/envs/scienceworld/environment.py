@@ -36,7 +36,7 @@ SCIENCEWORLD_ETO = EpisodeProtocol(
 )
 """Turn limits of the paper; kinds it leaves out have ScienceWorld's own 100.
 
-The system text is ours, and there is no worked example in the prompt, so scores are not those of the paper."""
+The system text is ours, and there is no worked example in the prompt, so scores cannot be compared with the paper's."""
 
 _RANGES: dict[str, dict[str, str]] = _PUBLISHED["variations"]
 """Ranges such as `0-2 5` by split and kind."""
@@ -204,7 +204,7 @@ class ScienceWorld:
     def expert(self, task: Task) -> Sequence[str]:
         """The simulator's own gold actions, not verified; a running episode is not disturbed.
 
-        They reach the full score in about 99.5 % of tasks. Those after the one that completes the task, such
+        They reach the full score in about 99.5 % of tasks. Actions after the action that completes the task, such
         as a final `wait1`, are included; stepping on after the end raises.
         """
         with self._another() as simulator:

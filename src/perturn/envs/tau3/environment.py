@@ -1,7 +1,7 @@
 """tau3-bench, airline and retail: an agent talks with a simulated user and changes a database by tools.
 
 Yao et al. 2024, "tau-bench: A Benchmark for Tool-Agent-User Interaction in Real-World Domains", arXiv:2406.12045;
-Barres et al. 2025, "tau2-bench", arXiv:2506.07982. The tasks are those of github.com/sierra-research/tau2-bench.
+Barres et al. 2025, "tau2-bench", arXiv:2506.07982. The tasks come from github.com/sierra-research/tau2-bench.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """WebShop's files: products with their attributes and reviews, and the goals that shoppers have.
 
-The forms are those of the original's downloads: `items_shuffle*.json`, `items_ins_v2*.json`, `items_human_ins.json`
+The files have the form of the original downloads: `items_shuffle*.json`, `items_ins_v2*.json`, `items_human_ins.json`
 and `reviews.json`. What a task holds is a goal: a product to find, and what is asked of it.
 """
 

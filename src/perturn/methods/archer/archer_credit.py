@@ -1,4 +1,4 @@
-"""ArCHer: advantages of turns by critics that go on from iteration to iteration, Q behind the action less V before."""
+"""ArCHer: advantages of turns by critics kept from iteration to iteration, Q after the action less V before it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ class ArCHer:
 
         Q(s_t, a_t) <- r_t + gamma V'(s_(t+1)),   V(s_t) <- Q'(s_t, a_t),   copy <- (1 - tau) copy + tau own,
 
-    V' = 0 after the last turn. Critics learn in every iteration and begin where those of the iteration before ended.
+    V' = 0 after the last turn. Critics learn in every iteration, starting from the critics of the previous iteration.
 
     Source: Zhou et al. 2024, "ArCHer: Training Language Model Agents via Hierarchical Multi-Turn RL", arXiv:2402.19446,
     and its code.

@@ -1,7 +1,7 @@
 """Quantity `critics`: heads Q and V on hidden states, learned from one turn to the next, kept between iterations.
 
 Q of a turn is read at the last token of its action, so it has seen the action and not yet the reply; V at the last
-token of its prompt. The hidden states are those of a policy that does not move, so that a head means in one iteration
+token of its prompt. The hidden states come from a policy that does not change, so that a head means in one iteration
 what it meant in the one before.
 """
 
@@ -39,7 +39,7 @@ CRITICS = 2
 """Critics, each of which learns from a bootstrap sample of the episodes of an iteration."""
 
 _CONSTANT = 1e-6
-"""Deviation of a feature, relative to that of all of them together, below which it is put down to rounding."""
+"""Relative deviation of a feature, against all features together, below which it counts as rounding."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Critics:
     slow_v: Tensor
     """The copy of `v` that follows it [critics, features + 1]."""
     center_q: Tensor
-    """Mean of each feature behind actions, in the first iteration [features]."""
+    """Mean of each feature after actions, in the first iteration [features]."""
     scale_q: Tensor
     """Multiplier of each feature less that mean [features]."""
     center_v: Tensor
@@ -112,7 +112,7 @@ def begin(rows: Rows) -> Critics:
 
 
 def _standard(features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean, and the inverse of the deviation; one that is constant yet has the deviation of all of them together."""
+    """Mean, and the inverse of the deviation; a constant feature gets the deviation of all features together."""
     rows = torch.cat(list(features)).double()
     deviation = rows.std(0, correction=0)
     together = deviation.square().mean().sqrt()
@@ -182,7 +182,7 @@ class _Ridge:
 
 
 def behind(critics: Critics, rows: Rows) -> list[Tensor]:
-    """Standardized features behind each action, and a 1 [turns, features + 1]."""
+    """Standardized features after each action, and a 1 [turns, features + 1]."""
     return [_scaled(own, critics.center_q, critics.scale_q) for own in rows.behind]
 
 
@@ -197,7 +197,7 @@ def _scaled(features: Tensor, center: Tensor, scale: Tensor) -> Tensor:
 
 
 def _following(rows: Tensor) -> Tensor:
-    """The row of the turn after each; behind the last one zeros, of which every head says 0."""
+    """The row of the turn after each; after the last turn zeros, for which every head says 0."""
     return torch.cat([rows[1:], torch.zeros_like(rows[:1])])
 
 
@@ -255,7 +255,7 @@ def critics_of(
     """Q and V of each turn, by critics on a policy's hidden states that learn from these episodes first.
 
     Args:
-        trajectories: Those of an iteration, in any order, which changes nothing; one without turns has none.
+        trajectories: The episodes of an iteration, in any order, which changes nothing; one without turns has none.
         request: How critics learn, and which rewards count.
         reader: The policy, the same in all iterations.
         before: The critics as the iteration before left them; None: they begin.

@@ -33,7 +33,7 @@ class ARPO(GroupCredit):
     its code.
     Differs: a number per turn. There each leaf is a row, with a copy of the turns that it shares, and a copy has the
     mean of its leaves' advantages, or its own leaf's: both sum up to `shared` sum here, where a turn is trained once.
-    `shared` mean has the mean of its leaves' advantages once, so that turns behind a fork count more often. Section
+    `shared` mean has the mean of its leaves' advantages once, so that turns after a fork count more often. Section
     The explorer says where forks are.
     """
 

@@ -37,7 +37,7 @@ class EntropyBranches(ExploredBrancher):
     forks: Annotated[int, COUNT] = 1
     """Turns of an episode that are resumed at: the first so many at most."""
     chance: Annotated[float, Bound(least=0, most=1)] = 0.5
-    """Chance of a turn whose entropy is that of the first turn."""
+    """Chance of a turn whose entropy equals the first turn's entropy."""
     gain: Annotated[float, Bound(least=0)] = 0.2
     """Increase of the chance for the largest possible increase of the entropy, log(vocabulary)."""
     policy: Prover | None = None
@@ -73,8 +73,8 @@ class EntropyBranches(ExploredBrancher):
         """Return where episodes were resumed, and how uncertain the policy was there and elsewhere.
 
         Returns:
-            Those of `perturn.data.forks.fork_counts`; `entropy` and `entropy_elsewhere`, means over the chosen turns
-            and over the others that could have been chosen.
+            The counts of `perturn.data.forks.fork_counts`; `entropy` and `entropy_elsewhere`, means over the chosen
+            turns and over the others that could have been chosen.
         """
         begun = {one.key for one in inputs.begun}
         at = [each.seen[turn] for each in inputs.chosen for turn in each.turns]
@@ -90,7 +90,7 @@ class EntropyBranches(ExploredBrancher):
         return fork_counts(inputs.chosen) | own
 
     def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:
-        """Return what to expect if the entropy stays that of the first turn."""
+        """Return what to expect if the entropy stays as in the first turn."""
         return self.expected(explored, min(self.forks, self.chance * (turns - 1)), turns)
 
 

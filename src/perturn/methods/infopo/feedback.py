@@ -108,7 +108,7 @@ def _check_placeholder(renderer: Renderer, placeholder: str) -> None:
 
 
 def masked_turns(renderer: Renderer, trajectory: Trajectory, placeholder: str) -> dict[int, Encoded]:
-    """Each turn that a reply came before, behind a placeholder in that reply's stead.
+    """Each turn that a reply came before, with a placeholder in the reply's place.
 
     Args:
         renderer: Conversation -> tokens.
@@ -236,7 +236,7 @@ class FeedbackGain(Quantity):
     def exact(self, request: Feedback, ground: Ground) -> list[list[float]]:
         """Return how much likelier each turn's reply made the next action, in nats `[episodes][turns]`; NaN at the end.
 
-        A policy that is told nothing does not know in which state it is: it acts as it does in one drawn at random.
+        A policy that gets no reply does not know its state: it acts as in a state drawn at random.
         """
         process = ground.episodes.process
         blind: dict[str, float] = {}

@@ -22,7 +22,7 @@ class ExpertBranches(Brancher):
     branches: Annotated[int, COUNT] = 5
     """Episodes from each turn; their first turns are the expert's."""
     every: Annotated[int, COUNT] = 1
-    """Turns from one that is resumed at to the next; the first of an episode is its first turn plus this many."""
+    """Turns from one branching turn to the next; the first of an episode is its first turn plus this many."""
     policy: Prover | None = None
     """Who plays the branches: base, the model that the run begins with, or sft, the policy after SFT. None: the policy
     that explored."""

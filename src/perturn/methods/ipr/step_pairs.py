@@ -38,7 +38,7 @@ STEPS = ("steps_failed", "steps_alike", "steps_gap", "steps_kept")
 class StepPairs:
     """Pair the expert with explored episodes, as `ExpertPairs`, and each step of his with a worse one.
 
-    A step is what the expert does from one turn that is played on from to the next. It is worth
+    A step is what the expert does from one branching turn to the next. It is worth
 
         v_expert(t) = mean score of the branches from the turn after it; after the last, the expert's own
         v_policy(t) = mean score of the branches from the turn before it whose step is another
@@ -48,7 +48,7 @@ class StepPairs:
 
     Source: Xiong et al. 2024, "Watch Every Step! LLM Agent Learning via Iterative Step-Level Process Refinement" (IPR),
     arXiv:2406.11176, and its published code (tau = 0.5).
-    Differs: the paper samples one step of the policy at each turn, and plays on after it as after the expert's; here
+    Differs: the paper samples one step of the policy at each turn, and branches after it as after the expert's; here
     branches before the step are both its samples and its worth, so v_policy is the mean over the policy's other
     steps and nobody plays a second time. Of these branches the worst is rejected, the paper's is the one it sampled.
     One threshold is for both kinds of pairs, where the paper's code has 0.01 for whole episodes. Where the policy is
@@ -66,7 +66,7 @@ class StepPairs:
     """Cut the rejected side to the expert's number of turns plus this many; None: never."""
 
     def __call__(self, inputs: RowInputs) -> Made:
-        """Return the pairs of whole episodes, and then those of steps."""
+        """Return the pairs of whole episodes, and then the pairs of steps."""
         tasks = {one.task.id for one in inputs.explored}
         experts = [one for one in inputs.experts if one.task.id in tasks]
         pairs, counts = pair_with_expert_steps(
@@ -95,14 +95,15 @@ def pair_with_expert_steps(
     Args:
         experts: Trajectories of an expert; of each task the best one counts.
         explored: Trajectories of the policy.
-        branches: Those that were played on from turns of the best ones. Those that FAILED are left out, since the
+        branches: Branches from turns of the best ones. FAILED branches are left out, since the
             environment or the engine broke them off: they say nothing of what a turn is worth.
         threshold: tau, in units of total reward; finite and >= 0.
         max_extra_turns: Cut the rejected side to this many turns more than the expert has, as in `pair_with_expert`.
 
     Returns:
-        The pairs of whole episodes in the order of `explored`, then those of steps, by task and turn; and counts: those
-        of `pair_with_expert`, each step under one of `STEPS`, and under `steps_cut` how many of the kept were cut.
+        The pairs of whole episodes in the order of `explored`, then the pairs of steps, by task and turn; and the
+        counts of `pair_with_expert`, each step under one of `STEPS`, and under `steps_cut` how many of the kept were
+        cut.
     """
     best = best_by_task(experts)
     pairs, counts = pair_with_expert(best.values(), explored, threshold, max_extra_turns=max_extra_turns)

@@ -52,7 +52,7 @@ def check_gold_calls(env: Any, tasks: Sequence[Task], name: str) -> None:
     """
     if problem := lacks(env, "expert"):
         raise ConfigError(
-            f"{name} compares tool calls with those of the environment's expert: {problem}, or a credit "
+            f"{name} compares tool calls with the calls of the environment's expert: {problem}, or a credit "
             "without an expert."
         )
     for task in tasks[:1]:
@@ -62,7 +62,7 @@ def check_gold_calls(env: Any, tasks: Sequence[Task], name: str) -> None:
 def matches_of(
     episodes: Sequence[Trajectory], request: ToolMatches, env: Any, name: str = "the credit"
 ) -> list[list[list[float]]]:
-    """Match the tool calls of each episode with the gold calls of its task; those of one that FAILED with none.
+    """Match the tool calls of each episode with the gold calls of its task; a FAILED episode has no matches.
 
     Raises:
         ConfigError: If the world has no expert.
@@ -134,7 +134,7 @@ def calls_of(turn: Turn) -> list[ToolCall]:
 class GoldCallMatches(Quantity):
     """Similarity of each tool call to the gold call that it is matched with; 0: to none.
 
-    Gold calls are those of the environment's expert. Given as `tool_matches`, `[trajectories][turns][calls]`.
+    Gold calls are the expert's calls in the environment. Given as `tool_matches`, `[trajectories][turns][calls]`.
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(

@@ -101,7 +101,7 @@ def search_jobs(
 
     Args:
         explored: Episodes that trees are grown from.
-        played: Those that were played on in any of these trees, in any order; of a tree, those before `number` are
+        played: Branches of any of these trees, in any order; of a tree, branches before `number` are
             read, so that a tree which was interrupted grows on as it would have.
         settings: How to search.
         seed: Of the run.

@@ -45,7 +45,7 @@ class TreePairs:
     Source: Xie et al. 2024, "Monte Carlo Tree Search Boosts Reasoning via Iterative Preference Learning",
     arXiv:2405.00451.
     Differs: a step is worth the mean outcome of its episodes, and no judgment of the policy on itself is mixed in. All
-    nodes give pairs, not those of the best path alone. Pairs are not smoothed by how often a step was taken.
+    nodes give pairs, not only nodes of the best path. Pairs are not smoothed by how often a step was taken.
     """
 
     traits: ClassVar[RowTraits] = RowTraits("pairs", branches=frozenset({"tree"}), takes=ANY_BRANCHES)
@@ -73,8 +73,8 @@ def pair_within_trees(
 
     Args:
         explored: Trajectories of the policy.
-        played_on: Those of their trees. FAILED ones are left out of the means, and a step that only such episodes took
-            is in no pair.
+        played_on: Branches of their trees. FAILED ones are left out of the means, and a step that only such episodes
+            took is in no pair.
         threshold: tau, in units of total reward; finite and >= 0.
 
     Returns:

@@ -33,7 +33,7 @@ from perturn.extend.quantity_tools import (
 from perturn.methods.siop.siop_credit import AnswerClusters, OwnAnswer
 
 Labels = Callable[[Task, Sequence[str]], Sequence[Hashable]]
-"""From a task and different answers to it to a label for each; those of equal labels are the same answer."""
+"""From a task and different answers to it to a label for each; answers with equal labels are the same answer."""
 
 
 def clusters_of(
@@ -107,7 +107,7 @@ def _cluster(
 
 
 def _normalized(answer: str) -> str:
-    """An answer as HotpotQA's metric has it; of one that is nothing but articles these are kept, or signs.
+    """An answer as HotpotQA's metric has it; an answer that is nothing but articles or signs keeps them.
 
     The choices from A to D hold such an answer: "(A)" and "a." are one.
     """
@@ -196,7 +196,7 @@ class OwnAnswers(Quantity):
     def exact(self, request: AnswerClusters, ground: Ground) -> list[OwnAnswer]:
         """Return whether each episode succeeds, and log p of that before each turn and after the last, in nats.
 
-        There are two final answers: that of episodes that end with a success, and that of all others.
+        There are two final answers: one for episodes that end with a success, and one for all others.
         """
         every = ground.episodes
 

@@ -126,17 +126,17 @@ class SIOP:
         r_t = q (log p_(t+1) - log p_t), plus (1 - lam) q at the last turn
         z_t = (r_t - mean(R)) / (std(R) + 1e-6),   A_t = sum_(k >= t) gamma^(k - t) z_k
 
-    q is that of `cluster_shares` and p_t that of `potentials`, before turn t; R holds the rewards of all turns of the
-    group. Where p is not known, the last one that is stands for it. The environment's rewards are not read: no gold
+    q comes from `cluster_shares` and p_t from `potentials`, before turn t; R holds the rewards of all turns of the
+    group. Where p is not known, the last known p takes its place. The environment's rewards are not read: no gold
     answer and no verifier is needed.
 
     Source: Hu et al. 2026, "Self-Induced Outcome Potential: Turn-Level Credit Assignment for Agents without Verifiers",
     arXiv:2605.04984. Its abstract was read, and its released code (dl-m9/SIOP at 33043ff: `siop_process_reward.py`,
     `nli_clustering.py`, `core_algos.py`); its equations were not.
     Differs: answers are one where they are equal once normalized, unless `same` names a function; the code asks a model
-    of entailment, and joins each answer with the first one that it agrees with, which depends on their order. For the
-    same reason a cluster is stood for by the answers that were given most often, there by the first. No calibration of
-    q by whether observations entail the answer (the code's eta, 1 in its script, 0 in its functions). p after a turn
+    of entailment, and joins each answer with the first answer that it agrees with, which depends on their order. For
+    the same reason a cluster is stood for by the answers that were given most often, there by the first. No calibration
+    of q by whether observations entail the answer (the code's eta, 1 in its script, 0 in its functions). p after a turn
     has seen the world's reply to it, but for the last turn; in the code it has not at any. Where a likelihood is not
     known, the code takes those that are, and gives turns beside an unknown p nothing. A trajectory alone in its group
     gets 0.

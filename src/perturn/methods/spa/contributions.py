@@ -1,8 +1,8 @@
 """Quantity `contributions`: a linear head on a policy's last hidden states that adds up to the score of an episode.
 
 The state is that at the last token of the turn's action, so it has seen the action, and not yet the reply. Heads are
-cross-fitted as those of `perturn.policy.value_heads`: that of an episode learns from other episodes alone. So what the
-turns before a turn contributed depends on the past alone, and may stand in a baseline.
+cross-fitted like the heads of `perturn.policy.value_heads`: an episode's head learns from other episodes alone. So what
+the turns before a turn contributed depends on the past alone, and may stand in a baseline.
 """
 
 from __future__ import annotations

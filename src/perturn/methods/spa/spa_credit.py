@@ -40,7 +40,7 @@ class Shares:
     heads: Sequence[Sequence[float]]
     """`[heads][turns]`."""
     head: int = 0
-    """The one that has not learned from this episode: its own, by which it is compared with others too."""
+    """The head that has not learned from this episode: its own, which also compares it with others."""
 
     @property
     def own(self) -> Sequence[float]:

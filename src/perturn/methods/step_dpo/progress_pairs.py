@@ -91,14 +91,14 @@ def pair_right_with_wrong(
     See `ProgressPairs`.
 
     Args:
-        explored: Trajectories that are played on, with the remaining path of their turns.
-        branches: Those that were played on from them, measured too; FAILED ones need not be.
+        explored: Trajectories that branch, with the remaining path of their turns.
+        branches: Their branches, measured too; FAILED ones need not be.
         per_group: Pairs that share their first turns, at most; None: as many as there are, each trajectory in one.
         one_turn: Whether both sides end with the turn in which they part.
 
     Returns:
         The pairs, by explored episode, by turn and then by rank; and counts: each trajectory of a group under one of
-        `IN_GROUP`, so that an explored one is counted as often as it was played on from another turn.
+        `IN_GROUP`, so that an explored episode is counted once for each turn that it branches from.
 
     Raises:
         DataError: If the remaining path of a turn in question was not measured.

@@ -39,7 +39,7 @@ class SuccessChance(Need):
 
     name: ClassVar[str] = "success-chance"
     others: str = "tasks"
-    """Episodes that a head learns from: those of other tasks (tasks), or any others (episodes)."""
+    """Episodes that a head learns from: episodes of other tasks (tasks), or any other episodes (episodes)."""
 
 
 class Chances(Protocol):
@@ -71,7 +71,7 @@ class MixedBranches(ExploredBrancher):
     forks: Annotated[int, COUNT] = 1
     """Turns of an episode that are resumed at, in the mean over the episodes of an iteration."""
     others: Literal["tasks", "episodes"] = "tasks"
-    """Whose outcomes tell of an episode: those of other tasks alone, or of other samples of its task too, which tell
+    """Whose outcomes predict an episode: outcomes of other tasks alone, or of other samples of its task too, which tell
     more, but bend a credit that trains on branches."""
 
     @property
@@ -108,8 +108,8 @@ class MixedBranches(ExploredBrancher):
         """Return where episodes were resumed, and how the predictor did.
 
         Returns:
-            Those of `perturn.data.forks.fork_counts`; `explained_variance` of successes by the predictor; `predicted`,
-            its mean chance at the chosen turns; and `came_true`, the share of branches that succeeded.
+            The counts of `perturn.data.forks.fork_counts`; `explained_variance` of successes by the predictor;
+            `predicted`, its mean chance at the chosen turns; and `came_true`, the share of branches that succeeded.
         """
         ends = {one.key: float(succeeded(one)) for one in inputs.explored}
         told = [(seen, ends[each.key]) for each in inputs.chosen for seen in each.seen]

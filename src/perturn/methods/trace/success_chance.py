@@ -79,7 +79,7 @@ def chances_of(trajectories: Sequence[Trajectory], others: str, reader: Reader) 
 
 
 def told(found: Prospects, folds: Sequence[int]) -> list[Chances]:
-    """Return what is told of each episode, from what is told of each fold."""
+    """Return a prediction for each episode from the predictions for each fold."""
     return [
         Chances(own, fold, {other: its[index] for other, its in enumerate(found.rivals) if index in its})
         for index, (own, fold) in enumerate(zip(found.own, folds, strict=True))

@@ -12,7 +12,7 @@ from perturn.config.stages import rows_name
 from perturn.envs.world_process import plays_itself
 from perturn.errors import ConfigError
 from perturn.quantities import wanted
-from perturn.run.session import make_protocol
+from perturn.run.protocol_rules import make_protocol
 from perturn.training.credit_choice import named_credit
 from perturn.types import EpisodeProtocol
 

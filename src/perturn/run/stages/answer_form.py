@@ -8,7 +8,7 @@ from perturn.envs.load_environment import load_object
 from perturn.episodes.formats import FORMATS
 from perturn.errors import ConfigError
 from perturn.quantities.answer_turns import MARK
-from perturn.run.session import make_protocol
+from perturn.run.protocol_rules import make_protocol
 from perturn.traits import traits_of
 
 THOUGHT = "I know the answer."

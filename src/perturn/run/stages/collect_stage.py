@@ -27,7 +27,8 @@ from perturn.faults import closing_world
 from perturn.formats.read_rows import rows_of
 from perturn.formats.row_sources import open_source
 from perturn.io.read_input import user_path
-from perturn.run.session import Session, WorldMaker, make_protocol, world_maker
+from perturn.run.protocol_rules import make_protocol
+from perturn.run.session import Session, WorldMaker, world_maker
 from perturn.run.stages.branch_stage import explorer_of, not_come_back
 from perturn.run.task_lists import dealt, look_up
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, unfinished
@@ -91,6 +92,24 @@ def bring_expert(session: Session, stage: Stage) -> None:
             counts |= outcomes(store.read())
         if compares_expert(session.recipe):
             counts |= session.judge(target, "expert episodes")
+
+
+def bring_explored(session: Session, stage: Stage) -> None:
+    """Take the explored episodes of the user's file, such as rollouts of another trainer.
+
+    Raises:
+        DataError: If a row is malformed, two episodes of a task have one number, or there is none.
+    """
+    assert session.recipe.explore is not None
+    source = user_path(str(session.recipe.explore.traits.source), "explore.path")
+    target = session.run.paths.trajectories(stage.name)
+    with session.run.stage(stage.name, target) as counts:
+        target.unlink(missing_ok=True)
+        with TrajectoryStore(target) as store:
+            for one in rows_of(source, Trajectory):
+                store.append(one)
+            counts |= outcomes(store.read())
+        counts |= session.judge(target, "exploration episodes")
 
 
 def own_episodes(source: Path) -> Iterator[Trajectory]:

@@ -112,7 +112,8 @@ def credit_run(
 
     Args:
         folder: The run folder; the run need not be finished.
-        words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and its settings, such as `credit.gamma=0.9`.
+        words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and its settings, such as `credit.gamma=0.9`; none:
+            the credit of the run.
         against: Another credit to compare with: one that the run has weights of, or a name of CREDITS.
         name: How the weights are named; None: as the credit.
         reference: Policy of the run that a credit may read, for values too; None: the one that explored, or for a
@@ -127,7 +128,7 @@ def credit_run(
         PerturnError: If the run has explored nothing, or the credit cannot weigh it.
     """
     paths, recipe = begun(folder), resolve_recipe(folder)
-    section = _section(words)
+    section = _section(words) if words or recipe.credit is None else dict(recipe.credit)
     credit = _make_credit(section, recipe)
     label = _named(section, name, against)
     found, explored = [], explored_stages(paths, recipe)

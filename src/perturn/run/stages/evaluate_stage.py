@@ -19,12 +19,14 @@ from perturn.episodes.prompts import system_prompt
 from perturn.episodes.seeds import make_jobs
 from perturn.io.atomic_write import write_whole
 from perturn.run.policy_origin import noted_maker
-from perturn.run.session import Session, evaluation_sampling
+from perturn.run.protocol_rules import evaluation_sampling
+from perturn.run.session import Session
 from perturn.run.stages.evaluation_strategy import Strategy, controlled, extension_counts
+from perturn.run.stages.measure_distance import measured
 from perturn.run.stages.selection import Selection, candidate_counts
 from perturn.run.task_lists import panel_digest
 from perturn.select.lookup import traits_of
-from perturn.types import EpisodeProtocol, Sampling, Task
+from perturn.types import EpisodeProtocol, Sampling, Task, Trajectory, failed
 
 
 def evaluate(session: Session, stage: Stage) -> None:
@@ -61,6 +63,23 @@ def evaluate(session: Session, stage: Stage) -> None:
             counts |= candidate_counts(read_trajectories(file))
         if selection:
             counts |= selection.counts()
+        if settings.distance:
+            _measure(session, settings.distance, file)
+
+
+def _measure(session: Session, sense: str, file: Path) -> None:
+    """Write the scored episodes again, with the way that is left around each turn, but for those that failed."""
+    episodes = list(read_trajectories(file))
+    over = measured(session.recipe, [one for one in episodes if not failed(one)], sense)
+    _rewrite(file, [*over, *filter(failed, episodes)])
+
+
+def _rewrite(file: Path, episodes: Sequence[Trajectory]) -> None:
+    """Replace the scored episodes of a policy."""
+    file.unlink(missing_ok=True)
+    with TrajectoryStore(file) as store:
+        for one in episodes:
+            store.append(one)
 
 
 def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
@@ -94,10 +113,7 @@ def _choose(session: Session, selection: Selection, drawn: Path, file: Path) -> 
     session.release()  # what chooses may load models of its own
     episodes = sorted(read_trajectories(drawn), key=lambda one: one.key)
     chosen = selection.best(episodes)
-    file.unlink(missing_ok=True)
-    with TrajectoryStore(file) as store:
-        for one in chosen:
-            store.append(one)
+    _rewrite(file, chosen)
     return outcomes(chosen) | {f"drawn_{name}": count for name, count in outcomes(episodes).items()}
 
 

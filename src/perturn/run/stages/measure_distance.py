@@ -17,7 +17,8 @@ from perturn.episodes.play_many import Job, episode
 from perturn.episodes.replay import play_script, replay
 from perturn.errors import ConfigError, EngineFailure, EnvironmentFailure
 from perturn.faults import closing_world
-from perturn.run.session import make_protocol, world_maker
+from perturn.run.protocol_rules import make_protocol
+from perturn.run.session import world_maker
 from perturn.table import locate
 from perturn.types import Action, Environment, EpisodeProtocol, PreferencePair, Remaining, Trajectory
 
@@ -37,12 +38,13 @@ def sense_of(recipe: Recipe) -> str | None:
 
 def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
     """Refuse to measure in a world that cannot say how far an episode is from its end."""
-    read = sense_of(recipe) or (recipe.explore and sense_in(recipe.explore.needs))
+    scored = recipe.evaluate and recipe.evaluate.distance
+    read = sense_of(recipe) or (recipe.explore and sense_in(recipe.explore.needs)) or scored
     problem = lacks(env, "remaining") if env else "it has no environment, which would say"
     if read and problem:
         raise ConfigError(
             f"the recipe reads how far an episode is from its end: {problem}, or take rows, credit and explorer that "
-            "do not read it."
+            "do not read it, and leave evaluate.distance out."
         )
 
 

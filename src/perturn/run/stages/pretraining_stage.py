@@ -19,7 +19,8 @@ from perturn.episodes.seeds import make_jobs
 from perturn.episodes.world_threads import Hear
 from perturn.errors import ConfigError, EngineFailure, RunError
 from perturn.faults import closing_world
-from perturn.run.session import Session, WorldMaker, make_protocol, world_maker
+from perturn.run.protocol_rules import make_protocol
+from perturn.run.session import Session, WorldMaker, world_maker
 from perturn.run.stages.collect_stage import AT_ONCE
 from perturn.types import Action, Environment, EpisodeProtocol, Task, Trajectory, succeeded
 

@@ -3,84 +3,88 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 from perturn.stats import (
     Bounds,
     CrossedComparison,
+    benjamini_hochberg,
     crossed_bootstrap,
     crossed_comparison,
     holm,
     paired_comparison,
     smallest_difference,
 )
-from perturn.study.tables.study_records import BASE, Bases, Pair, Scores, rows_of, seeds_by_base, shared
+from perturn.study.tables.study_records import (
+    BASE,
+    Pair,
+    RecordedStudy,
+    Scores,
+    rows_of,
+    seeds_by_base,
+    shared,
+    with_means,
+)
 from perturn.study.tables.verdict_text import verdict
 
 LEVEL, POWER = 0.05, 0.8
-EACH_ITS_OWN: Bases = MappingProxyType({})
-"""No seeds share a base."""
+TWO = 2
+"""So many bases, or seeds with a base each, give differences and no interval: Student's quantile is 12.7."""
 
 
-def family(methods: Iterable[str], baseline: str, further: Iterable[Pair] = ()) -> list[Pair]:
-    """Comparisons whose number p-values are corrected for.
+def families(study: RecordedStudy, methods: Sequence[str]) -> dict[str, list[Pair]]:
+    """Return the comparisons of both families: `primary`, corrected by Holm, and `others`, with q-values.
 
-    Those of all methods with the baseline, but for the model that nothing was taught, and further ones.
-    """
-    others = [method for method in dict.fromkeys(methods) if method not in (BASE, baseline)]
-    return [*((method, baseline) for method in others), *further]
-
-
-def compare(
-    tables: Mapping[str, Scores],
-    baseline: str,
-    bounds: Bounds,
-    bases: Bases = EACH_ITS_OWN,
-    planned: Iterable[str] = (),
-    further: Sequence[Pair] = (),
-) -> dict[Pair, dict[str, Any]]:
-    """Each method against the baseline, and further pairs, on the seeds and tasks that both have.
-
-    Seeds of one base are averaged first, so that what a method has with a base counts once.
+    The model that nothing was taught is in neither.
 
     Args:
+        study: The study.
+        methods: Methods with an episode. Methods of the study file count in any case.
+    """
+    names = dict.fromkeys([*study.planned, *methods])
+    compared = [(name, study.baseline) for name in names if name not in (BASE, study.baseline)]
+    others = dict.fromkeys(pair for pair in (*compared, *study.further) if pair not in study.primary)
+    return {"primary": study.primary, "others": list(others)}
+
+
+def compare(study: RecordedStudy, tables: Mapping[str, Scores], bounds: Bounds) -> dict[Pair, dict[str, Any]]:
+    """Each method against the baseline, and further pairs, on the seeds and tasks that both have.
+
+    Seeds of one base are averaged first, so that what a method has with a base counts once. Comparisons without a score
+    count in the correction too, since it is made for all that are looked for, not for those that came first.
+
+    Args:
+        study: The study, with the comparisons that it names.
         tables: Scores of each method, the baseline among them.
-        baseline: Its name.
         bounds: Lowest and highest score possible, or None if there are none.
-        bases: The base that each seed begins with.
-        planned: Methods of the study file. Those without a score count in the correction too, since it is made for all
-            that are looked for, not for those that came first.
-        further: Other methods that are compared with each other.
 
     Returns:
         A row a pair; none for two that share nothing.
     """
-    found: dict[Pair, CrossedComparison] = {}
+    scores = with_means(tables, study.means)
     rows: dict[Pair, dict[str, Any]] = {}
-    for pair in (*((method, baseline) for method in tables if method != baseline), *further):
-        one, other = (tables.get(method, {}) for method in pair)
+    with_baseline = [(method, study.baseline) for method in tables if method != study.baseline]
+    for pair in dict.fromkeys((*with_baseline, *study.further)):
+        one, other = (scores.get(method, {}) for method in pair)
         seeds, tasks = shared(one, other) if one and other else ([], [])
         if tasks:
-            together = seeds_by_base(seeds, bases)
+            together = seeds_by_base(seeds, study.bases)
             a, b = (rows_of(each, together, tasks) for each in (one, other))
-            found[pair] = crossed_comparison(a, b, bounds=bounds)
+            size = len(study.primary) if pair in study.primary else 1
             rows[pair] = {
                 "baseline": pair[1],
                 "seeds": seeds,
                 "seeds_by_base": together,
                 "tasks": len(tasks),
-                **_numbers(found[pair], a, b),
+                **_numbers(a, b, bounds, size),
                 "differs": _share_of_pairs(one, other, seeds, tasks),
                 "by_seed": [_seed_row(seed, one[seed], other[seed], tasks, bounds) for seed in seeds],
             }
-    counted = family([*planned, *(method for method, other in rows if other == baseline)], baseline, further)
-    _correct(rows, counted)
-    for pair, row in rows.items():
-        row["smallest_difference"] = _smallest(found[pair], len(counted) if row["counted"] else 1)
+    _correct(rows, families(study, list(tables)))
+    for row in rows.values():
         row["verdict"] = verdict(row, LEVEL)
     return rows
 
@@ -104,20 +108,34 @@ def _share_of_pairs(a: Scores, b: Scores, seeds: Sequence[int], tasks: Sequence[
 
 
 def _numbers(
-    found: CrossedComparison, a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
+    a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], bounds: Bounds, size: int
 ) -> dict[str, Any]:
+    """Numbers of one comparison.
+
+    Args:
+        a: Scores of the method, a row a base.
+        b: Those of the other one.
+        bounds: Lowest and highest score possible, or None if there are none.
+        size: Primary comparisons, if this is one; else 1.
+    """
+    found = crossed_comparison(a, b, bounds=bounds)
+    wide = found if size == 1 else crossed_comparison(a, b, 1 - LEVEL / size, bounds=bounds)
     difference = [[x - y for x, y in zip(*rows, strict=True)] for rows in zip(a, b, strict=True)]
+    tested = len(difference) != TWO
     return {
         "mean_difference": found.mean_difference,
-        "interval": ends(found.low, found.high),
-        "bootstrap": list(crossed_bootstrap(difference)),
-        "p_value": found.p_value,
+        "by_base": [fmean(row) for row in difference],
+        "interval": ends(found.low, found.high) if tested else [None, None],
+        "family_interval": ends(wide.low, wide.high) if tested else [None, None],
+        "bootstrap": list(crossed_bootstrap(difference)) if tested else [None, None],
+        "p_value": found.p_value if tested else None,
         "p_value_of_tasks": found.p_value_of_tasks,
         "variance": {
             "between_seeds": found.spread.between_seeds,
             "between_tasks": found.spread.between_tasks,
             "within": found.spread.within,
         },
+        "smallest_difference": _smallest(found, size),
     }
 
 
@@ -141,18 +159,26 @@ def _seed_row(
     }
 
 
-def _correct(rows: Mapping[Pair, dict[str, Any]], counted: Sequence[Pair]) -> None:
-    """Add the corrected p-values; those of comparisons that are not counted stay as they are.
+_CORRECTIONS = {"primary": holm, "others": benjamini_hochberg}
 
-    A comparison without a score has a p of 1, so that every other one is corrected as if it were the smaller.
+
+def _correct(rows: Mapping[Pair, dict[str, Any]], counted: Mapping[str, Sequence[Pair]]) -> None:
+    """Add each comparison's family, and its p-values corrected for this family; without a family they stay.
+
+    A comparison without a p-value counts as one of 1, so that every other one is corrected as if it were the smaller.
     """
-    for pair, row in rows.items():
-        row["counted"] = pair in counted
-    for key in ("p_value", "p_value_of_tasks"):
-        known = [rows[pair][key] if pair in rows else 1.0 for pair in counted]
-        corrected = dict(zip(counted, holm(known), strict=True))
-        for pair, row in rows.items():
-            row[f"{key}_holm"] = corrected.get(pair, row[key])
+    for row in rows.values():
+        row["family"] = None
+    for family, pairs in counted.items():
+        for key, corrected in (("p_value", "corrected"), ("p_value_of_tasks", "corrected_of_tasks")):
+            known = [rows[pair][key] if pair in rows else None for pair in pairs]
+            found = _CORRECTIONS[family]([1.0 if each is None else each for each in known])
+            for pair, before, after in zip(pairs, known, found, strict=True):
+                if pair in rows:
+                    rows[pair] |= {"family": family, corrected: None if before is None else after}
+    for row in rows.values():
+        if row["family"] is None:
+            row.update({"corrected": row["p_value"], "corrected_of_tasks": row["p_value_of_tasks"]})
 
 
 def _smallest(found: CrossedComparison, comparisons: int) -> float | None:

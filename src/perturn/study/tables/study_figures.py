@@ -17,6 +17,7 @@ COLORS = (
 )  # fmt: skip
 """One a method, the baseline not counted; an eleventh has the first again, and another mark."""
 _MARKS = ("circle", "square", "triangle-up")
+_OF_A_MEAN = {"color": GREY}
 _FACTOR = 5
 """Swept numbers that span more than this factor stand on a logarithmic axis."""
 
@@ -43,7 +44,7 @@ def differences(
         measure: `success`, whose differences are given in points, or `score`.
         style: Of each method.
     """
-    shown = [each for each in comparisons if each[measure] and each[measure]["counted"]]
+    shown = [each for each in comparisons if each[measure] and each[measure]["family"]]
     if not shown:
         return None
     rows = {each["name"]: each[measure] for each in shown}
@@ -68,7 +69,11 @@ def differences(
         y=[plain(name) for name in rows],
         error_x=reach(means, ends) | {"thickness": 1.8, "color": GREY},
         mode="markers",
-        marker={"size": 11, "symbol": "diamond", "color": [style[each["method"]]["color"] for each in shown]},
+        marker={
+            "size": 11,
+            "symbol": "diamond",
+            "color": [style.get(each["method"], _OF_A_MEAN)["color"] for each in shown],
+        },
         hovertemplate="%{y}: %{x:+.3g}<extra></extra>",
     )
     title = "points of success" if measure == "success" else "score"

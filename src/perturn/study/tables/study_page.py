@@ -17,6 +17,7 @@ from perturn.report.report_page import ASSETS, fill
 from perturn.report.report_sections import Figure, draw
 from perturn.study.cells import point_text
 from perturn.study.tables import study_figures
+from perturn.study.tables.comparisons import LEVEL, TWO
 from perturn.study.tables.study_records import RecordedStudy, read_recorded
 from perturn.study.tables.verdict_text import WORDS, p_value, points, sentences
 from perturn.study.tables.verdicts import summary_of
@@ -83,12 +84,13 @@ def _shown(study: RecordedStudy, name: str, number: int, found: Mapping[str, Any
     """An environment as the page has it, beyond the summary."""
     methods: Sequence[Mapping[str, Any]] = found["methods"]
     style = study_figures.styles([row["method"] for row in methods], study.baseline)
-    pairs = _comparisons(found)
+    pairs = _comparisons(found, study.baseline)
     played = {row["method"]: study.played("test", name, row["method"]) for row in methods}
     by_length = "Test episodes of all seeds. Where success ends an episode, those that succeed are short."
     return {
         "protocol_line": number_text.protocol_line(found["protocol"]) if found["protocol"] else "",
         "pairs": pairs,
+        "how_to_read": how_to_read(found["comparisons"], found["measures"]),
         "differences": {
             measure: draw(
                 f"differences-{measure}-{number}", "", _reading(measure),
@@ -103,13 +105,17 @@ def _shown(study: RecordedStudy, name: str, number: int, found: Mapping[str, Any
     }  # fmt: skip
 
 
-def _comparisons(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _comparisons(found: Mapping[str, Any], baseline: str) -> list[dict[str, Any]]:
     """All comparisons of an environment with their names: those with the baseline by the method alone."""
-    measures = found["measures"]
+    measures, methods = found["measures"], {row["method"] for row in found["methods"]}
     return [
         {"name": row["method"], "method": row["method"]} | {each: row[each]["against"] for each in measures}
         for row in found["methods"]
-    ] + [{"name": f"{row['method']} against {row['other']}", **row} for row in found["further"]]
+    ] + [
+        {"name": f"{row['method']} against {row['other']}", **row}
+        for row in (*found["primary"], *found["further"])
+        if row["other"] != baseline or row["method"] not in methods
+    ]
 
 
 def _reading(measure: str) -> str:
@@ -131,7 +137,7 @@ def _curves(
 
 
 _SIZE = "tasks × seeds"
-_COMPARED = ("p (Holm)", "smallest visible", "verdict")
+_COMPARED = ("p", "q", "smallest visible", "verdict")
 _BAR = r"\|"
 """A bar that ends no cell."""
 _TAG = re.compile(r"<(?=[\w/!?])")
@@ -164,25 +170,49 @@ def _environment(name: str, found: Mapping[str, Any], baseline: str) -> Iterator
     yield _plain(f"**{name}**{protocol}.")
     for measure in found["measures"]:
         level, unit = ("success, %", "points") if measure == "success" else (measure, measure)
+        if found["primary"]:
+            head = (
+                "primary comparison",
+                _SIZE,
+                f"difference, {unit}",
+                "p (Holm)",
+                "smallest visible",
+                "verdict",
+            )
+            yield _table(head, [_primary(row, measure) for row in found["primary"]])
         rows = [_method(row, measure, baseline) for row in found["methods"]]
         yield _table(("method", "point", _SIZE, level, f"against {baseline}, {unit}", *_COMPARED), rows)
         if found["further"]:
             rows = [_further(row, measure) for row in found["further"]]
             yield _table(("A against B", _SIZE, f"A − B, {unit}", *_COMPARED), rows)
-    yield _how_to_read(found["comparisons"], len(found["measures"]))
+    yield how_to_read(found["comparisons"], found["measures"])
     if found["notes"]:
         yield "\n".join(f"- {_plain(note)}" for note in found["notes"])
 
 
-def _how_to_read(comparisons: int, measures: int) -> str:
-    """How the numbers are to be read."""
-    count = f"{comparisons} {'comparison' if comparisons == 1 else 'comparisons'}"
-    each = ", each measure by itself" if measures > 1 else ""
-    return (
-        "95 % intervals and p are for other seeds and other tasks, differences paired by task and seed; p is corrected "
-        f"by Holm for {count}{each}. Smallest visible: the true difference that would have been found four times in "
-        "five."
-    )
+def how_to_read(comparisons: Mapping[str, int], measures: Sequence[str]) -> str:
+    """How the numbers are to be read.
+
+    Args:
+        comparisons: How many of each family.
+        measures: What is compared; each measure has families of its own.
+    """
+    primary, others = (comparisons[family] for family in ("primary", "others"))
+    each = ", each measure by itself" if len(measures) > 1 else ""
+    said = "Intervals (95 %) and p are of one comparison, for other seeds and other tasks, paired by task and seed. "
+    if others:
+        said += f"q is the Benjamini-Hochberg value over {_counted(others)}{each}. "
+    if primary:
+        level = f"{100 * (1 - LEVEL / primary):.3g} %"
+        said += (
+            f"Primary: Holm over {_counted(primary)}{each}, with intervals at {level}, which hold all at once in "
+            "95 % of studies. "
+        )
+    return f"{said}Smallest visible: the true difference that would have been found four times in five."
+
+
+def _counted(comparisons: int) -> str:
+    return f"{comparisons} {'comparison' if comparisons == 1 else 'comparisons'}"
 
 
 def _method(row: Mapping[str, Any], measure: str, baseline: str) -> list[str]:
@@ -193,29 +223,55 @@ def _method(row: Mapping[str, Any], measure: str, baseline: str) -> list[str]:
         row["method"],
         point_text(row["point"]),
         _size(row["tasks"], len(row["seeds"]), row["bases"]),
-        "–" if found["mean"] is None else _estimate(found["mean"], found["interval"], measure, _level),
+        "–" if found["mean"] is None else _mean(found, measure),
         *_comparison(found["against"], measure, verdict),
     ]
+
+
+def _primary(row: Mapping[str, Any], measure: str) -> list[str]:
+    """A primary comparison: interval and p are of the family."""
+    found, name = row[measure], f"{row['method']} against {row['other']}"
+    if found is None:
+        return [name, "–", "–", "–", "–", "not compared"]
+    difference, seen, verdict = _difference(found, "family_interval", measure)
+    return [name, _size_of(found), difference, p_value(found["corrected"]), seen, verdict]
 
 
 def _further(row: Mapping[str, Any], measure: str) -> list[str]:
     """A comparison of two methods."""
     found = row[measure]
-    size = _size(found["tasks"], len(found["seeds"]), len(found["seeds_by_base"])) if found else "–"
+    size = _size_of(found) if found else "–"
     return [f"{row['method']} against {row['other']}", size, *_comparison(found, measure, "not compared")]
 
 
 def _comparison(found: Mapping[str, Any] | None, measure: str, verdict: str) -> list[str]:
-    """Difference, p, the smallest difference and the verdict, which is given where nothing is compared."""
+    """Difference, p, q, the smallest difference and the verdict, which is given where nothing is compared."""
     if found is None:
-        return ["–", "–", "–", verdict]
+        return ["–", "–", "–", "–", verdict]
+    q = {"primary": "primary", "others": p_value(found["corrected"])}.get(found["family"], "–")
+    difference, *rest = _difference(found, "interval", measure)
+    return [difference, p_value(found["p_value"]), q, *rest]
+
+
+def _difference(found: Mapping[str, Any], interval: str, measure: str) -> tuple[str, str, str]:
+    """Difference with its interval, or the differences of two bases; what could have been seen; the verdict."""
+    if found["p_value"] is None:
+        both = " and ".join(_signed(each, measure) for each in found["by_base"])
+        return both, "–", WORDS[found["verdict"]]
     smallest = found["smallest_difference"]
-    return [
-        _estimate(found["mean_difference"], found["interval"], measure, _signed),
-        p_value(found["p_value_holm"]) if found["counted"] else f"{p_value(found['p_value'])}, not corrected",
-        "–" if smallest is None else _level(smallest, measure),
-        WORDS[found["verdict"]],
-    ]
+    said = _estimate(found["mean_difference"], found[interval], measure, _signed)
+    return said, "–" if smallest is None else _level(smallest, measure), WORDS[found["verdict"]]
+
+
+def _mean(found: Mapping[str, Any], measure: str) -> str:
+    """A mean with its interval, or with the means of two bases."""
+    if len(found["by_base"]) == TWO:
+        return f"{_level(found['mean'], measure)} ({', '.join(_level(each, measure) for each in found['by_base'])})"
+    return _estimate(found["mean"], found["interval"], measure, _level)
+
+
+def _size_of(found: Mapping[str, Any]) -> str:
+    return _size(found["tasks"], len(found["seeds"]), len(found["seeds_by_base"]))
 
 
 def _size(tasks: int, seeds: int, bases: int) -> str:

@@ -16,6 +16,7 @@ from perturn.data.run_files import REMEDY, Amount, Inside, Stamp, parse_settings
 from perturn.data.run_paths import RunPaths
 from perturn.errors import RunError
 from perturn.io.read_input import check_shape, parse_json, read_text
+from perturn.study.settings import Side, side_name
 from perturn.study.tables.episode_table import EPISODES, read_episodes
 
 Pair = tuple[str, str]
@@ -28,7 +29,7 @@ BASE, SFT = "base", "sft"
 """Policies that no method made; they are scored on the test panel as methods are."""
 
 
-_TwoNames = Annotated[list[str], Field(min_length=2, max_length=2)]
+_TwoSides = Annotated[list[Side], Field(min_length=2, max_length=2)]
 
 
 class CellRow(TypedDict):
@@ -61,8 +62,12 @@ class RecordedStudy:
     baseline: str
     settings: Mapping[str, Any]
     """The study file, with its defaults."""
+    primary: list[Pair]
+    """Comparisons that the study is made for."""
     further: list[Pair]
-    """Comparisons of the study file beside those with the baseline."""
+    """All comparisons of the study file but those of one method with the baseline; primary ones come first."""
+    means: Mapping[str, Sequence[str]]
+    """Methods of each mean that is compared, by its name."""
     cells: list[dict[str, Any]]
     episodes: list[dict[str, Any]]
     protocols: Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -116,13 +121,20 @@ def read_recorded(folder: Path) -> RecordedStudy:
     settings = parse_settings(read_text(folder / "study.yaml", RunError, REMEDY), str(folder / "study.yaml"))
     cells = read_cells(folder / "cells.json")
     named = {row["method"] for row in cells}
-    fallback = SFT if SFT in named else BASE
+    baseline = str(settings.get("baseline") or (SFT if SFT in named else BASE))
+    primary, compared = (_pairs(settings, key, folder / "study.yaml") for key in ("primary", "compare"))
+    sides = [side for pair in (*primary, *compared) for side in pair]
+    means = {side_name(side): side for side in sides if not isinstance(side, str)}
+    first = [(side_name(one), side_name(other)) for one, other in primary]
+    pairs = [*first, *((side_name(one), side_name(other)) for one, other in compared)]
     return RecordedStudy(
         folder,
         name=str(settings.get("name") or folder.resolve().name),
-        baseline=str(settings.get("baseline") or fallback),
+        baseline=baseline,
         settings=settings,
-        further=_further(settings, folder / "study.yaml"),
+        primary=first,
+        further=[pair for pair in pairs if pair[1] != baseline or pair[0] in means],
+        means=means,
         cells=cells,
         episodes=read_episodes(folder / EPISODES),
         protocols=protocols_of(folder, cells),
@@ -160,11 +172,23 @@ def rows_of(values: Scores, together: Sequence[Sequence[int]], tasks: Sequence[s
     return [[fmean(values[seed][task] for seed in seeds) for task in tasks] for seeds in together]
 
 
-def _further(settings: Mapping[str, Any], file: Path) -> list[Pair]:
-    """Comparisons of a study file beside those with the baseline."""
-    named = settings.get("compare") or []
-    check_shape(named, list[_TwoNames], f"{file}: compare", RunError, REMEDY)
-    return [(one, other) for one, other in named]
+def with_means(tables: Mapping[str, Scores], means: Mapping[str, Sequence[str]]) -> dict[str, Scores]:
+    """Scores of each method, and of each mean of several methods on the seeds and tasks that all of them have."""
+    found = dict(tables)
+    for name, methods in means.items():
+        members = [tables.get(method, {}) for method in methods]
+        seeds, tasks = shared(*members) if all(members) else ([], [])
+        found[name] = {
+            seed: {task: fmean(member[seed][task] for member in members) for task in tasks} for seed in seeds
+        }
+    return found
+
+
+def _pairs(settings: Mapping[str, Any], key: str, file: Path) -> list[list[Side]]:
+    """Comparisons under a key of a study file."""
+    named = settings.get(key) or []
+    found: list[list[Side]] = check_shape(named, list[_TwoSides], f"{file}: {key}", RunError, REMEDY)
+    return found
 
 
 def read_cells(file: Path) -> list[dict[str, Any]]:

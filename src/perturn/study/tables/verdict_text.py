@@ -22,12 +22,12 @@ def verdict(row: Mapping[str, Any], level: float) -> str:
         level: Of the test.
     """
     low, high = row["interval"]
-    if len(row["seeds_by_base"]) > 1 and row["p_value_holm"] < level:
+    if len(row["seeds_by_base"]) > 1 and row["corrected"] is not None and row["corrected"] < level:
         if low is not None and low > 0:
             return "better"
         if high is not None and high < 0:
             return "worse"
-    return "these seeds" if row["p_value_of_tasks_holm"] < level else "unseen"
+    return "these seeds" if row["corrected_of_tasks"] < level else "unseen"
 
 
 def sentences(method: str, row: Mapping[str, Any], measure: str = "success") -> tuple[str, str]:
@@ -48,8 +48,10 @@ def points(value: float | None, measure: str = "success") -> str:
     return f"{100 * value:+.1f}" if measure == "success" else f"{value:+.3f}"
 
 
-def p_value(value: float) -> str:
-    """A p-value."""
+def p_value(value: float | None) -> str:
+    """A p-value or q-value; a dash where there is none."""
+    if value is None:
+        return "–"
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
@@ -78,14 +80,24 @@ def _limit(row: Mapping[str, Any], measure: str) -> str:
 
 
 def _evidence(row: Mapping[str, Any], measure: str) -> str:
-    low, high = (points(end, measure) for end in row["interval"])
     unit = " points" if measure == "success" else ""
     seeds = "1 seed" if len(row["seeds"]) == 1 else f"{len(row['seeds'])} seeds"
     if len(row["seeds_by_base"]) < len(row["seeds"]):
         seeds += " of 1 base" if len(row["seeds_by_base"]) == 1 else f" of {len(row['seeds_by_base'])} bases"
     tasks = "1 task" if row["tasks"] == 1 else f"{row['tasks']} tasks"
     return (
-        f"Difference {points(row['mean_difference'], measure)}{unit} (95\u00a0% interval {low} to {high}; "
-        f"p {p_value(row['p_value'])}, corrected {p_value(row['p_value_holm'])}; {seeds} \u00d7 {tasks}, "
-        f"of which {100 * row['differs']:.1f}\u00a0% came out otherwise)."
+        f"Difference {points(row['mean_difference'], measure)}{unit} ({_certainty(row, measure)}; "
+        f"{seeds} \u00d7 {tasks}, of which {100 * row['differs']:.1f}\u00a0% came out otherwise)."
     )
+
+
+def _certainty(row: Mapping[str, Any], measure: str) -> str:
+    """Interval and p-value, both of the family for a primary comparison; of two bases, the two differences."""
+    if row["p_value"] is None:
+        return " and ".join(points(each, measure) for each in row["by_base"]) + ", too few for an interval"
+    is_primary = row["family"] == "primary"
+    low, high = (points(end, measure) for end in row["family_interval" if is_primary else "interval"])
+    if is_primary:
+        return f"interval of the primary comparisons {low} to {high}; p {p_value(row['corrected'])} by Holm"
+    q = f", q {p_value(row['corrected'])}" if row["family"] else ""
+    return f"95\u00a0% interval {low} to {high}; p {p_value(row['p_value'])}{q}"

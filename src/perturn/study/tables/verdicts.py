@@ -10,7 +10,7 @@ from typing import Any
 
 from perturn.stats import Bounds, crossed_bootstrap, crossed_interval
 from perturn.study.cells import point_text
-from perturn.study.tables.comparisons import LEVEL, POWER, compare, ends, family, share_that_differs
+from perturn.study.tables.comparisons import LEVEL, POWER, TWO, compare, ends, families, share_that_differs
 from perturn.study.tables.study_records import (
     Bases,
     Episodes,
@@ -63,27 +63,30 @@ def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
     measures = _measures([row for rows in played.values() for row in rows])
     methods = [_method(study, name, method, rows, measures) for method, rows in played.items()]
     further: list[dict[str, Any]] = [{"method": one, "other": other} for one, other in study.further]
+    primary: list[dict[str, Any]] = [{"method": one, "other": other} for one, other in study.primary]
     for measure, bounds in measures.items():
         tables = {method: table(rows, measure) for method, rows in played.items()}
-        found = compare(tables, study.baseline, bounds, study.bases, study.planned, study.further)
+        found = compare(study, tables, bounds)
         for row in methods:
             row[measure]["against"] = found.get((row["method"], study.baseline))
-        for row in further:
+        for row in (*primary, *further):
             row[measure] = found.get((row["method"], row["other"]))
     seeds = sorted({seed for row in methods for seed in row["seeds"]})
     tuning = [each for method in played for each in _tuning(study, name, method)]
     return {
         "protocol": _protocol(study, name),
         "seeds": seeds,
-        "comparisons": len(family([*study.planned, *played], study.baseline, study.further)),
+        "comparisons": {name: len(pairs) for name, pairs in families(study, list(played)).items()},
         "measures": list(measures),
         "methods": methods,
-        "further": further,
+        "primary": primary,
+        "further": [row for row in further if (row["method"], row["other"]) not in study.primary],
         "tuning": tuning,
         "notes": [
             *_notes(study, name, methods, seeds),
             *_on_tuning(tuning),
             *_on_choice(methods, tuning),
+            *_on_primary(study),
             *_on_seeds(study, name, seeds),
         ],
     }
@@ -134,17 +137,19 @@ def _method(
 def _mean(values: Scores, bounds: Bounds, bases: Bases) -> dict[str, Any]:
     """A mean over seeds and tasks, with both of its intervals; None where there is no task under every seed.
 
-    Seeds of one base are averaged first.
+    Seeds of one base are averaged first. Two bases give no interval.
     """
     seeds, tasks = shared(values) if values else ([], [])
     if not tasks:
-        return {"mean": None, "interval": [None, None], "bootstrap": [None, None]}
+        return {"mean": None, "by_base": [], "interval": [None, None], "bootstrap": [None, None]}
     rows = rows_of(values, seeds_by_base(seeds, bases), tasks)
     found = crossed_interval(rows, bounds=bounds)
+    tested = len(rows) != TWO
     return {
         "mean": found.mean,
-        "interval": ends(found.low, found.high),
-        "bootstrap": list(crossed_bootstrap(rows)),
+        "by_base": [fmean(row) for row in rows],
+        "interval": ends(found.low, found.high) if tested else [None, None],
+        "bootstrap": list(crossed_bootstrap(rows)) if tested else [None, None],
     }
 
 
@@ -257,6 +262,15 @@ def _on_choice(methods: Sequence[Mapping[str, Any]], tuning: Sequence[Mapping[st
         )
 
 
+def _on_primary(study: RecordedStudy) -> Iterator[str]:
+    """Whether the primary comparisons were chosen with the results in view."""
+    if study.primary and study.settings.get("primary_after_results"):
+        yield (
+            "The primary comparisons were named after the results were known, from the question of the study. "
+            "Their p-values confirm nothing."
+        )
+
+
 def _on_seeds(study: RecordedStudy, environment: str, seeds: Sequence[int]) -> Iterator[str]:
     """Whether there are few seeds, and whether they share a base."""
     count, own, what = len(seeds), len(seeds_by_base(seeds, study.bases)), "seed"
@@ -272,7 +286,9 @@ def _on_seeds(study: RecordedStudy, environment: str, seeds: Sequence[int]) -> I
         )
     if own == 1:
         yield f"One {what}: the intervals say how other tasks would come out, and nothing of another {what}."
-    elif 1 < own <= FEW_SEEDS:
+    elif own == TWO:
+        yield f"Two {what}s give no interval and no p-value: the difference of each is shown. 5 to 10 would give both."
+    elif TWO < own <= FEW_SEEDS:
         yield (
             f"{own} {what}s say little of others: intervals are wide where {what}s differ. "
             "5 to 10 make them narrower."

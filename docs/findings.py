@@ -1,0 +1,371 @@
+"""Write `docs/results.md` and its figures from the studies' numbers: ten sentences, each with a forest plot.
+
+    python docs/findings.py             writes the page and the figures
+    python docs/findings.py --check     writes nothing; fails where either is not what the studies say
+
+Each figure has a row per comparison: the effect in points of success, its 95 % interval, and the null line, sorted. The
+numbers are from `summary.json` of the studies, which follow from their raw rows. A sentence that says where an interval
+lies is refused when the numbers no longer say so.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES = "figures/results"
+CREDITS = ("rloo", "grpo", "gigpo", "hgpo", "anchor-rloo", "spo", "infopo", "spa", "pav", "ppo", "hiper")
+MEAN = f"mean of {', '.join(CREDITS)}"
+
+Key = tuple[str, str, str]
+"""A study, and the two that are compared in it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence, its figure, and where to read on."""
+
+    name: str
+    sentence: str
+    rows: Sequence[Key]
+    links: Sequence[tuple[str, str]]
+    shown: dict[Key, str] = field(default_factory=dict)
+    """Rows on which the sentence rests, and where their 95 % interval lies: `above`, `below` or `around` zero."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Names of methods in the figure, where they are not the study's."""
+
+
+def against(study: str, other: str, *methods: str) -> list[Key]:
+    """Rows of several methods against one."""
+    return [(study, method, other) for method in methods]
+
+
+PAIRS = ("dpo", "eto-3", "tlm-dre", "dmpo", "dil", "tlm-dpo", "kto")
+FINDINGS = (
+    Finding(
+        "expert",
+        "Offline, what gains is an expert who takes over in the policy's own failures.",
+        against("offline", "sft", "oec", "rft", "nat", "coh", "sft-2100", "correction-dpo"),
+        [("Learning offline", "offline"), ("When the expert takes over", "takeover")],
+        {("offline", "oec", "sft"): "above"},
+        {"oec": "on-policy expert corrections", "sft-2100": "SFT on 600 more expert episodes"},
+    ),
+    Finding(
+        "losses",
+        "Offline, no loss on pairs of expert and own episodes is seen to gain over SFT; tlm-DRE is no exception.",
+        [*against("offline", "sft", *PAIRS), *against("weak", "sft", "dpo", "tlm-dre", "dmpo")],
+        [("Learning offline", "offline"), ("From a weaker policy", "weak")],
+        {("offline", method, "sft"): "around" for method in PAIRS},
+    ),
+    Finding(
+        "siblings",
+        "Offline, tlm-DRE is not told apart from DPO, DMPO, DIL or turn-weighted DPO.",
+        [
+            *(("offline", "tlm-dre", each) for each in ("dpo", "dmpo", "dil", "tlm-dpo")),
+            *(("weak", "tlm-dre", each) for each in ("dpo", "dmpo", "dil", "tlm-dpo")),
+        ],
+        [("Learning offline", "offline"), ("What the papers leave open", "ablations")],
+        {("offline", "tlm-dre", each): "around" for each in ("dpo", "dmpo", "dil", "tlm-dpo")},
+    ),
+    Finding(
+        "online",
+        "Online, own episodes gain on these five bases; for other bases the interval of the mean of all credits still "
+        "holds zero.",
+        [("online", MEAN, "sft"), *against("online", "sft", *CREDITS, "dpo", "tlm-dre")],
+        [("Online, on ALFWorld", "online"), ("Critics, implicit rewards, trees", "credits")],
+        {("online", MEAN, "sft"): "around"},
+        {MEAN: "mean of the eleven credits"},
+    ),
+    Finding(
+        "order",
+        "Online, no credit is shown to be better than RLOO after 20 short iterations.",
+        against("online", "rloo", *(each for each in CREDITS if each not in ("rloo", "infopo"))),
+        [("Online, on ALFWorld", "online"), ("Credits of groups", "groups")],
+        {
+            ("online", each, "rloo"): "around"
+            for each in ("gigpo", "hgpo", "anchor-rloo", "grpo", "spo", "spa", "pav", "ppo", "hiper")
+        },
+    ),
+    Finding(
+        "anew",
+        "Playing anew helps DPO on own pairs: on as many episodes that were played once, it falls behind.",
+        [
+            ("online", "dpo", "dpo-once"),
+            ("online", "rloo", "rloo-once"),
+            ("online", "dpo-once", "sft"),
+            ("online", "rloo-once", "sft"),
+            ("own", "rloo", "sft"),
+        ],
+        [("Online, on ALFWorld", "online"), ("Offline, on own episodes", "own")],
+        {("online", "dpo", "dpo-once"): "above"},
+        {"dpo-once": "DPO, played once", "rloo-once": "RLOO, played once"},
+    ),
+    Finding(
+        "long",
+        "On each of two bases, RLOO gains more after 150 iterations than after 20; two bases say nothing of others.",
+        [("online-long", "rloo", "sft"), ("online", "rloo", "sft")],
+        [("Online, on ALFWorld", "online")],
+        labels={"online-long": "150 iterations", "online": "20 iterations"},
+    ),
+    Finding(
+        "likeliest",
+        "Without any training, the likeliest of eight sampled episodes gains over greedy decoding.",
+        against(
+            "best-of",
+            "sft",
+            "outcome-8",
+            "likelihood-8",
+            "rerank-likelihood-4",
+            "rerank-frequency-4",
+            "sampled",
+        ),
+        [("Choosing at test time", "best-of")],
+        {("best-of", "likelihood-8", "sft"): "above"},
+        {
+            "outcome-8": "best of eight by outcome, a bound",
+            "likelihood-8": "likeliest of eight episodes",
+            "rerank-likelihood-4": "likeliest of four actions",
+            "rerank-frequency-4": "most frequent of four actions",
+            "sampled": "one sampled episode",
+            "sft": "greedy",
+        },
+    ),
+    Finding(
+        "values",
+        "A value head chooses well among whole episodes, and is not seen to help among single actions.",
+        [
+            *against("choose", "sampled", "value-8", "rerank-value-4"),
+            *against("choose", "dpo-sampled", "implicit-8", "rerank-implicit-4"),
+        ],
+        [("Choosing by what training has left", "choose")],
+        {("choose", "value-8", "sampled"): "above", ("choose", "rerank-value-4", "sampled"): "around"},
+        {
+            "value-8": "best of eight by value",
+            "rerank-value-4": "best of four actions by value",
+            "implicit-8": "best of eight by DPO's implicit reward",
+            "rerank-implicit-4": "best of four actions by that reward",
+            "sampled": "one sampled",
+            "dpo-sampled": "one sampled of DPO",
+        },
+    ),
+    Finding(
+        "pretrained",
+        "With SmolLM2-135M on ScienceWorld and HotpotQA, no method is told apart from SFT, on one base each.",
+        [
+            *against("scienceworld", "sft", "dpo", "dmpo", "tlm-dre", "rft"),
+            *against("hotpotqa", "sft", "rloo", "igpo", "a2tgpo", "siop"),
+        ],
+        [("ScienceWorld", "scienceworld"), ("HotpotQA", "hotpotqa"), ("Tool calls, on BFCL", "bfcl")],
+        {
+            **{("scienceworld", each, "sft"): "around" for each in ("dpo", "dmpo", "tlm-dre", "rft")},
+            **{("hotpotqa", each, "sft"): "around" for each in ("rloo", "igpo", "a2tgpo", "siop")},
+        },
+    ),
+)
+_HEAD = """# Results
+
+<!-- Made by docs/findings.py from the rows under studies/results; edit that file, not this page. -->
+
+What the studies of this repository found, in ten sentences. Each figure has a row per comparison: the
+difference in points of success, its 95 % interval for other bases and other tasks, and a line at no difference.
+Numbers, protocols, p-values and the papers' own claims are on the linked pages. All studies ran on two CPU
+cores. Where nothing else is said, the policy is [the laboratory's](how-to/laboratory.md), of 0.9M parameters,
+on ALFWorld's games: a claim that is not seen here may hold for a model of 7B. [Verdicts](verdicts.md) says how
+the numbers are made and how often they err.
+"""
+_PAGES = """
+## All pages
+
+| page | question |
+|---|---|
+| [The laboratory](results/lab.md) | five methods with three seeds, in minutes |
+| [The demo](results/demo.md), [on ScienceWorld](results/demo-scienceworld.md) | what `make demo` shows |
+| [Learning offline](results/offline.md) | eleven ways, each tuned, on ten bases |
+| [From a weaker policy](results/weak.md) | six losses on pairs, where SFT solves 42 % |
+| [What the papers leave open](results/ablations.md) | kernels, reductions, pivot and weight, γ and length |
+| [Pairs of single turns](results/steps.md) | Step-DPO, TP-LLaMA, RL on Incorrect Data and SCOPE |
+| [When the expert takes over](results/takeover.md) | at which turns, at how many, in whose failures |
+| [Offline, on own episodes](results/own.md) | RLOO on 2560 episodes that were played once |
+| [Online, on ALFWorld](results/online.md) | eleven credits, and losses on own pairs or steps of trees |
+| [Critics, implicit rewards, trees](results/credits.md) | nine credits after ten iterations |
+| [Credits of groups](results/groups.md) | seven credits that compare episodes or shared states |
+| [A part of an episode](results/windows.md) | PPO over whole episodes, in windows, and on single turns |
+| [Choosing at test time](results/best-of.md) | the best of eight episodes by likelihood |
+| [Choosing by what training has left](results/choose.md) | by a value head, by DPO's implicit reward |
+| [The mechanism](results/mechanism.md) | whether the reference's confidence is low where an episode goes wrong |
+| [ScienceWorld](results/scienceworld.md) | five methods with a pretrained model of 135M |
+| [HotpotQA](results/hotpotqa.md) | credits by the likelihood of answers, same model |
+| [Tool calls, on BFCL](results/bfcl.md) | MatchTIR, same model |
+"""
+
+
+def outputs(studies: Path) -> dict[str, str]:
+    """Return the page and its figures by their path under `docs`.
+
+    Args:
+        studies: Folder of the studies' folders.
+
+    Raises:
+        ValueError: If a study lacks a comparison, or its interval is not where a sentence says.
+    """
+    found, page = {}, [_HEAD]
+    for number, finding in enumerate(FINDINGS, 1):
+        rows = [(key, comparison(studies, key)) for key in finding.rows]
+        for key, place in finding.shown.items():
+            check_place(key, comparison(studies, key), place)
+        figure = f"{FIGURES}/{finding.name}.svg"
+        found[figure] = forest(finding, rows)
+        links = ", ".join(f"[{title}](results/{target}.md)" for title, target in finding.links)
+        page.append(
+            f"## {number}. {finding.sentence.rstrip('.')}\n\n"
+            f"![Difference of each comparison in points of success, with its interval]({figure})\n\nMore: {links}.\n"
+        )
+    return {"results.md": "\n".join([*page, _PAGES.strip("\n")]) + "\n", **found}
+
+
+def comparison(studies: Path, key: Key) -> dict[str, Any]:
+    """Return the numbers of one comparison of success.
+
+    Raises:
+        ValueError: If the study has none such.
+    """
+    study, method, other = key
+    summary = json.loads((studies / study / "summary.json").read_text(encoding="utf-8"))
+    for environment in summary["environments"].values():
+        pairs = [*environment["primary"], *environment["further"]]
+        alone = [
+            {"method": row["method"], "other": summary["baseline"], "success": row["success"]["against"]}
+            for row in environment["methods"]
+        ]
+        for row in (*pairs, *alone):
+            if (row["method"], row["other"]) == (method, other) and row["success"]:
+                found: dict[str, Any] = row["success"]
+                return found
+    raise ValueError(f"study {study} does not compare {method} with {other}.")
+
+
+def check_place(key: Key, row: dict[str, Any], place: str) -> None:
+    """Refuse a sentence whose interval lies elsewhere.
+
+    Raises:
+        ValueError: If it does.
+    """
+    low, high = row["interval"]
+    found = "above" if low is not None and low > 0 else "below" if high is not None and high < 0 else "around"
+    if found != place:
+        raise ValueError(
+            f"{' '.join(key)}: the interval is {found} zero and the sentence says {place}; rewrite it."
+        )
+
+
+WIDTH, LEFT, RIGHT, STEP, TOP = 820, 330, 150, 24, 14
+_STYLE = (
+    "text{font:13px system-ui,sans-serif;fill:#24292f}.soft{fill:#57606a;font-size:12px}"
+    ".line{stroke:#57606a;stroke-width:1.6}"
+    ".null{stroke:#8c959f;stroke-dasharray:3 3}.mark{fill:#0969da}"
+    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.soft{fill:#9198a1}.line{stroke:#9198a1}.null{stroke:#656c76}"
+    ".mark{fill:#58a6ff}}"
+)
+
+
+def forest(finding: Finding, rows: Sequence[tuple[Key, dict[str, Any]]]) -> str:
+    """Draw one mark per comparison with its interval, the largest difference first; of two bases a mark each."""
+    ordered = sorted(rows, key=lambda row: -row[1]["mean_difference"])
+    ends = [100 * end for _, row in ordered for end in spread(row)]
+    low, high = min(0.0, *ends), max(0.0, *ends)
+    scale = (WIDTH - LEFT - RIGHT) / (high - low)
+    height = TOP + STEP * len(ordered) + 34
+
+    def x(points: float) -> str:
+        return f"{LEFT + (points - low) * scale:.1f}"
+
+    bottom = TOP + STEP * len(ordered)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'role="img"><title>{escape(finding.sentence)}</title><style>{_STYLE}</style>',
+        f'<line class="null" x1="{x(0)}" x2="{x(0)}" y1="{TOP - 6}" y2="{bottom}"/>',
+    ]
+    for index, (key, row) in enumerate(ordered):
+        parts += drawn_row(label(finding, key), row, TOP + STEP * index + STEP // 2, x)
+    for tick in ticks(low, high):
+        parts.append(
+            f'<text class="soft" x="{x(tick)}" y="{bottom + 16}" text-anchor="middle">{signed(tick, 0)}</text>'
+        )
+    parts.append(
+        f'<text class="soft" x="{WIDTH}" y="{bottom + 16}" text-anchor="end">points of success</text></svg>'
+    )
+    return "\n".join(parts) + "\n"
+
+
+def drawn_row(name: str, row: dict[str, Any], y: int, x: Any) -> Iterator[str]:
+    """Draw a row: its name, interval, mark and numbers."""
+    yield f'<text x="{LEFT - 14}" y="{y + 4}" text-anchor="end">{escape(name)}</text>'
+    ends = [100 * end for end in spread(row)]
+    if row["p_value"] is None:
+        means, said = ends, " and ".join(signed(end) for end in ends)
+    else:
+        means = [100 * row["mean_difference"]]
+        said = f"{signed(means[0])} [{', '.join(signed(end) for end in ends)}]"
+        yield f'<line class="line" x1="{x(ends[0])}" x2="{x(ends[1])}" y1="{y}" y2="{y}"/>'
+    for mean in means:
+        yield f'<circle class="mark" cx="{x(mean)}" cy="{y}" r="5"/>'
+    yield f'<text class="soft" x="{WIDTH}" y="{y + 4}" text-anchor="end">{said}</text>'
+
+
+def spread(row: dict[str, Any]) -> list[float]:
+    """Both ends of an interval; of two bases, both differences."""
+    return sorted(row["by_base"]) if row["p_value"] is None else row["interval"]
+
+
+def label(finding: Finding, key: Key) -> str:
+    """Return the name of a row; with the study where the figure has several."""
+    study, method, other = key
+    names = finding.labels
+    several = len({row[0] for row in finding.rows}) > 1
+    said = f"{names.get(method, method)} over {names.get(other, other)}"
+    return f"{said} ({names.get(study, study)})" if several else said
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers between two ends, zero among them."""
+    step = next(size for size in (1, 2, 5, 10, 20, 50) if (high - low) / size <= 8)
+    return [
+        float(step * n) for n in range(int(low // step), int(high // step) + 1) if low <= step * n <= high
+    ]
+
+
+def signed(points: float, digits: int = 1) -> str:
+    """Return a number with its sign; zero has none as a tick."""
+    return f"{points:+.{digits}f}".replace("-", "\u2212") if points or digits else "0"
+
+
+def main(arguments: list[str] | None = None) -> str | None:
+    """Write the page and its figures; return the text of the first error, or None."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail where a file is not as made"
+    )
+    parser.add_argument("--root", type=Path, default=ROOT, help="folder of docs/ and studies/")
+    asked = parser.parse_args(arguments)
+    try:
+        made = outputs(asked.root / "studies/results")
+    except (OSError, ValueError) as error:
+        return str(error)
+    for name, text in made.items():
+        file = asked.root / "docs" / name
+        if asked.check and (not file.is_file() or file.read_text(encoding="utf-8") != text):
+            return f"{name} is not what the studies say; run `python docs/findings.py`."
+        if not asked.check:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+    return None
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,134 @@
+"""Errors of a policy by turn: whether one error makes the next likelier, and whether a policy finds back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from perturn.remaining import wrong_turns
+from perturn.stats import Estimate, cluster_interval, mean_interval, rate_interval
+from perturn.types import Trajectory, failed, unfinished
+
+Kind = Literal["wrong", "invalid"]
+
+
+@dataclass(frozen=True)
+class TurnError:
+    """One turn of an episode, as the error rates count it."""
+
+    episode: int
+    turn: int
+    """Its number, from 1."""
+    is_error: bool
+    after_error: bool
+    """Whether an earlier turn of the episode was an error."""
+
+
+def error_row(trajectories: Sequence[Trajectory]) -> dict[str, Any] | None:
+    """Error rates of turns, without and after an earlier error of the episode; None where nothing was played.
+
+    An error is a turn that brought the success no nearer, where the way left was measured on all turns; else a turn
+    that broke the format or that the environment did not understand. If errors compound, as the analyses of imitation
+    assume, the rate after an error is higher than the rate before any.
+
+    Source: the compounding of errors is Ross and Bagnell 2010, "Efficient Reductions for Imitation Learning", Theorem
+    2.1; tlm-DRE and DMPO (arXiv:2406.14868, Section 1) rest on it. Differs: it is measured here and assumed there.
+
+    Args:
+        trajectories: Episodes of one policy; those that failed in the environment or the engine are left out.
+
+    Returns:
+        `kind` (`wrong` or `invalid`), `before` and `after` (rates with intervals clustered by episode; None without a
+        turn), `difference` (after less before, likewise), `by_turn`, and `back`, the share of episodes that find back.
+    """
+    played = [one for one in trajectories if one.turns and not (unfinished(one) or failed(one))]
+    if not played:
+        return None
+    kind: Kind = "wrong" if all(_is_measured(one) for one in played) else "invalid"
+    turns = list(_turns(played, kind))
+    return {
+        "kind": kind,
+        "before": _rate([each for each in turns if not each.after_error]),
+        "after": _rate([each for each in turns if each.after_error]),
+        "difference": _difference(turns),
+        "by_turn": [
+            {
+                "turn": number,
+                "before": _rate([each for each in turns if each.turn == number and not each.after_error]),
+                "after": _rate([each for each in turns if each.turn == number and each.after_error]),
+            }
+            for number in range(1, max(each.turn for each in turns) + 1)
+        ],
+        "back": _back(played) if kind == "wrong" else None,
+    }
+
+
+def _is_measured(one: Trajectory) -> bool:
+    return all(turn.remaining is not None for turn in one.turns)
+
+
+def _turns(played: Sequence[Trajectory], kind: Kind) -> Iterator[TurnError]:
+    for episode, one in enumerate(played):
+        errors = wrong_turns(one) if kind == "wrong" else [not turn.valid for turn in one.turns]
+        seen = False
+        for number, is_error in enumerate(errors, 1):
+            yield TurnError(episode, number, is_error, seen)
+            seen = seen or is_error
+
+
+def _rate(turns: Sequence[TurnError]) -> dict[str, Any] | None:
+    """Share of errors among turns, which of one episode may be alike; None without a turn."""
+    if not turns:
+        return None
+    found = cluster_interval([float(each.is_error) for each in turns], [each.episode for each in turns])
+    return _row(found) | {"turns": len(turns)}
+
+
+def _difference(turns: Sequence[TurnError]) -> dict[str, Any] | None:
+    """Error rate after an error less the rate before any; None where either has no turn.
+
+    With p the rate and n the turns of each side, an episode adds sum(error - p) / n of its turns after an error, less
+    the same of its turns before; the interval is of these sums, so that both sides of an episode stay together.
+    """
+    after = [each for each in turns if each.after_error]
+    before = [each for each in turns if not each.after_error]
+    if not after or not before:
+        return None
+    rates = [sum(each.is_error for each in side) / len(side) for side in (after, before)]
+    sums: dict[int, float] = {each.episode: 0.0 for each in turns}
+    for side, rate, sign in ((after, rates[0], 1), (before, rates[1], -1)):
+        for each in side:
+            sums[each.episode] += sign * (each.is_error - rate) / len(side)
+    mean, count = rates[0] - rates[1], len(sums)
+    found = mean_interval([mean + count * each for each in sums.values()], bounds=None)
+    return _row(found)
+
+
+def _back(played: Sequence[Trajectory]) -> dict[str, Any] | None:
+    """P(back on a shortest path | first wrong turn): share of episodes, of all with a wrong turn, that find back.
+
+    An episode is back once a later turn leaves a shorter way to the success than was left before its first wrong turn.
+    None where no episode went wrong.
+
+    Source: ours; the definition is a first passage, as in Feller 1968, "An Introduction to Probability Theory", XIV.
+    """
+    found = []
+    for one in played:
+        wrong = wrong_turns(one)
+        if True in wrong:
+            first = wrong.index(True)
+            before = one.turns[first].remaining
+            left = [turn.remaining.after for turn in one.turns[first + 1 :] if turn.remaining]
+            found.append(
+                before is not None
+                and before.before is not None
+                and any(each is not None and each < before.before for each in left)
+            )
+    return _row(rate_interval(sum(found), len(found))) if found else None
+
+
+def _row(found: Estimate) -> dict[str, Any]:
+    ends = [end if math.isfinite(end) else None for end in (found.low, found.high)]
+    return {"mean": found.mean, "interval": ends, "n": found.n}

@@ -1,0 +1,19 @@
+"""Ranking accuracy: how often the policy itself finds the chosen side likelier."""
+
+from perturn.losses import LOSSES, TurnLogprobs
+from perturn.training.trainer_evaluation import row_metrics
+
+
+def test_by_hand():
+    """Chosen -1 and -5 nats, rejected -2 and -4: the first pair is ranked right.
+
+    Against the reference, -3 for the chosen and -1 for the rejected sides, both rewards of DPO are the other way round:
+    2 over -1, and -2 over -3.
+    """
+    chosen = TurnLogprobs.from_nested([[[-1.0]], [[-2.0, -3.0]]], [[[-3.0]], [[-1.0, -2.0]]])
+    rejected = TurnLogprobs.from_nested([[[-2.0]], [[-4.0]]], [[[-1.0]], [[-1.0]]])
+
+    found = row_metrics(LOSSES["dpo"](beta=1.0), chosen, rejected)
+
+    assert found["logps/accuracies"].tolist() == [1.0, 0.0]
+    assert found["rewards/accuracies"].tolist() == [1.0, 1.0]
