@@ -1,8 +1,8 @@
 """Games of `alfworld-like` that are small enough to solve, and a policy whose values on them are known exactly.
 
 A policy that takes an even choice among the commands of a short list that can be said is a Markov chain on the states
-of a game, so that its chance to win within the turns that are left is a sum over all that can happen. Tests compare what
-`perturn measure` finds with these values, and `truncated.py` computes variances with them.
+of a game, so that its chance to win within the turns that are left is a sum over all that can happen. Tests compare
+what `perturn measure` finds with these values, and `truncated.py` computes variances with them.
 """
 
 import random

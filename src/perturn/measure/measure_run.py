@@ -90,7 +90,7 @@ def measure_run(folder: Path, wanted: Wanted) -> dict[str, Any]:
             "continuations": wanted.continuations,
             "world": asdict(world),
             **_counts(planned, played, turns),
-            "bounds": bounds_of(returns),
+            "bounds": list(bounds_of(returns) or ()),
             "gradients": None if gradients is None else gradients.shape[1],
             "credits": _rows(turns, weighed, chosen, gradients, played),
             "left_out": left_out,

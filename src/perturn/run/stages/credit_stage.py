@@ -17,11 +17,14 @@ from perturn.data.group_account import CreditRow, counted, ledger, read_credits,
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import RunPaths, begun
 from perturn.data.store import read_trajectories
+from perturn.envs.abilities import lacks
 from perturn.errors import ConfigError, RunError
+from perturn.faults import closing_world
 from perturn.group import groups_of
 from perturn.quantities import Computed, Planned, carried_by, compute, figures_of, given, policies_of, wanted
 from perturn.quantities.protocol import State
 from perturn.report.credit_figures import compare_credits, credit_summary
+from perturn.run.session import world_maker
 from perturn.run.stages.answer_form import answer_form
 from perturn.run.stages.credit_checks import check_prover
 from perturn.run.stages.measure_distance import measured
@@ -45,6 +48,7 @@ def credit_groups(
     drop_equal_outcomes: bool = False,
     too_long: Collection[tuple[str, int]] = (),
     filtered: Collection[tuple[str, int]] = (),
+    stale: Collection[tuple[str, int]] = (),
     failures: str = "leave_out",
 ) -> list[CreditRow]:
     """Weigh the turns of an iteration's episodes, and say where each ends.
@@ -56,6 +60,7 @@ def credit_groups(
         drop_equal_outcomes: As `ledger` has it.
         too_long: As `ledger` has it.
         filtered: As `ledger` has it.
+        stale: As `ledger` has it.
         failures: As `ledger` has it.
 
     Returns:
@@ -81,6 +86,7 @@ def credit_groups(
         drop_equal_outcomes=drop_equal_outcomes,
         too_long=too_long,
         filtered=filtered,
+        stale=stale,
         failures=failures,
     )
 
@@ -232,6 +238,13 @@ def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
 
 def _check_stored(credit: Credit, recipe: Recipe, explored: Sequence[Stage], reference: str | None) -> None:
     """Refuse a credit whose quantities cannot be computed of stored episodes."""
+    if sense_in(credit.needs):
+        with closing_world(world_maker(recipe)()) as env:
+            problem = lacks(env, "remaining")
+        if problem:
+            raise ConfigError(
+                f"credit {type(credit).__name__} reads how far an episode is from a success: {problem}."
+            )
     references = {
         stage.iteration: reference or reference_of_iteration(recipe, stage.iteration) for stage in explored
     }
