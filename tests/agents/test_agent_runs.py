@@ -72,11 +72,17 @@ def bins(run):
     return [(each["asked"], [each.get(name, 0) for name in names]) for each in counts]
 
 
+def recorded(file):
+    """Episodes in a file."""
+    return file.read_text().count("\n") if file.exists() else 0
+
+
 def stop(place, name, kind, episodes):
-    """Begin the run, and signal it once so many episodes are recorded; the file of episodes, and what is left of it."""
-    process = begin(place, name, pause=0.5)
+    """Begin the run, and signal it once so many more episodes are recorded; the file of them, and what is left of it."""
     file = place / "runs" / name / "trajectories" / "explore-001.jsonl"
-    while not (file.exists() and file.read_text().count("\n") >= episodes):
+    wanted = recorded(file) + episodes
+    process = begin(place, name, pause=0.5)
+    while recorded(file) < wanted:
         assert process.poll() is None
         time.sleep(0.02)
     family = psutil.Process(process.pid).children(recursive=True)
@@ -111,10 +117,12 @@ def test_a_run_of_agents_is_killed_and_resumed(place, kind):
 
 @pytest.mark.slow
 def test_a_run_of_agents_is_killed_at_many_moments(place):
-    """Ten times, by two signals in turn, with one more episode recorded each time."""
-    for moment in range(1, 11):
-        file, left = stop(place, "often", (signal.SIGINT, signal.SIGKILL)[moment % 2], moment)
+    """By two signals in turn, each as soon as a further episode is recorded, until the last is."""
+    kinds, file = [signal.SIGINT, signal.SIGKILL], None
+    while file is None or recorded(file) < 12:
+        file, left = stop(place, "often", kinds[0], 1)
         assert left == []
+        kinds.reverse()
 
     finish(begin(place, "often"))
 
