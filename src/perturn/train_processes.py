@@ -13,6 +13,9 @@ from perturn.table import locate
 
 T = TypeVar("T")
 
+DRIVER = "PERTURN_DRIVER"
+"""Environment variable of processes that a driver has started to train, and which leave the run folder to it."""
+
 
 def world_size() -> int:
     """How many processes there are."""
@@ -24,18 +27,28 @@ def leads() -> bool:
     return world_size() == 1 or os.environ.get("RANK") == "0"
 
 
-def share_of(batch_size: int) -> int:
+def holds_run() -> bool:
+    """Whether this process takes the lock of a run folder and writes its manifest, or a driver that started it does."""
+    return leads() and DRIVER not in os.environ
+
+
+def share_of(batch_size: int, processes: int) -> int:
     """Rows of an optimizer step that are this process's.
+
+    Args:
+        batch_size: Rows of the step.
+        processes: Processes that will train, where this one starts them. Several that train already count themselves.
 
     Raises:
         ConfigError: If they cannot be divided evenly.
     """
-    if batch_size % world_size():
+    several = world_size() if world_size() > 1 else processes
+    if batch_size % several:
         raise ConfigError(
-            f"batch_size must be a multiple of the {world_size()} processes, got {batch_size}; start as many as divide "
+            f"batch_size must be a multiple of the {several} processes, got {batch_size}; start as many as divide "
             "it, or set another batch_size."
         )
-    return batch_size // world_size()
+    return batch_size // several
 
 
 @contextmanager

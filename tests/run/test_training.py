@@ -245,6 +245,6 @@ def test_other_commands_are_refused_in_several_processes(command, rank, monkeypa
 def test_a_batch_that_processes_cannot_divide_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
 
-    assert share_of(8) == 2
+    assert share_of(8, 1) == 2
     with pytest.raises(ConfigError, match="batch_size must be a multiple of the 4 processes, got 6"):
-        share_of(6)
+        share_of(6, 1)

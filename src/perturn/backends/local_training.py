@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
 
 from perturn.chat.model_names import load_tokenizer
 from perturn.chat.word_tokenizer import learn
@@ -13,17 +18,26 @@ from perturn.config.sections import Lora
 from perturn.display.progress_bars import console
 from perturn.io.atomic_write import replacing
 from perturn.policy.adapters import lora_config
-from perturn.policy.models import load_model
+from perturn.policy.models import add_adapters, load_model
+from perturn.train_processes import leads
+from perturn.training.sharding import whole_weights
 from perturn.training.turn_trainer import TurnTrainer
 
 
 class LocalTraining:
     """Trains policies that are folders of weights."""
 
+    _again: Callable[[], tuple[Any, Any]]
+    _lora: Lora | None
+
     def begin(
         self, start: str, told: Sequence[str], seed: int, lora: Lora | None, resumes: bool
     ) -> tuple[Any, Any]:
         """Load the policy; the trainer loads an optimizer that goes on."""
+        self._again = partial(self._load, start, told, seed)
+        return self._again()
+
+    def _load(self, start: str, told: Sequence[str], seed: int) -> tuple[Any, Any]:
         model, tokenizer = load_model(start, say=console.print), load_tokenizer(start)
         if told:
             learn(model, tokenizer, tuple(told), seed)
@@ -31,10 +45,14 @@ class LocalTraining:
 
     def trainer(self, model: Any, reference: str | None, lora: Lora | None, **settings: Any) -> TurnTrainer:
         """Return the trainer of a loaded model."""
+        self._lora = lora
         return TurnTrainer(model, ref_model=reference, peft_config=lora and lora_config(lora), **settings)
 
     def save(self, trainer: TurnTrainer, target: Path, with_optimizer: bool) -> None:
         """Save a plain model folder in one step; adapters are merged into the weights."""
+        if trainer.is_fsdp_enabled:
+            self._save_divided(trainer, target, with_optimizer)
+            return
         model: Any = trainer.accelerator.unwrap_model(trainer.model)
         if hasattr(model, "merge_and_unload"):
             model = model.merge_and_unload()
@@ -43,6 +61,33 @@ class LocalTraining:
             trainer.renderer.tokenizer.save_pretrained(fresh)
             if with_optimizer:
                 trainer._save_optimizer_and_scheduler(str(fresh))
+
+    def _save_divided(self, trainer: TurnTrainer, target: Path, with_optimizer: bool) -> None:
+        """Gather in the first process what was divided among all, and save it there.
+
+        Adapters are merged into the weights that the training began with, which it kept rounded.
+        """
+        with replacing(target, foreign=(Exception,)) if leads() else nullcontext() as fresh:
+            if with_optimizer:
+                trainer.save_whole_optimizer(fresh)
+            trainer.optimizer.state.clear()  # makes room for the weights
+            state = whole_weights(trainer.model)
+            if fresh is None:
+                return
+            self._undivided(trainer, state).save_pretrained(fresh)
+            trainer.renderer.tokenizer.save_pretrained(fresh)
+
+    def _undivided(self, trainer: TurnTrainer, state: dict[str, Any]) -> Any:
+        """The whole model with the weights that were gathered."""
+        if self._lora is None:
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(trainer.model.config)
+            model.load_state_dict(state, assign=True)
+            model.tie_weights()
+            return model
+        model = add_adapters(self._again()[0], lora_config(self._lora), trainer.args.seed)
+        model.load_state_dict({name: each for name, each in state.items() if ".lora_" in name}, strict=False)
+        return model.merge_and_unload()
 
     def keep(self, start: str, target: Path, lora: Lora | None, optimizer: Sequence[Path]) -> None:
         """Save the policy again, with its optimizer."""

@@ -263,6 +263,26 @@ class User:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """The processes of this machine that each training runs in. torchrun starts them, one for each GPU."""
+
+    processes: Annotated[int, COUNT] = 1
+    """Processes that train together. With 1, and `sharding` none, training runs in the process of the command."""
+    sharding: Literal["none", "fsdp2"] = "none"
+    """none: each process holds the whole model. fsdp2: each holds a part of the float32 weights, gradients and
+    optimizer. With `lora`, the weights that are not trained are then kept in bfloat16."""
+    cpu_offload: bool = False
+    """Keep the parts of the weights and of the optimizer in the memory of the machine (fsdp2 alone)."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if self.sharding == "fsdp2" and self.processes == 1:
+            raise ValueError("processes must be >= 2 with sharding fsdp2, got 1.")
+        if self.cpu_offload and self.sharding == "none":
+            raise ValueError("cpu_offload needs sharding fsdp2, got none.")
+
+
+@dataclass(frozen=True)
 @bounded
 class Worlds:
     """Where environments run, and how long they may take; none of it changes what an episode is."""

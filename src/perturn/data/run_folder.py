@@ -32,7 +32,7 @@ from perturn.io.atomic_write import is_stray, link_whole, remove_strays, write_w
 from perturn.io.plain_data import told
 from perturn.io.read_input import user_path
 from perturn.table_index import table
-from perturn.train_processes import leads
+from perturn.train_processes import holds_run
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ HEARTBEAT_SECONDS = 5.0
 class Run:
     """One run folder, which is ours until it is closed. Opening it never overwrites what another recipe made.
 
-    Of processes that train together the first one alone writes; the others know nothing of what was done.
+    Of processes that train together the first one alone holds the folder; the others know nothing of what was done.
+    Where a driver has started them (the setting `launch`), the driver holds it.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -66,7 +67,7 @@ class Run:
             raise RunError(f"{self.folder} cannot be written: {error}; choose another output=...") from error
         self._lock = RunLock(self.folder)
         try:
-            if leads():
+            if holds_run():
                 self._begin()
         except BaseException:
             self.close()
@@ -192,7 +193,7 @@ class Run:
             A mapping for the stage's counts. Time of earlier, interrupted calls is added up.
         """
         counts: dict[str, Any] = {}
-        if not leads():
+        if not holds_run():
             yield counts
             return
         start = time.monotonic()

@@ -19,14 +19,14 @@ from filelock import FileLock
 from perturn.data.run_paths import RunPaths
 from perturn.errors import InUseError
 from perturn.io.atomic_write import take_lock, write_whole
-from perturn.train_processes import leads
+from perturn.train_processes import holds_run
 
 
 class RunLock:
     """A run folder is ours, until `release`, until nobody refers to this object any more, or until we die.
 
     A process that asks twice gets it twice. Of the processes that train together (`torchrun`, `accelerate launch`) the
-    first one asks for all.
+    first one asks for all, or the driver that started them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -39,7 +39,7 @@ class RunLock:
         paths = RunPaths(folder)
         self._holder = paths.holder
         self._lock: FileLock | None = None
-        if not leads():
+        if not holds_run():
             return
         lock = FileLock(paths.lock, timeout=0, thread_local=False, is_singleton=True, fallback_to_soft=False)
         if not take_lock(paths.lock, lock.acquire, lambda: InUseError(_in_use(paths))):

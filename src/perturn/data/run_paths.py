@@ -104,6 +104,10 @@ class RunPaths:
         """Folder in which a policy is trained."""
         return self.folder / "checkpoints" / f"{policy}.partial"
 
+    def launch(self, policy: str) -> Path:
+        """Folder of what the processes that train a policy together are told, and of what they tell."""
+        return self.partial(policy) / "launch"
+
     def forks(self, mark: str = "") -> Path:
         """Turns that an iteration's episodes are played on from, where a policy chose them."""
         return self.metrics(f"forks{mark}")
@@ -127,6 +131,23 @@ class RunPaths:
     def agreement(self, mark: str = "") -> Path:
         """How far the log-probabilities of sampling and of training differ."""
         return self.folder / "metrics" / f"agreement{mark}.json"
+
+    def continuations(self, mark: str = "") -> Path:
+        """Continuations of an iteration's episodes that `perturn measure` has played."""
+        return self.folder / "measure" / f"continuations{mark}.jsonl"
+
+    def gradients(self, mark: str = "") -> Path:
+        """Folder of the gradients of the actions of an iteration's episodes."""
+        return self.folder / "measure" / f"gradients{mark}"
+
+    def measured(self, mark: str = "") -> Path:
+        """What `perturn measure` found of an iteration."""
+        return self.folder / "measure" / f"measured{mark}.json"
+
+    @property
+    def all_measured(self) -> list[Path]:
+        """What `perturn measure` found of each iteration that was measured, in order."""
+        return sorted(self.measured().parent.glob("measured*.json"))
 
     def evaluation(self, policy: str) -> Path:
         """A policy's episodes on the evaluation panel."""

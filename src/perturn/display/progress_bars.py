@@ -151,6 +151,10 @@ class Work:
         self.done += items
         self.look()
 
+    def expect(self, total: int, done: int, unit: str) -> None:
+        """Count items from now on, where it was not known before how many there are."""
+        self.total, self.done, self.unit, self._before = total, done, unit, done
+
     def begin(self) -> None:
         """Leave out of the rate what came before the first item was begun, such as the start of worlds."""
         if self._pace.rate(time.monotonic()) is None:

@@ -71,6 +71,7 @@ def episode(
     reader = FORMATS[protocol.format]
     recorded = job.begun.turns if job.begun else ()
     begun = recorded[: job.kept]
+    known = len(begun) + (not job.anew)  # observations that must be as they were
     record = _unplayed(env, job, protocol, policy)
     turns: list[Turn] = []
     try:
@@ -83,7 +84,7 @@ def episode(
         last = inf if job.window is None else len(begun) + job.window
         while not seen.terminated and allowance.left and len(turns) < last:
             heard = allowance.tell(shown(seen, protocol, calls))
-            if len(turns) <= len(begun):
+            if len(turns) < known:
                 _check_back(recorded, turns, heard)
             if len(turns) < len(begun):
                 action = begun[len(turns)].action
@@ -99,7 +100,7 @@ def episode(
             later = recalled(heard, before, protocol)
             turn = Turn(heard, action, seen.reward, seen.valid, before.state_key, later, user_said=said)
             turns.append(turn)
-        if job.begun is not None and len(turns) <= len(begun):
+        if job.begun is not None and len(turns) < known:
             raise NotComeBack(
                 f"the world ended at turn {len(turns)}, before it had come back to turn {len(begun)}."
             )
@@ -132,7 +133,7 @@ def _said_before(job: Job) -> list[tuple[str, ...]]:
     if job.begun is None:
         return []
     said = [*(turn.user_said for turn in job.begun.turns), job.begun.user_said]
-    return said[: len(job.begun.turns[: job.kept]) + 1]
+    return said[: len(job.begun.turns[: job.kept]) + (not job.anew)]
 
 
 def _prompt(record: Trajectory, job: Job, turns: Sequence[Turn], heard: tuple[Message, ...]) -> Prompt:

@@ -211,22 +211,37 @@ class Examples(Dataset[Example | None]):
 
 
 class Filled(Sampler[int | None]):
-    """Rows in the order of another sampler, then `None` until they divide evenly.
+    """Rows in the order of another sampler, with `None` where the rows of a batch do not divide evenly.
 
-    So every process gets equally many batches and no row twice: the last batches hold fewer rows, or none.
+    So every process gets equally many batches and no row twice: some batches hold fewer rows, or none.
     """
 
-    def __init__(self, sampler: Sampler[int], multiple: int) -> None:
+    def __init__(self, sampler: Sampler[int], multiple: int, rows: int | None = None) -> None:
+        """Take the sampler.
+
+        Args:
+            sampler: The rows.
+            multiple: Places of a batch, over all processes.
+            rows: Rows of a batch; the places that are left stay empty. None: a row in each place.
+        """
         self.sampler = sampler
         self.multiple = multiple
+        self.rows = rows or multiple
 
     def __len__(self) -> int:
         rows = len(self.sampler)  # type: ignore[arg-type]
-        return rows + -rows % self.multiple
+        return -(-rows // self.rows) * self.multiple
 
     def __iter__(self) -> Iterator[int | None]:
-        yield from self.sampler
-        yield from [None] * (len(self) - len(self.sampler))  # type: ignore[arg-type]
+        empty = [None] * (self.multiple - self.rows)
+        made = 0
+        for number, row in enumerate(self.sampler, start=1):
+            yield row
+            made += 1
+            if number % self.rows == 0:
+                yield from empty
+                made += len(empty)
+        yield from [None] * (len(self) - made)
 
     def set_epoch(self, epoch: int) -> None:
         """Tell a sampler that shuffles by epoch which one it is."""

@@ -29,6 +29,7 @@ from perturn.faults import closing_world
 from perturn.formats.read_rows import Row, open_rows, rows_of
 from perturn.free_memory import release_memory
 from perturn.io.read_input import user_path
+from perturn.run.ahead import look_ahead
 from perturn.run.checkpoint_retention import let_go
 from perturn.run.follow_up import in_order, planned
 from perturn.run.judging.judged_rewards import ENGINE
@@ -114,17 +115,19 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
 
 
 def _refuse_gpus(recipe: Recipe) -> None:
-    """Refuse a training that is still to be done in a process that sees several GPUs."""
+    """Refuse a training that is still to be done and that has not one GPU for each process."""
     manifest = read_manifest(run_folder(recipe)) or {"stages": {}}
     trainings = [stage.name for stage in stages(recipe) if stage.command == "train"]
     waits = [name for name in trainings if not manifest["stages"].get(name, {}).get("done")]
     gpus = locate("torch.cuda:device_count")() if waits and world_size() == 1 else 0
-    if gpus > 1:
+    processes = recipe.launch.processes
+    if gpus > 1 and processes == 1:
         raise ConfigError(
-            f"this process sees {gpus} GPUs, and {waits[0]} trains on one in each process; set CUDA_VISIBLE_DEVICES=0 "
-            "to train on one GPU, or do the stages one command at a time, with this one for training: accelerate "
-            f"launch --num_processes {gpus} -m perturn train {run_folder(recipe)}"
+            f"this process sees {gpus} GPUs, and {waits[0]} trains on one in each process; set launch.processes={gpus} "
+            "to train on all of them, or CUDA_VISIBLE_DEVICES=0 to train on one."
         )
+    if 0 < gpus < processes:
+        raise ConfigError(f"launch.processes must be <= the {gpus} GPUs of this machine, got {processes}.")
 
 
 def check_trackers(names: Iterable[str]) -> None:
@@ -183,6 +186,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     check_teacher(recipe)
     check_made(recipe)
     check_selection(recipe)
+    if recipe.staleness:
+        locate("perturn.run.stages.staleness_checks:check_staleness")(recipe)
     if recipe.environment is not None and plays_itself(recipe.environment):
         locate("perturn.run.stages.agent_checks:check_agent")(recipe)
     engine.check(lambda: locate("perturn.run.model_check:empty_base")(recipe), to_yaml(recipe))
@@ -230,7 +235,7 @@ def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
     """Read the user's own rows once, and refuse those that training would."""
     for key, file in own_files(recipe).items():
         kind = (
-            Trajectory if recipe.rows is None or key == "expert.file" else ROWS_OF[recipe.rows.traits.makes]
+            Trajectory if recipe.rows is None or key != "rows.path" else ROWS_OF[recipe.rows.traits.makes]
         )
         try:
             open_rows(file)
@@ -291,6 +296,8 @@ def run_stages(
                 console.print(f"{stage.name}: taken over", style="dim")
             else:
                 with doing(stage, iterations):
+                    if command is None:
+                        look_ahead(session, stage, planned)
                     locate(stage.does)(session, stage)
                     release_memory()
 

@@ -22,6 +22,7 @@ _SHARED = (
     "deterministic",
     "worlds",
     "cluster",
+    "launch",
     "report_to",
     "seed",
 )

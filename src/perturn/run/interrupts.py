@@ -23,10 +23,16 @@ class Stopping(TrainerCallback):
     At its end that is a `KeyboardInterrupt`. Handlers of others stay, and all of them outside the main thread.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        """Take what tells the user that the signal has come; it is called between two instructions of any code."""
-        self._say = say
-        self._asked = False
+    def __init__(self, say: Callable[[str], None], also: Callable[[], bool] = lambda: False) -> None:
+        """Wait for a signal.
+
+        Args:
+            say: Tells the user that the signal has come; it is called between two instructions of any code.
+            also: Whether somebody else has asked for the end, such as the driver of this process.
+        """
+        self._say, self._also = say, also
+        self.asked = False
+        """Whether the signal has come."""
 
     def __enter__(self) -> Stopping:
         if threading.current_thread() is threading.main_thread():
@@ -39,16 +45,17 @@ class Stopping(TrainerCallback):
 
     def _ask(self, number: int, frame: Any) -> None:
         signal.signal(number, _DEFAULTS[signal.Signals(number)])
-        self._asked = True
+        self.asked = True
         self._say("stopping after this step, Ctrl-C again: at once")
 
     def __exit__(self, kind: object, *_: object) -> None:
         for each in self._ours:
             signal.signal(each, _DEFAULTS[each])
-        if kind is None and any_of(self._asked):
+        if kind is None and any_of(self.asked):
             raise KeyboardInterrupt
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Have the checkpoint written, in every process if one of them was told to stop."""
-        if any_of(self._asked):
+        self.asked |= self._also()
+        if any_of(self.asked):
             control.should_save = control.should_training_stop = True

@@ -49,7 +49,8 @@ def continue_training(
         before: Folder of the optimizer of the iteration before. It holds none before the first iteration that had
             something to train on.
     """
-    args.per_device_train_batch_size = math.ceil(math.ceil(rows / minibatches) / world_size())
+    args.rows_per_batch = math.ceil(rows / minibatches)
+    args.per_device_train_batch_size = math.ceil(args.rows_per_batch / world_size())
     steps = math.ceil(minibatches * epochs)
     args.schedule_steps = steps * iterations
     if before is not None and (before / OPTIMIZER[0]).is_file():

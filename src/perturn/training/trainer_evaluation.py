@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import EvalPrediction, Trainer
+from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
 from perturn.errors import ConfigError, DataError, did_you_mean
@@ -23,6 +23,7 @@ from perturn.losses import TurnLogprobs
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import continuing
 from perturn.policy.packing import Batch, Examples
+from perturn.training.sharding import ShardedTrainer
 from perturn.training.turn_config import TurnConfig
 
 Sets = Examples | dict[str, Examples]
@@ -139,7 +140,7 @@ class RowValues:
         return {name: np.array(values, np.float32) for name, values in found.items()}
 
 
-class EvaluatingTrainer(Trainer):
+class EvaluatingTrainer(ShardedTrainer):
     """The part of `TurnTrainer` that evaluates: rows that it was made with, and rows that come later."""
 
     turn_args: TurnConfig

@@ -85,6 +85,13 @@ class TurnConfig(TrainingArguments):
             "help": "Folder of an earlier training, whose optimizer and schedule go on in this one. None: fresh ones."
         },
     )
+    rows_per_batch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Rows of a batch of all processes together, where they do not divide evenly: the places of a batch "
+            "that are left stay empty. None: per_device_train_batch_size times the processes."
+        },
+    )
     schedule_steps: int | None = field(
         default=None,
         metadata={

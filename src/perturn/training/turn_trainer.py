@@ -37,7 +37,6 @@ from perturn.policy.models import (
     context_length,
     disable_dropout,
     load_model,
-    resuming,
     tokenizer_of,
 )
 from perturn.policy.packing import (
@@ -133,6 +132,7 @@ class TurnTrainer(EvaluatingTrainer):
             **trainer,
         )
         refuse_frozen(model)
+        self._divide()
         begins = may_begin(args, model, self.accelerator.distributed_type)
         self.data_collator = Collator(args.token_budget, begins)
         self.loss_is_scaled_for_ga = True  # compute_loss divides by the pairs of the whole optimizer step
@@ -180,6 +180,8 @@ class TurnTrainer(EvaluatingTrainer):
         if self.turn_args.disable_dropout:
             disable_dropout(model)
         keep_ends(model)
+        if peft_config is not None and self.turn_args.fsdp:  # what is not trained takes half the memory
+            model.to(torch.bfloat16)
         prepare(model)
         # Before adapters, which may change the weights they are added to.
         self._weigh(parts, model if reference is None else reference, track)
@@ -261,7 +263,8 @@ class TurnTrainer(EvaluatingTrainer):
         if not (kwargs.get("is_training") and self.args.dataloader_drop_last):
             # With several processes, the batches that each is dealt come from those of all.
             batches = getattr(loader.batch_sampler, "batch_sampler", loader.batch_sampler)
-            loader.set_sampler(Filled(batches.sampler, loader.total_batch_size))
+            rows = self.turn_args.rows_per_batch if kwargs.get("is_training") else None
+            loader.set_sampler(Filled(batches.sampler, loader.total_batch_size, rows))
         return cast("DataLoader[Any]", loader)
 
     def get_batch_samples(
@@ -309,8 +312,12 @@ class TurnTrainer(EvaluatingTrainer):
             for index, pack in enumerate(packs):
                 waits = index < len(packs) - 1
                 state._set_sync_gradients(exchange and not waits)
-                deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED  # has no no_sync
-                with self.accelerator.no_sync(model) if waits and not deepspeed else nullcontext():
+                # DeepSpeed has no no_sync, and with FSDP each process would keep whole gradients meanwhile.
+                whole = self.accelerator.distributed_type not in (
+                    DistributedType.DEEPSPEED,
+                    DistributedType.FSDP,
+                )
+                with self.accelerator.no_sync(model) if waits and whole else nullcontext():
                     total += super().training_step(model, pack, num_items_in_batch)
                 self.tokens_passed += len(pack["ids"])
         return cast(Tensor, self.accelerator.reduce(total, "mean"))  # or `train_loss` would be one process's
@@ -386,15 +393,3 @@ class TurnTrainer(EvaluatingTrainer):
             except Exception:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        with resuming(resume_from_checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with resuming(checkpoint):
-            super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        with resuming(checkpoint):
-            super()._load_rng_state(checkpoint)

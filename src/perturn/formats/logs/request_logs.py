@@ -19,6 +19,7 @@ A record without a request that holds a score and an id gives the score to the c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from perturn.errors import DataError
@@ -36,6 +37,7 @@ from perturn.formats.logs.log_values import (
     unpacked,
 )
 from perturn.formats.logs.provider_messages import answer_of, messages_of, parsed, tools_of
+from perturn.formats.logs.sampled_tokens import with_choice_tokens
 from perturn.formats.logs.streamed_answers import joined
 from perturn.types import Action
 
@@ -232,18 +234,15 @@ def answers_in(response: Any, where: str) -> Iterator[Action]:
     body = response if isinstance(response, Mapping) else {}
     choices = body.get("choices")
     if isinstance(choices, list):
-        given = [(mapping(each).get("message"), mapping(each).get("finish_reason")) for each in choices]
+        given = [(mapping(each).get("message"), mapping(each).get("finish_reason"), each) for each in choices]
     elif isinstance(body.get("output"), list):
-        given = [(body["output"], mapping(body.get("incomplete_details")).get("reason"))]
+        given = [(body["output"], mapping(body.get("incomplete_details")).get("reason"), None)]
     else:
-        given = [(response, first(body, "stop_reason", "finish_reason"))]
-    for said, reason in given:
+        given = [(response, first(body, "stop_reason", "finish_reason"), None)]
+    for said, reason, choice in given:
         if said is not None and (action := answer_of(said, f"{where}: answer")) is not None:
-            yield action if reason not in _CUT else _cut(action)
-
-
-def _cut(action: Action) -> Action:
-    return Action(action.text, ended=False, tool_calls=action.tool_calls, reasoning=action.reasoning)
+            action = with_choice_tokens(action, mapping(choice), f"{where}: answer")
+            yield action if reason not in _CUT else replace(action, ended=False)
 
 
 def scores_in(record: Mapping[str, Any], fields: Fields) -> Iterator[Score]:

@@ -87,6 +87,8 @@ def _needs(recipe: Recipe) -> Iterator[tuple[str, str]]:
             for need, (quantity, request) in wanted(section.needs, f"{part}.name={named(recipe)}").items():
                 if quantity.policies(request):
                     yield f"{part}: what it reads ({need})", "models"
+    if recipe.launch.processes > 1:
+        yield "launch.processes", "models"
     if recipe.base is not None:
         yield "base", "models"
     if recipe.reward_model is not None:

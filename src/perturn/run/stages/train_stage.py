@@ -33,17 +33,18 @@ from perturn.losses import TurnLogprobs
 from perturn.policy.examples import Example
 from perturn.policy.models import new_model
 from perturn.policy.packing import Examples
-from perturn.policy.sampler_agreement import differences, summary
+from perturn.policy.sampler_agreement import Agreement, differences, summary
 from perturn.run.checkpoint_retention import goes_on, keeps_average, let_go
 from perturn.run.interrupts import Stopping
 from perturn.run.iteration_state import go_on, move_average, stay
+from perturn.run.launch.driver import train_in_processes
 from perturn.run.metric_trackers import open_trackers
 from perturn.run.session import Session, policy_path
 from perturn.run.stages.group_stage import read_groups
 from perturn.run.stages.pretraining_stage import heard, taught
 from perturn.run.stages.row_stage import expert_episodes, read_rows
 from perturn.run.stages.training_checks import make_config
-from perturn.train_processes import from_leader, leads
+from perturn.train_processes import from_leader, leads, world_size
 from perturn.training.turn_trainer import TurnTrainer
 
 ONCE = ("base", "sft")
@@ -59,7 +60,11 @@ def train(session: Session, stage: Stage) -> None:
         session.release()
     rows, episodes = _rows(session, stage)
     with run.stage(stage.name, *_files(run, stage)) as counts:
-        if rows:
+        if rows and recipe.launch.processes > 1 and world_size() == 1:
+            del rows  # the processes read them
+            counts |= train_in_processes(run, stage)
+            _say_agreement(run, stage)
+        elif rows:
             counts |= _train(session, stage, rows, episodes)
         elif leads():
             what = "reward model" if stage.section == REWARD_MODEL else "policy"
@@ -71,6 +76,21 @@ def train(session: Session, stage: Stage) -> None:
     if leads():
         shutil.rmtree(run.paths.partial(stage.policy), ignore_errors=True)
         let_go(run, stage)
+
+
+def train_rows(
+    session: Session, stage: Stage, tell: Callable[..., None], asked: Callable[[], bool]
+) -> dict[str, int]:
+    """Train a policy in one of the processes of a launch; return the counts of the training data.
+
+    Args:
+        session: Of this process.
+        stage: The training.
+        tell: Told the number of steps and of those that were done before, as `total` and `done`.
+        asked: Whether the driver has asked for a checkpoint and the end.
+    """
+    rows, episodes = _rows(session, stage)
+    return _train(session, stage, rows, episodes, tell, asked)
 
 
 def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
@@ -108,13 +128,20 @@ def _begin(session: Session, stage: Stage, settings: Train) -> tuple[Any, Any]:
         return new_model(base.shape, len(tokenizer), **ends), tokenizer
 
 
-def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | None) -> dict[str, int]:
+def _train(
+    session: Session,
+    stage: Stage,
+    rows: Sequence[Any],
+    episodes: int | None,
+    tell: Callable[..., None] = lambda **_: None,
+    asked: Callable[[], bool] = lambda: False,
+) -> dict[str, int]:
     """Train on at least one row; counts of the training data."""
     run, recipe = session.run, session.recipe
     settings = _settings(recipe, stage)
     partial = run.paths.partial(stage.policy)
     model, tokenizer = _begin(session, stage, settings)
-    progress = _Progress(run, stage.name, f"training {stage.policy}")
+    progress = _Progress(run, stage.name, f"training {stage.policy}", tell)
     resume = from_leader(last_checkpoint(partial) if leads() else None)
     step = int(resume.rpartition("-")[2]) if resume else 0
     args = make_config(recipe, settings, partial, model)
@@ -133,10 +160,10 @@ def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | 
         callbacks=[progress],
     )
     trainer.remove_callback(PrinterCallback)
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+    if trainer.is_fsdp_enabled != (recipe.launch.sharding == "fsdp2") or trainer.is_deepspeed_enabled:
         raise ConfigError(
-            "`perturn train` keeps the whole model in each process, without FSDP and DeepSpeed; leave them out of "
-            "accelerate's configuration, or train in a script with TurnTrainer."
+            "`perturn train` does not read FSDP and DeepSpeed from accelerate's configuration; leave them out there, "
+            "and set launch.sharding=fsdp2 in the recipe, or train in a script with TurnTrainer."
         )
     assert isinstance(trainer.train_dataset, Examples)
     examples = trainer.train_dataset.rows
@@ -146,7 +173,7 @@ def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | 
         _note_agreement(run, stage, rows, examples)
     with (
         closing(progress),
-        Stopping(progress.say) as stopping,
+        Stopping(progress.say, asked) as stopping,
         open_trackers(
             recipe.report_to if leads() else [], run.paths.tracking, recipe.name, stage.policy, step
         ) as others,
@@ -154,7 +181,7 @@ def _train(session: Session, stage: Stage, rows: Sequence[Any], episodes: int | 
         for callback in (stopping, *others):
             trainer.add_callback(callback)
         trainer.train(resume_from_checkpoint=resume)
-    if leads():
+    if leads() or trainer.is_fsdp_enabled:
         with_optimizer = stage.section == "align" and goes_on(recipe)
         session.training.save(trainer, run.paths.checkpoint(stage.policy), with_optimizer)
     return _count_tokens(examples)
@@ -245,6 +272,15 @@ def _note_agreement(run: Run, stage: Stage, pairs: Sequence[Any], examples: Sequ
     if not found.tokens:
         return
     _write_json(run.paths.agreement(stage.mark), asdict(found))
+    _say_agreement(run, stage)
+
+
+def _say_agreement(run: Run, stage: Stage) -> None:
+    """Say what `metrics/agreement.json` holds, if it is there."""
+    file = run.paths.agreement(stage.mark)
+    if not file.is_file():
+        return
+    found = Agreement(**json.loads(file.read_text(encoding="utf-8")))
     console.print(f"sampling and training differ by, over {found}")
     if found.median > _ROUNDING:
         console.print(
@@ -280,8 +316,8 @@ def _logged(entry: Mapping[str, Any]) -> str:
 class _Progress(TrainerCallback):
     """A bar on the screen, the metrics in a file that survives a kill, and one checkpoint kept."""
 
-    def __init__(self, run: Run, stage: str, what: str) -> None:
-        self._run, self._file, self._what = run, run.paths.metrics(stage), what
+    def __init__(self, run: Run, stage: str, what: str, tell: Callable[..., None]) -> None:
+        self._run, self._file, self._what, self._tell = run, run.paths.metrics(stage), what, tell
         self._open = ExitStack()
         self._bar: Work | None = None
         self._passed: Callable[[], int] = lambda: 0
@@ -307,6 +343,7 @@ class _Progress(TrainerCallback):
         if leads():
             write_whole(self._file, "".join(_logged(entry) + "\n" for entry in state.log_history))
         self._run.expect(self._file, state.max_steps, state.global_step, "steps")
+        self._tell(total=state.max_steps, done=state.global_step)
         a_step = self._an_epoch * float(args.num_train_epochs) / max(1, state.max_steps)
         self._tokens = Tokens(self._passed, state.max_steps - state.global_step, a_step)
         shown = bar(self._what, state.max_steps, state.global_step, "steps", self._tokens)

@@ -20,8 +20,9 @@ from perturn.policy.models import compute_dtype, context_length, device
 from perturn.rows import ROWS
 from perturn.run.metric_trackers import PROJECT
 from perturn.table import at_defaults
-from perturn.train_processes import share_of
+from perturn.train_processes import share_of, world_size
 from perturn.training.credit_choice import choose_credit, make_loss
+from perturn.training.sharding import fsdp2
 from perturn.training.turn_config import TurnConfig
 
 _ARGUMENTS = {
@@ -105,9 +106,11 @@ def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None
     own = {_ARGUMENTS.get(name, name): value for name, value in asdict(settings).items()}
     for name in ("tasks", "lora", *_OF_THE_BASE, *_OF_THE_LOOP):
         own.pop(name, None)
-    own["per_device_train_batch_size"] = share_of(settings.batch_size)
+    own["per_device_train_batch_size"] = share_of(settings.batch_size, recipe.launch.processes)
     own["max_grad_norm"] = settings.max_grad_norm or 0.0  # transformers' word for never
     own.setdefault("seed", recipe.seed)
+    if recipe.launch.sharding == "fsdp2" and world_size() > 1:
+        own |= fsdp2(recipe.launch.cpu_offload)
     return TurnConfig(
         **own,
         output_dir=str(output),

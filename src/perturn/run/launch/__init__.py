@@ -1,0 +1,1 @@
+"""Trainings in several processes of this machine, which the driver of a run starts with torchrun and follows."""

@@ -1,0 +1,140 @@
+"""The driver's side of a training in several processes: torchrun starts them, and the driver follows their files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from perturn.config.parsing import to_yaml
+from perturn.config.stages import Stage
+from perturn.data.run_folder import Run
+from perturn.display.progress_bars import Work, at_work
+from perturn.errors import ConfigError, DataError, ModelError, PerturnError, RunError, StorageError
+from perturn.io.atomic_write import write_whole, writing
+from perturn.run.interrupts import Stopping
+from perturn.run.launch.launch_files import LaunchFiles
+from perturn.train_processes import DRIVER
+
+_KINDS = {each.__name__: each for each in (ConfigError, DataError, ModelError, RunError, StorageError)}
+"""Errors that a process may report, by name; any other one is reported as a `RunError`."""
+_KILLED = re.compile(r"Root Cause.*?rank +: (\d+) .*?\((SIG[A-Z]+)\)", re.DOTALL)
+"""What torchrun writes of the first process that failed, if a signal has ended it."""
+_PAUSE = 0.2
+"""Seconds between two looks at the processes and their files."""
+_TAIL = 12
+"""Lines of the log that an error quotes, where no process has said what is wrong."""
+
+
+def train_in_processes(run: Run, stage: Stage) -> dict[str, Any]:
+    """Train a policy in the processes of the setting `launch`, and return the counts of the training data.
+
+    The processes read the files of the run and write the policy. They end with this process, however it ends.
+
+    Raises:
+        PerturnError: What a process raised, or a `RunError` if one was killed.
+        KeyboardInterrupt: After Ctrl-C, once the processes have written a checkpoint.
+    """
+    files = LaunchFiles(run.paths.launch(stage.policy))
+    shutil.rmtree(files.folder, ignore_errors=True)
+    with writing(files.folder):
+        files.folder.mkdir(parents=True)
+    write_whole(files.recipe, to_yaml(run.recipe))
+    with _started(run, stage, files) as torchrun, at_work(f"training {stage.policy}") as shown:
+        run.follow(lambda: shown.seconds_left)
+        with Stopping(lambda notice: setattr(shown, "what", notice)) as stopping:
+            metrics = run.paths.metrics(stage.name)
+            while torchrun.poll() is None:
+                time.sleep(_PAUSE)
+                if stopping.asked:
+                    files.stop.touch()
+                _follow(run, shown, files, metrics)
+            counts = _result(run, files, torchrun.returncode)
+        shown.total = None  # the stage has its own line
+    return counts
+
+
+@contextmanager
+def _started(run: Run, stage: Stage, files: LaunchFiles) -> Iterator[subprocess.Popen[bytes]]:
+    """Start torchrun, in a session that Ctrl-C does not reach; at the end none of its processes is left."""
+    processes = run.recipe.launch.processes
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    command += [f"--nproc-per-node={processes}", "--max-restarts=0"]
+    command += ["-m", "perturn.run.launch.training_process", str(files.folder), stage.name]
+    own = psutil.Process()
+    threads = str(max(1, torch.get_num_threads() // processes))
+    environment = {"OMP_NUM_THREADS": threads, **os.environ, DRIVER: f"{own.pid} {own.create_time()}"}
+    with files.log.open("wb") as log:
+        torchrun = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        yield torchrun
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            for each in psutil.Process(torchrun.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+        torchrun.kill()
+        torchrun.wait()
+
+
+def _follow(run: Run, shown: Work, files: LaunchFiles, metrics: Path) -> None:
+    """Show the steps that the processes have done, once they have said how many there are."""
+    with suppress(FileNotFoundError):
+        done = metrics.read_bytes().count(b"\n")
+        if shown.total is None:
+            steps = json.loads(files.steps.read_text())
+            shown.expect(steps["total"], steps["done"], "steps")
+            run.expect(metrics, steps["total"], steps["done"], "steps")
+        shown.done = done
+
+
+def _result(run: Run, files: LaunchFiles, code: int) -> dict[str, Any]:
+    """What the processes have counted.
+
+    Raises:
+        PerturnError: If they did not end well.
+    """
+    if code == 0:
+        with suppress(FileNotFoundError):
+            counts: dict[str, Any] = json.loads(files.counts.read_text())
+            return counts
+        return {}  # they were told to stop
+    again = f"the same command goes on from the last checkpoint. Their log: {files.log}"
+    log = files.log.read_text(encoding="utf-8", errors="replace")
+    killed = _KILLED.search(log)
+    with suppress(FileNotFoundError):
+        error = json.loads(files.error.read_text())
+        kind: type[PerturnError] | None = _KINDS.get(error["kind"])
+        if kind is not None:
+            raise kind(error["message"])
+        if killed is None:  # else the others have failed since they waited for the one that was killed
+            raise RunError(
+                f"a training process failed: {error['kind']}: {error['message']} Once that is mended, {again}"
+            )
+    several = run.recipe.launch.processes
+    which = (
+        f"one of the {several} training processes was killed"
+        if killed is None
+        else f"training process {killed[1]} (of 0 to {several - 1}) was killed by {killed[2]}"
+    )
+    raise RunError(
+        f"{which}, perhaps for memory; {again}, which ends with: {' / '.join(log.splitlines()[-_TAIL:])}"
+    )

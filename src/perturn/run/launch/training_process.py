@@ -1,0 +1,79 @@
+"""One of several processes that train a policy together: `python -m` this module, as torchrun starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from perturn.config.recipe import read_recipe
+from perturn.config.stages import stages
+from perturn.data.run_folder import Run
+from perturn.display.progress_bars import console
+from perturn.errors import PerturnError
+from perturn.io.atomic_write import write_whole
+from perturn.io.plain_data import told
+from perturn.run.launch.launch_files import LaunchFiles
+from perturn.run.session import Session
+from perturn.run.stages.train_stage import train_rows
+from perturn.train_processes import DRIVER, leader_first, leads
+
+_PAUSE = 0.5
+"""Seconds between two looks whether the driver is there."""
+
+
+def main(folder: Path, name: str) -> None:
+    """Train the policy of a stage, together with the other processes."""
+    _end_with_the_driver()
+    files = LaunchFiles(folder)
+    console.quiet = not leads()
+    try:
+        recipe = read_recipe(files.recipe)
+        stage = next(each for each in stages(recipe) if each.name == name)
+        with leader_first():  # from here on, the processes can speak with each other
+            pass
+        with Run(recipe) as run, Session(run) as session:
+            counts = train_rows(session, stage, lambda **steps: _say(files.steps, steps), files.stop.exists)
+    except KeyboardInterrupt:  # the driver has asked for it, and a checkpoint is written
+        return
+    except Exception as error:
+        if not files.error.exists():
+            message = str(error) if isinstance(error, PerturnError) else told(error)
+            write_whole(files.error, json.dumps({"kind": type(error).__name__, "message": message}) + "\n")
+        raise
+    _say(files.counts, counts)
+
+
+def _say(file: Path, facts: dict[str, int]) -> None:
+    """Write facts for the driver, once for all processes."""
+    if leads():
+        write_whole(file, json.dumps(facts) + "\n")
+
+
+def _end_with_the_driver() -> None:
+    """Kill this process as soon as the driver or torchrun is gone, even while it waits for other processes."""
+    pid, began = os.environ[DRIVER].split()
+    torchrun = os.getppid()
+
+    def there() -> bool:
+        try:
+            return os.getppid() == torchrun and psutil.Process(int(pid)).create_time() == float(began)
+        except psutil.NoSuchProcess:
+            return False
+
+    def watch() -> None:
+        while there():
+            time.sleep(_PAUSE)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="driver watch", daemon=True).start()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,210 @@
+"""A training in processes that the driver starts with torchrun: what they learn, and what is left when one dies."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from perturn.errors import ConfigError, ModelError, RunError
+from perturn.policy.packing import Filled
+from perturn.run.execute import open_run, run_stages
+from perturn.run.launch import driver
+from perturn.run.launch.launch_files import LaunchFiles
+from support.processes import Started
+
+RECIPE = """
+name: one
+model: {name: tiny, dtype: float32}
+rows: {name: file, path: rows.jsonl}
+align:
+  loss: {name: tlm-dre}
+  epochs: 2
+  batch_size: 2
+  learning_rate: 1.0e-3
+  save_steps: 1000
+"""
+KILLED = """
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 10452)  (SIGKILL)
+"""
+TWO = "launch.processes=2"
+STEPS = 16
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_folder):
+    """A folder with a model, a recipe that aligns it, and 16 pairs."""
+    folder = tmp_path_factory.mktemp("launch")
+    shutil.copytree(tiny_folder, folder / "tiny")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    with (folder / "rows.jsonl").open("w") as file:
+        for n in range(16):
+            said = [{"role": "user", "content": "look " * (1 + n % 5)}]
+            sides = {"chosen": f"north {n}", "rejected": f"south {n} " * (1 + 3 * n % 7)}
+            row = {side: [{"role": "assistant", "content": text}] for side, text in sides.items()}
+            file.write(json.dumps({"prompt": said, **row}) + "\n")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(place, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("PERTURN_CACHE", str(place / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def trained(name, *words):
+    """Weights of a run that is done to its end in this process, and the processes that it starts."""
+    with open_run("recipe.yaml", [f"name={name}", *words]) as run:
+        run_stages(run)
+    return weights(name)
+
+
+def weights(name):
+    return load_file(f"runs/{name}/checkpoints/tlm-dre/model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """Weights of the run that one process trains."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setenv("PERTURN_CACHE", str(place / "cache"))
+        return trained("whole")
+
+
+def steps(name):
+    file = Path(f"runs/{name}/metrics/align.jsonl")
+    return file.read_bytes().count(b"\n") if file.is_file() else 0
+
+
+def ranks():
+    """Training processes of runs in this folder."""
+    here = os.getcwd()
+    found = []
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        command = process.info["cmdline"] or []
+        if process.info["cwd"] == here and "perturn.run.launch.training_process" in command:
+            found.append(process)
+    return [each for each in found if "torch.distributed.run" not in each.info["cmdline"]]
+
+
+def wait_until(claim, seconds=60):
+    """Wait for a condition."""
+    limit = time.monotonic() + seconds
+    while not claim():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_policy_of_one(whole):
+    """Sums in another order differ by rounding alone; the driver seals the files and leaves nothing of the launch."""
+    found = trained("two", TWO)
+
+    assert_close(found, whole, rtol=0, atol=1e-6)
+    assert steps("two") == STEPS
+    assert not Path("runs/two/checkpoints/tlm-dre.partial").exists()
+    noted = [Path(f"runs/{name}/metrics/confidence.jsonl").read_bytes() for name in ("two", "whole")]
+    assert noted[0] == noted[1]
+    with open_run(
+        "runs/two", ["launch.processes=1"]
+    ) as run:  # all seals are right, and another number is no other run
+        assert run.is_done("align")
+
+
+def torchrun_of(process):
+    """The launcher that a driver has started."""
+    return next(each for each in process.children() if "torch.distributed.run" in each.cmdline())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["driver", "torchrun", "process", "ctrl-c"])
+def test_whatever_is_killed_no_process_stays_and_the_command_goes_on(whole, killed):
+    """After a checkpoint; the second command trains what was left, and the policy is the one of one process."""
+    name = f"killed-{killed}"
+    command = ["run", "recipe.yaml", f"name={name}", TWO]
+    started = Started(command, Path.cwd(), dict(os.environ))
+    wait_until(lambda: steps(name) >= 5, seconds=300)
+    driver_process = psutil.Process(started.pid)
+    if killed == "process":
+        ranks()[-1].kill()
+    elif killed == "torchrun":
+        torchrun_of(driver_process).kill()
+    else:
+        driver_process.send_signal(signal.SIGKILL if killed == "driver" else signal.SIGINT)
+    printed = "".join(started.communicate())
+    wait_until(lambda: not ranks())
+
+    assert started.returncode == {"driver": -signal.SIGKILL, "ctrl-c": 130}.get(killed, 2), printed
+    if started.returncode == 2:
+        assert "was killed" in printed
+        assert "the same command goes on from the last checkpoint" in " ".join(printed.split())
+    assert steps(name) < STEPS
+    assert list(Path(f"runs/{name}/checkpoints/tlm-dre.partial").glob("checkpoint-*"))
+    again = Started(command, Path.cwd(), dict(os.environ))
+    printed = "".join(again.communicate())
+    assert again.returncode == 0, printed
+    assert_close(weights(name), whole, rtol=0, atol=1e-6)
+    assert steps(name) == STEPS
+
+
+def ended(tmp_path, code, **files):
+    """What the driver makes of processes that ended with a code and have left files."""
+    with open_run("recipe.yaml", [f"name={tmp_path.name}", TWO]) as run:
+        found = LaunchFiles(tmp_path)
+        found.log.write_text(files.pop("log", "first\nlast line\n"))
+        for name, facts in files.items():
+            getattr(found, name).write_text(json.dumps(facts))
+        return driver._result(run, found, code)
+
+
+def test_the_driver_returns_the_counts_and_raises_what_a_process_raised(tmp_path):
+    """An error for the user keeps its class; any other one, and a kill, say where the log is."""
+    assert ended(tmp_path, 0, counts={"examples": 3}) == {"examples": 3}
+    with pytest.raises(RunError, match=r"one of the 2 training processes was killed.*log.txt.*last line"):
+        ended(tmp_path, 1)
+    with pytest.raises(ModelError, match=r"^no such layer$"):
+        ended(tmp_path, 1, error={"kind": "ModelError", "message": "no such layer"})
+    with pytest.raises(
+        RunError, match=r"training process 1 .*was killed by SIGKILL.*the same command goes on"
+    ):
+        ended(tmp_path, 1, error={"kind": "RuntimeError", "message": "reset by peer"}, log=KILLED)
+    with pytest.raises(RunError, match=r"failed: KeyError: 'x'.*the same command goes on"):
+        ended(tmp_path, 1, error={"kind": "KeyError", "message": "'x'"})
+
+
+def test_a_launch_that_cannot_train_is_rejected_before_work(monkeypatch):
+    """A batch that does not divide, sharding by one process, and fewer GPUs than processes."""
+    for words, said in (
+        (["launch.processes=3"], "batch_size must be a multiple of the 3 processes, got 2"),
+        (["launch.sharding=fsdp2"], "launch.processes must be >= 2 with sharding fsdp2, got 1"),
+        ([TWO, "launch.cpu_offload=true"], "cpu_offload needs sharding fsdp2"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            open_run("recipe.yaml", ["name=refused", *words])
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"sees 2 GPUs, and align trains on one.*set launch.processes=2"):
+        open_run("recipe.yaml", ["name=refused"])
+    with pytest.raises(ConfigError, match=r"launch.processes must be <= the 2 GPUs of this machine, got 4"):
+        open_run("recipe.yaml", ["name=refused", "align.batch_size=4", "launch.processes=4"])
+    assert not Path("runs/refused").exists()
+
+
+def test_steps_of_several_processes_hold_the_rows_of_one():
+    """Ten rows in four steps: three, three, three and one, though two processes have four places in a step."""
+    filled = Filled(range(10), 4, 3)
+
+    assert list(filled) == [0, 1, 2, None, 3, 4, 5, None, 6, 7, 8, None, 9, None, None, None]
+    assert len(filled) == 16
+    assert list(Filled(range(5), 4)) == [0, 1, 2, 3, 4, None, None, None]
+    assert list(Filled(range(6), 3, 3)) == [*range(6)]
