@@ -72,19 +72,24 @@ def bins(run):
     return [(each["asked"], [each.get(name, 0) for name in names]) for each in counts]
 
 
+def recorded(file):
+    """Episodes in a file."""
+    return file.read_text().count("\n") if file.exists() else 0
+
+
 def stop(place, name, kind, episodes):
-    """Begin the run, and signal it once so many episodes are recorded; the file of episodes, and what is left of it."""
-    process = begin(place, name, pause=0.5)
+    """Signal the run once so many more episodes are recorded; their file, the children of the run, and those left."""
     file = place / "runs" / name / "trajectories" / "explore-001.jsonl"
-    while not (file.exists() and file.read_text().count("\n") >= episodes):
+    wanted = recorded(file) + episodes
+    process = begin(place, name, pause=0.5)
+    while recorded(file) < wanted:
         assert process.poll() is None
         time.sleep(0.02)
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(kind)
     process.communicate()
-    assert family
     _, left = psutil.wait_procs(family, timeout=60)
-    return file, [one for one in left if one.status() != psutil.STATUS_ZOMBIE]
+    return file, family, [one for one in left if one.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.slow
@@ -92,11 +97,12 @@ def stop(place, name, kind, episodes):
 def test_a_run_of_agents_is_killed_and_resumed(place, kind):
     """It is killed while agents play: they end with it, and no episode is lost or played twice after that."""
     name = kind.name
-    file, left = stop(place, name, kind, 2)
+    file, family, left = stop(place, name, kind, 2)
     kept, run = file.read_text().splitlines()[:2], place / "runs" / name
 
     finish(begin(place, name))
 
+    assert family
     assert left == []
     explored = list(read_trajectories(file))
     assert file.read_text().splitlines()[:2] == kept
@@ -111,10 +117,12 @@ def test_a_run_of_agents_is_killed_and_resumed(place, kind):
 
 @pytest.mark.slow
 def test_a_run_of_agents_is_killed_at_many_moments(place):
-    """Ten times, by two signals in turn, with one more episode recorded each time."""
-    for moment in range(1, 11):
-        file, left = stop(place, "often", (signal.SIGINT, signal.SIGKILL)[moment % 2], moment)
+    """By two signals in turn, each as soon as a further episode is recorded, until the last is."""
+    kinds, file = [signal.SIGINT, signal.SIGKILL], None
+    while file is None or recorded(file) < 12:
+        file, _, left = stop(place, "often", kinds[0], 1)
         assert left == []
+        kinds.reverse()
 
     finish(begin(place, "often"))
 

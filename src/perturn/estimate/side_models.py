@@ -1,4 +1,4 @@
-"""What models beside the policy are asked in a run, in questions and tokens: a judge, and a simulated user."""
+"""Work of the models beside the policy in a run, in questions and tokens: a judge, and a simulated user."""
 
 from __future__ import annotations
 
