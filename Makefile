@@ -25,7 +25,7 @@ BASE_STAMP := $(VENV)/.base-$(shell cat pyproject.toml constraints.txt 2>/dev/nu
 # Byte code is kept even where the environment says otherwise: tests start hundreds of processes that import the package.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup base demo demo-scienceworld image lab test test-all oldest test-oldest fuzz audit test-cluster test-vllm test-hosts check check-sources check-lints docs bench format clean
+.PHONY: setup base demo demo-scienceworld image lab test test-all oldest test-oldest fuzz audit test-cluster test-vllm test-hosts test-host-verifiers check check-sources check-lints docs bench format clean
 
 # What a run needs: torch, transformers, Perturn. About 1.1 GB without a GPU.
 base: $(BASE_STAMP)
@@ -141,7 +141,11 @@ $(VLLM_STAMP): pyproject.toml
 # Other trainers, without their GPU packages, in an environment of their own. They pin other versions than we do, so they come without
 # dependencies, and what their estimators import is named here. verifiers has another environment, since it needs older clients.
 # SkyRL 0.3 needs Python 3.12; on 3.11 its tests replace typing.TypedDict.
-HOSTS := verl==0.9.1 skyrl==0.3.0 skyrl-gym tinker-cookbook==0.6.1
+HOST_verl := verl==0.9.1
+HOST_skyrl := skyrl==0.3.0 skyrl-gym
+HOST_tinker-cookbook := tinker-cookbook==0.6.1
+HOST_trl :=
+HOSTS := $(HOST_verl) $(HOST_skyrl) $(HOST_tinker-cookbook)
 HOSTS_NEED := aiohappyeyeballs aiohttp aiosignal antlr4-python3-runtime==4.9.3 blobfile cachetools chz cloudpickle codetiming distro \
 	frozenlist func_timeout hydra-core importlib_metadata jaxtyping loguru lxml msgspec multidict omegaconf orjson propcache \
 	pycryptodomex pylatexenc pyrage pyvers pyzmq tensordict termcolor tiktoken tinker==0.38.0 tml-renderers torchdata transferqueue \
@@ -152,11 +156,21 @@ HOSTS_PYTEST := -m pytest -m "slow or not slow" -W default -o cpu_seconds=0 -o t
 # Let an environment find the packages of ours behind its own.
 share = $(1)/bin/python -c "import site, sys; open(site.getsitepackages()[0] + '/zz_perturn.pth', 'w').write(sys.argv[1])" \
 	"$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')"
-test-hosts: setup
-	test -x $(HOSTS_VENV)/bin/python || $(PYTHON) -m venv $(HOSTS_VENV)
-	$(call share,$(HOSTS_VENV))
-	$(HOSTS_VENV)/bin/python -m pip install --quiet --no-deps $(HOSTS) $(HOSTS_NEED)
-	PYTHONPATH=src $(HOSTS_VENV)/bin/python $(HOSTS_PYTEST) $(HOSTS_TESTS)
+# An environment, packages without their dependencies, and tests.
+define test-host
+	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	$(call share,$(1))
+	$(if $(strip $(2)),$(1)/bin/python -m pip install --quiet --no-deps $(2) $(HOSTS_NEED))
+	PYTHONPATH=src $(1)/bin/python $(HOSTS_PYTEST) $(3)
+endef
+test-hosts: setup test-host-verifiers
+	$(call test-host,$(HOSTS_VENV),$(HOSTS),$(HOSTS_TESTS))
+
+# One host alone, such as `make test-host-verl`.
+test-host-%: setup
+	$(call test-host,$(HOSTS_VENV)-$*,$(HOST_$*),tests/adapters/test_$(subst -,_,$*).py tests/adapters/test_released_estimators.py)
+
+test-host-verifiers: setup
 	test -x $(HOSTS_VENV)-verifiers/bin/python || $(PYTHON) -m venv $(HOSTS_VENV)-verifiers
 	$(HOSTS_VENV)-verifiers/bin/python -m pip install --quiet verifiers==0.4.0
 	$(call share,$(HOSTS_VENV)-verifiers)
@@ -199,4 +213,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(OLDEST_VENV) $(HOSTS_VENV) $(HOSTS_VENV)-verifiers build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(OLDEST_VENV) $(HOSTS_VENV) $(HOSTS_VENV)-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,17 +1,29 @@
 """Bias and noise of released advantage estimators with groups of three: the table of docs/methods/libraries.md.
 
-It prints a line for each estimator of the libraries that are installed: `.venv-hosts/bin/python
-benchmarks/library_credits.py`.
+    .venv-hosts/bin/python benchmarks/library_credits.py
+    .venv-hosts/bin/python benchmarks/library_credits.py --check
+
+It writes the lines of the libraries that are installed into the page, and leaves the others. With `--check` it writes
+nothing, and fails if a line differs.
 """
 
+import argparse
 import sys
+import typing
+from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
+
+import typing_extensions
 
 from perturn.adapters.released_estimators import released_estimator
 from perturn.credit_check.benchmark_processes import AGENT_CREDIT_BENCH
 from perturn.credit_check.meter import measure
 from perturn.credit_check.processes import PROCESSES
 
+PAGE = Path(__file__).parents[1] / "docs" / "methods" / "libraries.md"
+MARK = "<!-- libraries -->"
+"""Mark before and after the table."""
 SECTIONS: dict[str, list[dict[str, object]]] = {
     "verl": [
         {"name": "verl:rloo"},
@@ -49,22 +61,66 @@ def cell(cosine: float, bias: float, tolerance: float) -> str:
     return "0" if bias <= tolerance else "wrong sign" if cosine < 0 else f"{bias:.3f}"
 
 
-def main() -> None:
-    """Print the lines of the table."""
+def line(section: dict[str, object]) -> str:
+    """The line of an estimator."""
+    estimator = released_estimator(section)
+    found = [measure(estimator, process, 3) for process in (*PROCESSES, *AGENT_CREDIT_BENCH)]
+    # RLOO and others compute some sums in float32, which is 1e-7 here
+    cells = [cell(one.cosine, one.relative_bias, 1e-6) for one in found]
+    row = [*_named(section), estimator.library, *cells, f"{found[0].noise:.2f}"]
+    return f"| {' | '.join(row)} |"
+
+
+def _named(section: dict[str, object]) -> tuple[str, str]:
+    """The first two cells of an estimator's line."""
+    settings = (f"`{key}={str(value).lower()}`" for key, value in section.items() if key != "name")
+    return f"`{section['name']}`", " ".join(settings)
+
+
+def installed() -> Iterator[dict[str, object]]:
+    """The estimators of the libraries that are installed; the others are named."""
     for library, sections in SECTIONS.items():
+        if library == "skyrl" and sys.version_info < (3, 12):
+            typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]  # SkyRL needs that of 3.12
         if find_spec(library) is None:
-            print(f"{library} is not installed", file=sys.stderr)
-            continue
-        for section in sections:
-            estimator = released_estimator(section)
-            found = [measure(estimator, process, 3) for process in (*PROCESSES, *AGENT_CREDIT_BENCH)]
-            # RLOO and others compute some sums in float32, which is 1e-7 here
-            cells = [cell(one.cosine, one.relative_bias, 1e-6) for one in found]
-            settings = " ".join(
-                f"`{key}={str(value).lower()}`" for key, value in section.items() if key != "name"
-            )
-            row = [f"`{section['name']}`", settings, estimator.library, *cells, f"{found[0].noise:.2f}"]
-            print(f"| {' | '.join(row)} |", flush=True)
+            print(f"{library} is not installed; its lines stay", file=sys.stderr)
+        else:
+            yield from sections
+
+
+def documented(page: Path = PAGE) -> list[str]:
+    """The lines of the page's table, without the two of its head."""
+    return page.read_text().split(MARK)[1].strip().splitlines()[2:]
+
+
+def filled(page: Path = PAGE) -> str:
+    """The page with the lines of the installed libraries measured anew; lines of others stay."""
+    before, table, after = page.read_text().split(MARK)
+    rows = {tuple(row.split(" | ")[:2]): row for row in table.strip().splitlines()}
+    for section in installed():
+        name, settings = _named(section)
+        rows[f"| {name}", settings] = line(section)
+    order = [(f"| {name}", words) for each in SECTIONS.values() for name, words in map(_named, each)]
+    head = [key for key in rows if key not in order]
+    lines = [rows[key] for key in (*head, *order) if key in rows]
+    return f"{before}{MARK}\n{chr(10).join(lines)}\n{MARK}{after}"
+
+
+def main() -> None:
+    """Write the table, or compare it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a line is another one")
+    options = parser.parse_args()
+    page = filled()
+    if page == PAGE.read_text():
+        return
+    if options.check:
+        old = set(documented())
+        new = [one for one in page.split(MARK)[1].strip().splitlines()[2:] if one not in old]
+        raise SystemExit("\n".join([f"{PAGE.name} differs from what is measured now:", *new]))
+    PAGE.write_text(page)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from math import fsum
 from statistics import mean
 
 import torch
-from branch_values import TURNS, Game, small_games
+from small_games import TURNS, Game, small_games
 
 from perturn.credit_check.processes import PROCESSES, Process
 from perturn.envs.alfworld.generated_games import ALFWorldLike

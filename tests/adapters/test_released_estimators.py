@@ -1,5 +1,8 @@
 """Estimators of other libraries under the bias meter, and what AgentCreditBench says of the same estimators."""
 
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -77,3 +80,39 @@ def test_on_its_processes_rloo_is_unbiased_as_it_says():
         assert measure(CREDITS["rloo"](), process, 2).is_unbiased
     value = RECOVERY.episodes.value(0, 0, 1.0)
     assert (value, RECOVERY.episodes.value(1, 1, 1.0)) == (0.75, 0.5)  # so that its oracle says -0.25 and 0.5
+
+
+@pytest.fixture
+def table():
+    """The command that makes the table of the page."""
+    file = Path(__file__).parents[2] / "benchmarks" / "library_credits.py"
+    spec = spec_from_file_location("library_credits", file)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_estimator_has_a_line_of_the_page(table):
+    names = [each["name"] for sections in table.SECTIONS.values() for each in sections]
+
+    assert [row.split("`")[1] for row in table.documented()] == names
+
+
+def test_a_line_that_differs_is_found_and_written_anew(table, monkeypatch, tmp_path):
+    page = tmp_path / "libraries.md"
+    page.write_text(
+        table.PAGE.read_text().replace("| `trl:rloo` |  | trl", "| `trl:rloo` |  | trl 0.1, once", 1)
+    )
+    monkeypatch.setattr(table, "line", lambda section: "| `trl:rloo` |  | measured |")
+    monkeypatch.setattr(table, "installed", lambda: [{"name": "trl:rloo"}])
+
+    found = table.filled(page)
+
+    lines = table.PAGE.read_text().splitlines()
+    changed = [row if "| `trl:rloo` |  |" not in row else "| `trl:rloo` |  | measured |" for row in lines]
+    assert found.splitlines() == changed
+
+
+@pytest.mark.slow  # twelve seconds for TRL alone
+def test_the_page_has_the_figures_of_the_libraries_that_are_installed(table):
+    assert table.filled() == table.PAGE.read_text()

@@ -1,8 +1,10 @@
 """Agents that are functions, most of which misbehave."""
 
 import asyncio
+import os
 import random
 import sys
+import time
 
 
 async def rollout(task, client):
@@ -19,12 +21,30 @@ async def rollout(task, client):
         sys.exit("gave up")
     if bad == "hang":
         await asyncio.sleep(600)
+    if bad in ("leaves", "leaves and hangs"):
+        leave_a_child(task["pids"])
+    if bad == "leaves and hangs":
+        await asyncio.sleep(600)
     if bad == "many":
         for turn in range(50):
             said += [{"role": "assistant", "content": answers[0].choices[0].message.content}]
             said += [{"role": "user", "content": f"turn {turn}"}]
             answers = [await client.chat.completions.create(model="policy", messages=said)]
-    return {"reward": 0.25, "success": True, "drawn": random.random()}
+    reward = answers[0].usage.prompt_tokens if bad == "counts" else 0.25
+    return {"reward": reward, "success": True, "drawn": random.random()}
+
+
+def leave_a_child(pids):
+    """Start a process that leaves the session and outlives the agent, without a program of its own."""
+    if os.fork() == 0:
+        os.setsid()
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(600)
+        with open(pids, "a", encoding="utf-8") as file:
+            file.write(f"{pid}\n")
+        os._exit(0)
+    os.wait()
 
 
 def not_async(task, client):

@@ -5,6 +5,7 @@ import random
 import re
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
 
 import psutil
@@ -14,7 +15,10 @@ import perturn
 from envs.in_processes import assert_ends
 from perturn.envs.load_environment import make_environment
 from perturn.envs.named_protocols import PROTOCOLS
+from perturn.episodes.engine_abilities import EngineAbilities
+from perturn.episodes.seeds import make_jobs
 from perturn.errors import ConfigError, ContextFull, DataError, EngineFailure, RunError
+from perturn.faults import closing_world
 from perturn.serve import Endpoint
 from perturn.types import OPENS, Action, Status
 
@@ -166,6 +170,17 @@ def test_functions_are_agents_too(tmp_path):
     assert [turn.follows for turn in found["both"].turns] == [None, OPENS]
 
 
+def test_an_agent_hears_how_many_tokens_it_sent(tmp_path):
+    """The engine counts 7 tokens of each prompt; the agent gives the number back as its reward."""
+
+    class Counting(Scripted):
+        abilities = EngineAbilities(prompt_tokens={"t#0": 7})
+
+    (one,) = played(agents(tmp_path, [{"id": "t", "bad": "counts"}], function=FUNCTION), Counting()).values()
+
+    assert (one.error, one.total_reward) == (None, 7.0)
+
+
 def test_a_function_that_hangs_is_killed(tmp_path):
     """As a program is."""
     for seconds in LIMITS:
@@ -176,6 +191,22 @@ def test_a_function_that_hangs_is_killed(tmp_path):
 
     assert f"it worked for environment.seconds={seconds:g} and had not ended" in one.error
     assert len(one.turns) == 1
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found by /proc")
+@pytest.mark.parametrize("bad", ["leaves", "leaves and hangs"])
+def test_what_a_function_leaves_behind_is_killed(bad, tmp_path):
+    """A fork of a fork in a session of its own; neither its environment nor its parent tells whose it is."""
+    pids = tmp_path / "pids"
+
+    for seconds in LIMITS:
+        row = {"id": "l", "bad": bad, "pids": str(pids)}
+        (one,) = played(agents(tmp_path, [row], function=FUNCTION, seconds=seconds)).values()
+        if pids.exists():
+            break
+
+    assert (one.error is None) == (bad == "leaves")
+    assert_ends(*map(int, pids.read_text().split()))
 
 
 def test_a_function_must_be_async(tmp_path):
@@ -278,6 +309,24 @@ def test_the_expert_is_a_stronger_model_that_answers_the_same_program(tmp_path, 
     assert (a.policy, a.total_reward, a.error) == ("expert", 1.0, None)
     assert {turn.action.token_ids for turn in a.turns} == {None}
     assert b.status is Status.FAILED
+
+
+def test_what_an_expert_was_paid_for_is_kept(tmp_path, monkeypatch):
+    """Two worlds at once share a ledger; a world of a later process asks for none of the three answers again."""
+    policy = Scripted(lambda prompt: Action("well"))
+    with Endpoint(policy) as endpoint:
+        monkeypatch.setenv("EXPERT_API_KEY", endpoint.key)
+        expert = {"model": "strong", "base_url": endpoint.url(), "api_key_env": "EXPERT_API_KEY"}
+        section, found = agents(tmp_path, [{"id": "a"}], expert=expert), []
+        for worlds in (2, 1):
+            with ExitStack() as stack:
+                made = [stack.enter_context(closing_world(make_environment(section))) for _ in range(worlds)]
+                (job,) = make_jobs(made[0].tasks("train"), 0, 1)
+                found += [each.show(job, PROTOCOLS["agent"], tmp_path / "expert") for each in made]
+
+    assert [len(one.turns) for one in found] == [3, 3, 3]
+    assert len(policy.prompts) == 3
+    assert len((tmp_path / "expert" / "api.jsonl").read_text().splitlines()) == 3
 
 
 def test_an_agent_without_an_expert_has_none(tmp_path):

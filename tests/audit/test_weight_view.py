@@ -18,7 +18,7 @@ from perturn.data.records import line_of
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, write_pairs
 from perturn.errors import ConfigError, DataError
-from perturn.types import Action, PreferencePair, Task, Trajectory, Turn, WeightedTrajectory
+from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn, WeightedTrajectory
 
 
 def say(*texts):
@@ -65,6 +65,18 @@ def data(request, tmp_path):
     if request.param == "trl pair":
         return write(file, TRL_PAIR), ["good answer", "yes"], ["bad"]
     return write(file, {"messages": say("a", "b", "c", "d")}), ["b", "d"], []
+
+
+def test_episodes_that_failed_are_left_out(tmp_path, tiny_folder):
+    """Such as a session that was open when its endpoint was killed, which has no turns."""
+    file = tmp_path / "data.jsonl"
+    with TrajectoryStore(file) as store:
+        store.append(played(status=Status.FAILED, error="lost"))
+        store.append(replace(PAIR.chosen, sample=1))
+
+    rows = list(inspect_json(file, str(tiny_folder)))
+
+    assert len(rows) == 1
 
 
 def test_the_loss_tokens_are_the_actions_and_their_end_tokens(data, tiny_folder):

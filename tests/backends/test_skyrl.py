@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from perturn.policy.models import load_model
 from perturn.types import PreferencePair
 from support.ports import free_port
 
-from .rows import pairs, sampled
+from .rows import trajectory
 
 PYTHON = os.environ.get("PERTURN_SKYRL_PYTHON")
 ROOT = Path(__file__).parents[2]
@@ -70,13 +71,27 @@ def url(tmp_path, model):
         server.wait()
 
 
+def rows_of_known_words(renderer):
+    """Pairs of words of the policy's vocabulary, of unequal lengths, whose rejected sides have sampled tokens."""
+    words = ["apple", "kettle", "pot", "book 1", "cd 1", "fridge 1"]
+    rows = []
+    for n in range(4):
+        said = [" in ".join(words[n : n + 1 + (n + k) % 3]) for k in range(1 + n % 3)]
+        chosen = trajectory(*said, task=f"t/{n}", observed=words[n + 2])
+        turns = []
+        for turn in trajectory(*said[::-1], "vase", observed=words[n + 2]).turns:
+            ids = [*renderer.tokenizer.encode(turn.action.text), min(renderer.end_ids)]
+            turns.append(replace(turn, action=renderer.action(ids, [-2.0] * len(ids))))
+        rows.append(PreferencePair(chosen, replace(chosen, turns=tuple(turns))))
+    return rows
+
+
 @pytest.mark.timeout(1800)
 def test_log_probabilities_gradients_and_steps_are_those_here(url, model, tmp_path):
     """The figures of `benchmarks/remote_training.py`, for made-up sampled sides."""
     pytest.importorskip("tinker")
 
-    rejected = [row.trajectory for row in sampled(Renderer(load_tokenizer(str(model))))]
-    rows = [PreferencePair(pair.chosen, other) for pair, other in zip(pairs(), rejected, strict=True)]
+    rows = rows_of_known_words(Renderer(load_tokenizer(str(model))))
     file = tmp_path / "pairs.jsonl"
     write_pairs(file, rows)
 

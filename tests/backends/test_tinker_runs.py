@@ -15,6 +15,7 @@ from perturn.config.recipe import read_recipe
 from perturn.engines.engine_check import check_engine
 from perturn.engines.tinker.stored_policy import stored_policy
 from perturn.errors import ConfigError, RunError
+from perturn.estimate.dry_run import make_plan
 from perturn.losses import LOSSES
 from perturn.run.execute import open_run, run_stages
 from perturn.run.session import open_engine
@@ -117,6 +118,17 @@ def test_an_online_run_has_no_model_in_this_process(serving, recipe_at, monkeypa
     assert not service.adapters
     verify(folder)
     json.loads((folder / "manifest.json").read_text())["files"]["checkpoints/ppo-clip-003/tinker.json"]
+
+
+def test_a_dry_run_claims_no_time_for_what_the_service_computes(serving, recipe_at):
+    plan = make_plan(recipe_at(serving()), [], None)
+
+    computed = [step for step in plan.steps if step.name.startswith(("explore", "align", "evaluate"))]
+    assert len(computed) >= 6
+    assert all((step.seconds, step.memory_gb) == (None, None) for step in computed)
+    assert plan.how == [
+        "Training and answers are computed by the backend tinker; their time is not estimated."
+    ]
 
 
 def test_the_engine_keeps_the_contract(serving, recipe_at, place):

@@ -18,7 +18,7 @@ def load(name):
     return found
 
 
-load("branch_values")
+load("small_games")
 of_process = load("truncated").of_process
 
 COINS = Process(

@@ -132,3 +132,14 @@ def test_auto_takes_bfloat16_where_it_is_faster(monkeypatch, dtype, fast, device
     config = LlamaConfig(hidden_size=hidden, num_attention_heads=4)
 
     assert compute_dtype(dtype, torch.device(device), config) == expected
+
+
+def test_a_policy_that_a_service_keeps_says_how_to_read_it(tiny_folder, tmp_path):
+    place = tmp_path / "align"
+    place.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (place / name).write_bytes((tiny_folder / name).read_bytes())
+    (place / "tinker.json").write_text("{}")
+
+    with pytest.raises(ModelError, match=r"a training service keeps them.*engine.name=tinker"):
+        load_model(str(place))

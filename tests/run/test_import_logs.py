@@ -259,6 +259,46 @@ def test_a_log_without_any_answer_says_what_its_entries_are(bring):
         bring(failed, failed)
 
 
+def test_a_request_continues_the_response_that_it_names(bring):
+    """The second request holds a tool's result alone; the third names a response that the log does not hold."""
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "here"}]}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "a coin"}
+    first = {
+        "request": {"input": "Find it.", "instructions": "Be brief."},
+        "response": {"id": "resp_1", "output": [call]},
+    }
+    second = {
+        "request": {"input": [result], "previous_response_id": "resp_1", "instructions": "Be brief."},
+        "response": {"id": "resp_2", "output": [text]},
+    }
+    lost = {
+        "request": {"input": "And?", "previous_response_id": "resp_0"},
+        "response": {"id": "resp_3", "output": [text]},
+    }
+
+    account, found = bring(first, second, lost)
+
+    assert account.calls == {"turns": 2, "unsupported": 1}
+    assert "resp_0" in next(iter(account.shown_faults()))
+    (one,) = found
+    assert [message["role"] for message in one.prompt] == ["system"]
+    assert one.is_linear
+    assert one.turns[1].observation == ({"role": "tool", "name": "look", "content": "a coin"},)
+    assert one.turns[1].action.text == "here"
+
+
+def test_a_response_that_names_itself_is_read_once(bring):
+    text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "here"}]}
+    record = {
+        "request": {"input": "x", "previous_response_id": "r"},
+        "response": {"id": "r", "output": [text]},
+    }
+
+    with pytest.raises(DataError, match="1 unsupported"):
+        bring(record)
+
+
 def test_a_call_that_is_there_twice_counts_once(bring):
     """Of two calls with one id and different contents, both count."""
     first = call("a", user("x"), id="r1")

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import perturn
 from engines.api.chat import KEY, Server, completion
 from engines.serving import serve
 from perturn.config.recipe import read_recipe
@@ -11,6 +12,7 @@ from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.report import summarize
 from perturn.run.execute import open_run, run_stages
+from support.shop import Shop
 
 RECIPE = """
 name: shop
@@ -99,6 +101,31 @@ def test_a_run_that_stopped_hears_the_same_words(do, server):
     assert before == after[: len(before)]
     assert len(before) == 2
     assert sum(one.turns[0].user_said == ("Other.",) for one in after) == len(asked) == 1
+
+
+def test_collect_and_evaluate_take_a_user_and_a_judge(server):
+    """The judge rates each episode 6 on a scale of 1 to 11, which is a reward of one half."""
+
+    def reply(body, number):
+        said = {"customer": "Some fruit.", "judge": "[[6]]"}
+        return completion(said.get(body["model"], "sell apple"))
+
+    server.reply = reply
+    engine = {"name": "api", "base_url": server.url}
+    user = {"model": "customer", "engine": engine}
+    judge = {"model": "judge", "engine": engine, "rubric": "Is the fruit sold?", "scale": [1, 11]}
+    others = {"engine": engine, "user": user, "judge": judge}
+
+    explored = perturn.collect("policy", Shop, n=2, **others)
+    shown = perturn.collect("expert", Shop, n=2, user=user)
+    score = perturn.evaluate("policy", Shop, n=2, **others)
+
+    assert {turn.user_said for one in explored for turn in one.turns} == {("Some fruit.",)}
+    assert [one.total_reward for one in explored] == [0.5, 0.5]
+    assert sorted(one.turns[0].environment_reward for one in explored) == [0.0, 1.0]
+    assert ("Some fruit.",) not in {turn.user_said for one in shown for turn in one.turns}
+    assert (score.n, score.mean_score) == (2, 0.5)
+    assert (score.protocol["user"]["model"], score.protocol["judge"]["model"]) == ("customer", "judge")
 
 
 def test_a_score_names_its_user(do):

@@ -2,7 +2,7 @@
 
 import time
 
-from perturn.engines.protocol import EngineAbilities
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.types import Action
 
 

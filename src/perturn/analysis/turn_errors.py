@@ -27,7 +27,7 @@ class TurnError:
 
 
 def error_row(trajectories: Sequence[Trajectory]) -> dict[str, Any] | None:
-    """Error rates of a policy's turns, without and after an earlier error of the episode; None where nothing was played.
+    """Error rates of turns, without and after an earlier error of the episode; None where nothing was played.
 
     An error is a turn that brought the success no nearer, where the way left was measured on all turns; else a turn
     that broke the format or that the environment did not understand. If errors compound, as the analyses of imitation

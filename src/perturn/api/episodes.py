@@ -14,11 +14,12 @@ from typing import Any
 from perturn.analysis.run_summary import compare, policy_row
 from perturn.api.arguments import trajectories_in
 from perturn.api.explorer_rounds import make_explorer, play_rounds
+from perturn.api.side_models import beside, judge_of, judged, told_of, user_of
 from perturn.chat.control_tokens import declared_ends
 from perturn.chat.model_names import resolve_model
 from perturn.chat.tokens import Renderer
 from perturn.config.explorer_settings import ExploreSettings
-from perturn.config.parsing import build, parse
+from perturn.config.parsing import build, parse, to_mapping
 from perturn.config.sections import ProtocolSettings, Section, Tasks, Worlds
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
 from perturn.envs.abilities import EXPERTS, abilities_of
@@ -68,6 +69,8 @@ def collect(
     iteration: int = 1,
     earlier: Sequence[Trajectory] = (),
     experts: Sequence[Trajectory] = (),
+    user: Section | None = None,
+    judge: Section | None = None,
 ) -> list[Trajectory]:
     """Play tasks; failed episodes are among the results.
 
@@ -90,6 +93,9 @@ def collect(
         iteration: From 1; each has seeds of its own.
         earlier: Episodes of the iteration before, for an explorer that goes on with the unfinished ones.
         experts: The expert's episodes, for an explorer that resumes them.
+        user: Section `user`: a model that speaks where the environment hands over the user's turn; for the
+            expert its script speaks.
+        judge: Section `reward.judge`: a model whose ratings are the rewards, also of the expert's episodes.
 
     Returns:
         Trajectories, in the order of the tasks; then those that resume them, each with the sample that it resumes in
@@ -99,6 +105,7 @@ def collect(
         PerturnError: If a setting is wrong, or the environment or the model cannot be loaded.
     """
     explorer = make_explorer(explore, samples, concurrency)
+    speaks, rates = user_of(user), judge_of(judge)
     _check_sampling(sampling)
     earlier, experts = trajectories_in(earlier, "earlier"), trajectories_in(experts, "experts")
     if not isinstance(iteration, int) or iteration < 1:
@@ -108,25 +115,23 @@ def collect(
         if policy == "expert" and abilities_of(env).isdisjoint(EXPERTS):
             raise ConfigError(f"{env.name} has no expert; give a model as policy.")
         tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
-        rules = _rules(protocol, env, tasks[0])
+        rules = told_of(_rules(protocol, env, tasks[0]), None if policy == "expert" else speaks)
     _check_explorer(explorer, policy, experts)
     left = [one for one in earlier if unfinished(one)] if explorer.traits.resumes_earlier else []
     inputs = ExploreInputs(seed, iteration, tasks, left)
     jobs = explorer.jobs(inputs, 0)
     if policy == "expert":
-        return _in_order(
-            jobs, play_alone(jobs, partial(shown, protocol=rules), make, concurrency=concurrency)
-        )
+        alone = play_alone(jobs, partial(shown, protocol=rules), make, concurrency=concurrency)
+        return judged(_in_order(jobs, alone), rates)
     how = sampling or Sampling(temperature=1.0, max_new_tokens=turn_tokens(rules.format))
     explorer = replace(explorer, sampling=how)
     explorer.check(max(map(rules.limit, tasks)), len(tasks))
     open_policy = partial(_reader, policy, tokenizer)
-    with _serving(policy, rules, tokenizer, engine) as served:
+    with _serving(policy, rules, tokenizer, engine) as acting, beside(acting, speaks) as served:
 
         def played(jobs: Sequence[Job]) -> list[Trajectory]:
-            return _in_order(
-                jobs, play(jobs, served, make, protocol=rules, sampling=how, concurrency=concurrency)
-            )
+            done = play(jobs, served, make, protocol=rules, sampling=how, concurrency=concurrency)
+            return judged(_in_order(jobs, done), rates)
 
         explored = played(jobs)
         resumed = play_rounds(explorer, replace(inputs, explored=explored), experts, open_policy, played)
@@ -188,6 +193,8 @@ def evaluate(
     engine: Section | None = None,
     concurrency: int = 16,
     seed: int = 0,
+    user: Section | None = None,
+    judge: Section | None = None,
 ) -> Score:
     """Score a policy on held-out tasks.
 
@@ -203,22 +210,25 @@ def evaluate(
         engine: Section `engine` that serves a Hub id or a folder; None: the local engine.
         concurrency: Episodes played at the same time.
         seed: Of the episodes.
+        user: Section `user`: a model that speaks where the environment hands over the user's turn.
+        judge: Section `reward.judge`: a model whose ratings are the rewards.
     """
     parse(ExploreSettings, {"concurrency": concurrency})
+    speaks, rates = user_of(user), judge_of(judge)
     _check_sampling(sampling)
     make, concurrency = _maker(environment), _at_once(environment, concurrency)
     with closing_world(make()) as env:
         chosen = scored_panel(env, split, n)
         tasks = choose_tasks(env, chosen)
-        rules = _rules(protocol, env, tasks[0])
+        rules = told_of(_rules(protocol, env, tasks[0]), speaks)
         name = env.name
     how = sampling or rules.sampling or Sampling(max_new_tokens=turn_tokens(rules.format))
     jobs = make_jobs(tasks, seed)
-    with _serving(policy, rules, tokenizer, engine) as served:
-        played = _in_order(
-            jobs, play(jobs, served, make, protocol=rules, sampling=how, concurrency=concurrency)
-        )
+    with _serving(policy, rules, tokenizer, engine) as acting, beside(acting, speaks) as served:
+        done = play(jobs, served, make, protocol=rules, sampling=how, concurrency=concurrency)
+        played = judged(_in_order(jobs, done), rates)
     conditions = stamp(name, _section(environment), chosen.split, tasks, rules, how, seed)
+    conditions |= {key: to_mapping(each) for key, each in (("user", speaks), ("judge", rates)) if each}
     return Score(**policy_row(played), protocol=conditions, trajectories=played)
 
 

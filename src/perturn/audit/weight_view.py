@@ -25,7 +25,7 @@ from perturn.formats.read_rows import Row, Tally, open_rows, read_branches, read
 from perturn.formats.row_sources import Source
 from perturn.policy.examples import Example, encode_example
 from perturn.table import locate
-from perturn.types import Trajectory, WeightedTrajectory
+from perturn.types import Trajectory, WeightedTrajectory, failed
 
 _NEXT = "\n--- the next turn, as the policy saw it ---\n"
 
@@ -73,9 +73,14 @@ def inspect_json(
 def _encoded(
     source: Source, data: Path, view: View, tally: Tally | None = None
 ) -> Iterator[tuple[Record, Example | PerturnError]]:
-    """Each row's place, and the row as tokens with the weights it has, or why training would refuse it."""
+    """Each row's place, and the row as tokens with the weights it has, or why training would refuse it.
+
+    Episodes that FAILED are left out, as in training.
+    """
     given = _given(data, view)
     for record, row in _numbered(source, view, tally):
+        if isinstance(row, Trajectory) and failed(row):
+            continue
         try:
             if isinstance(row, DataError):
                 raise row

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.data.cache_folders import cache_folder
+from perturn.engines.tinker.stored_policy import AT_SERVICE
 from perturn.errors import ModelError, closest
 from perturn.io.atomic_write import replacing
 from perturn.io.read_input import user_path
@@ -203,6 +204,11 @@ def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings
         return from_pretrained(kind, adapters.base, say, **settings)
     else:
         path = resolve_model(name, say)
+    if kind.startswith("AutoModel") and (Path(path) / AT_SERVICE).is_file():
+        raise ModelError(
+            f"model {name!r} has no weights here: a training service keeps them, and {AT_SERVICE} names them. Read it "
+            "with engine.name=tinker and backend.name=tinker."
+        )
     try:
         return locate(f"transformers:{kind}").from_pretrained(path, **settings)
     except Exception as error:  # what damaged files make of the libraries that read them is of many types

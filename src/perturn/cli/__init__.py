@@ -10,6 +10,7 @@ from perturn.cli import (  # noqa: F401  each registers its commands
     judge_commands,
     log_commands,
     loop_commands,
+    measure_commands,
     score_commands,
     serve_commands,
     setup_commands,
@@ -24,7 +25,7 @@ from perturn.io.atomic_write import is_storage_error, storage_error
 ORDER = (
     *("run", "collect", "pair", "credit", "train", "evaluate", "serve", "report", "study", "import-expert"),
     *("init", "check-env", "check-credit", "check-judge", "convert", "import-logs"),
-    *("inspect", "watch", "verify", "list", "export", "compare", "play"),
+    *("measure", "inspect", "watch", "verify", "list", "export", "compare", "play"),
 )
 """Order of the commands in `perturn --help`: the loop, in the order of its stages, comes first."""
 

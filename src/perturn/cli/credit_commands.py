@@ -11,6 +11,7 @@ from rich.table import Table
 
 from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, results, say_json
 from perturn.cli.loop_commands import do_stages
+from perturn.data.run_paths import RunPaths
 from perturn.display.progress_bars import at_work
 from perturn.errors import ConfigError
 from perturn.table import locate
@@ -39,7 +40,8 @@ def credit(
     as_json: AsJson = False,
 ) -> None:
     """Compute the credit of each turn, with any credit."""
-    if not (source.is_dir() and any(word.startswith("credit.") for word in overrides or [])):
+    again = any(word.startswith("credit.") for word in overrides or []) or RunPaths(source).is_recorded
+    if not (source.is_dir() and again):
         if against or name or reference or drop_equal_outcomes:
             raise ConfigError(
                 "--against, --as, --reference and --drop-equal-outcomes weigh the groups of a run again; give its "
@@ -50,7 +52,7 @@ def credit(
     with at_work("crediting"):
         found = locate("perturn.run.stages.credit_stage:credit_run")(
             source,
-            overrides,
+            overrides or [],
             against=against,
             name=name,
             reference=reference,

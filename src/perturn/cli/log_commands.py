@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,17 +12,21 @@ import typer
 from perturn.cli._base import AsJson, command, results, say_json
 from perturn.display.progress_bars import at_work
 from perturn.display.progress_bars import console as notices
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, DataError
+from perturn.io.plain_data import told
 from perturn.io.user_paths import user_path
 
 if TYPE_CHECKING:
     from perturn.episodes.sequences import Cause
+    from perturn.formats.logs.log_entries import Decode
     from perturn.run.log_import.import_logs import LogAccount
 
 _WORDS = {
     "turns": "turns",
+    "rollouts": "rollouts",
     "unscored": "of episodes without a score",
     "unpaired": "of episodes in no pair",
+    "failed": "that failed",
     "duplicate": "duplicates",
     "no_answer": "without an answer",
     "unsupported": "unsupported",
@@ -42,6 +47,8 @@ _WORDS = {
     "calls.jsonl --score feedback --rows labelled",
     "traces.jsonl logs.jsonl --format otel --output production.jsonl",
     "observations.jsonl scores.jsonl --score thumbs --rows pairs --task metadata.task_id",
+    "results.jsonl --format verifiers --output theirs.jsonl",
+    "rollouts/*.jsonl --format verl --model smollm2-135m",
     panel="Prepare",
 )
 def import_logs(
@@ -51,7 +58,11 @@ def import_logs(
     ],
     format_name: Annotated[
         str | None,
-        typer.Option("--format", help="otel, langsmith, langfuse or requests; else the records tell."),
+        typer.Option(
+            "--format",
+            help="otel, langsmith, langfuse or requests; of rollouts verifiers, verl, skyrl, trl, art or "
+            "agent-lightning; else the records tell.",
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; else FILE's name and --rows, here.")
@@ -73,9 +84,12 @@ def import_logs(
     keep_unscored: Annotated[
         bool, typer.Option("--keep-unscored", help="Also write episodes without a score.")
     ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Model whose tokenizer decodes token ids, for records without texts.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn logs of model calls into rows for offline training."""
+    """Turn logs of model calls, and rollouts of other trainers, into rows for offline training."""
     from perturn.formats.logs.log_entries import Fields
     from perturn.rows.group_pairs import GroupPairs
     from perturn.run.log_import.import_logs import LogSettings
@@ -86,7 +100,7 @@ def import_logs(
     target = Path(f"{stem}-{rows}.jsonl") if output is None else user_path(output, "output")
     if target.resolve() in [path.resolve() for path in paths]:
         raise ConfigError(f"{target} is one of the logs; write another file with --output.")
-    fields = Fields(session, task, score)
+    fields = Fields(session, task, score, None if model is None else _decoder(model))
     pairs = GroupPairs(threshold, per_group=None)
     settings = LogSettings(format_name, rows, fields, success_at, keep_unscored, pairs)
     with at_work("reading logs"):
@@ -100,6 +114,21 @@ def import_logs(
         results.print(line, markup=False, soft_wrap=True)
 
 
+def _decoder(model: str) -> Decode:
+    """Return a function that decodes token ids of a model."""
+    from perturn.chat.model_names import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+
+    def decode(ids: Sequence[int], special: bool) -> str:
+        try:
+            return str(tokenizer.decode(list(ids), skip_special_tokens=not special))
+        except (OverflowError, TypeError, IndexError) as error:
+            raise DataError(f"{model} cannot decode the token ids: {told(error)}.") from error
+
+    return decode
+
+
 def _summary(found: LogAccount) -> list[str]:
     """Return a line for each kind of thing that was counted."""
     lines = [
@@ -109,6 +138,11 @@ def _summary(found: LogAccount) -> list[str]:
     ]
     if found.score is not None:
         lines.append(f"score {found.score}: {_sum(found.scores, 'scores')}")
+    if found.replaced_rewards:
+        lines.append(
+            f"{found.replaced_rewards} rollouts have rewards of turns that do not sum up to the score; their last turn "
+            "has the score"
+        )
     if found.shared_ids:
         lines.append(
             f"{found.shared_ids} calls have the id of another call; a score of such an id is of the first of them"

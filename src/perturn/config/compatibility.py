@@ -117,6 +117,11 @@ def explorer_faults(recipe: Recipe) -> Iterator[str]:
         yield problem
     if traits.resumes_earlier and recipe.iterations == 1:
         yield f"explore.name={explorer_name(recipe)} resumes episodes in the next iteration; set iterations > 1."
+    if traits.source is not None and recipe.iterations > 1:
+        yield (
+            f"explore.name={explorer_name(recipe)} has the episodes of one iteration; set iterations to 1, got "
+            f"{recipe.iterations}."
+        )
     if traits.policy == "sft" and recipe.sft is None:
         yield "explore.policy is sft, and the recipe has no section sft; add one, or take explore.policy=base."
     if len({sense_in(explorer.needs), sense_in(rows.needs) if rows else None} - {None}) > 1:
@@ -167,7 +172,7 @@ def row_faults(recipe: Recipe) -> Iterator[str]:
             "has no reference; leave align.reference out",
         ),
         (
-            traits.several_samples and explore and explore.samples == 1,
+            traits.several_samples and explore and explore.samples == 1 and explore.traits.source is None,
             "compares the samples of a task; explore.samples must be > 1, got 1",
         ),
         (

@@ -30,6 +30,8 @@ class ExplorerTraits:
     """Whether its rollouts include unfinished episodes of the iteration before."""
     reads_policy: bool = False
     """Whether its `needs` are computed by the policy that explored. The chosen turns are then stored before play."""
+    source: str | None = None
+    """File with its episodes, which are then not played; None: they are."""
 
 
 @dataclass(frozen=True)

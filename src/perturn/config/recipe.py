@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from perturn.bounds import EFFORT, SEED, EntryOf, check_bounds
+from perturn.bounds import EFFORT, SEED, Bound, EntryOf, check_bounds
 from perturn.config.compatibility import explorer_faults, row_faults
 from perturn.config.evaluation_settings import Evaluate
 from perturn.config.explorer_settings import EXPLORER, ExploreSettings
@@ -81,6 +81,10 @@ class Recipe:
     iterations: Annotated[int, COUNT] = 1
     """How often the policy explores and is aligned, each time from the policy of the time before. ETO does it three
     times; online learning many times."""
+    staleness: Annotated[int, Bound(least=0)] = 0
+    """Versions of the policy that a token may be older than the policy that learns from it. 0: exploration and training
+    take turns. k: the next k iterations are explored while the policy trains, which then changes in the middle of
+    episodes."""
     then: Annotated[Section | None, EFFORT] = None
     """A second recipe, which `perturn run` does next. It starts from the last policy of this one, in the folder
     `NAME-then`. It has sections of its own to train, and takes the others, such as `environment`, from this one."""
@@ -150,18 +154,19 @@ class Recipe:
     def _unplayed(self) -> Iterator[str]:
         """Yield what would play in an environment, where there is none."""
         own = self.expert is not None and self.expert.file is not None
+        brought = self.explore is not None and self.explore.traits.source is not None
         plays = {
             "sft": self.sft is not None and not own,
-            "rows": self.rows is not None and self.rows.traits.explored,
+            "rows": self.rows is not None and self.rows.traits.explored and not brought,
             "base": self.base is not None,
             "expert": self.expert is not None and not own,
-            "explore": self.explore is not None,
+            "explore": self.explore is not None and not brought,
         }
         for part, needed in plays.items():
             file = " or take rows.name=file" if part == "rows" else ""
             if needed:
                 yield f"environment is missing, which {part} plays in; set it{file} in the recipe."
-        if self.sft is None and self.align is None:
+        if self.sft is None and self.align is None and not brought:
             yield "environment is missing; set it in the recipe."
 
 

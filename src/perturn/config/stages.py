@@ -114,7 +114,9 @@ def own_files(recipe: Recipe) -> dict[str, str]:
     """Files of the user's that a recipe learns from, by their keys."""
     rows = recipe.rows.traits.source if recipe.rows else None
     expert = recipe.expert.file if recipe.expert else None
-    return {key: file for key, file in (("expert.file", expert), ("rows.path", rows)) if file is not None}
+    explored = recipe.explore.traits.source if recipe.explore else None
+    named = (("expert.file", expert), ("explore.path", explored), ("rows.path", rows))
+    return {key: file for key, file in named if file is not None}
 
 
 def suffix_of(recipe: Recipe, policy: str) -> str | None:
@@ -200,8 +202,9 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
             *((trained[start],) if start in trained else ()),
             *((f"explore{mark(recipe, number - 1)}",) if goes_on else ()),
         )
+        does = "explore" if recipe.explore.traits.source is None else "bring_explored"
         yield Stage(
-            explore, "collect", "perturn.run.stages.collect_stage:explore", needs, start, reads=before, **its
+            explore, "collect", f"perturn.run.stages.collect_stage:{does}", needs, start, reads=before, **its
         )
         if number == 1 and _explores_first(recipe):
             yield _evaluation("base", (*(("base",) if recipe.base else ()), explore), before)

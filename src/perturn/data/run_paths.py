@@ -49,6 +49,8 @@ class RunPaths:
     """Answers of the judge, and its ledger."""
     user = _File("user")
     """Ledger of the simulated user."""
+    teacher = _File("expert")
+    """Ledger of a model that is the expert of an agent."""
     tracking = _File("tracking")
     """Files of TensorBoard or Weights & Biases."""
     summary = _File("summary.json")
@@ -130,6 +132,23 @@ class RunPaths:
         """How far the log-probabilities of sampling and of training differ."""
         return self.folder / "metrics" / f"agreement{mark}.json"
 
+    def continuations(self, mark: str = "") -> Path:
+        """Continuations of an iteration's episodes that `perturn measure` has played."""
+        return self.folder / "measure" / f"continuations{mark}.jsonl"
+
+    def gradients(self, mark: str = "") -> Path:
+        """Folder of the gradients of the actions of an iteration's episodes."""
+        return self.folder / "measure" / f"gradients{mark}"
+
+    def measured(self, mark: str = "") -> Path:
+        """What `perturn measure` found of an iteration."""
+        return self.folder / "measure" / f"measured{mark}.json"
+
+    @property
+    def all_measured(self) -> list[Path]:
+        """What `perturn measure` found of each iteration that was measured, in order."""
+        return sorted(self.measured().parent.glob("measured*.json"))
+
     def evaluation(self, policy: str) -> Path:
         """A policy's episodes on the evaluation panel."""
         return self.folder / "evaluation" / f"{policy}.jsonl"
@@ -165,6 +184,16 @@ class RunPaths:
     def is_run(self) -> bool:
         """Whether a run was begun here."""
         return self.recipe.is_file()
+
+    @property
+    def sessions(self) -> Path:
+        """Notes of the sessions that were opened since an endpoint that records here was started."""
+        return self.folder / "open.jsonl"
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the episodes are of an endpoint, and not of a run."""
+        return self.sessions.is_file()
 
     @property
     def shared(self) -> list[Path]:

@@ -9,7 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from perturn.engines.protocol import CancellingEngine, abilities_of
+from perturn.engines.protocol import CancellingEngine
+from perturn.episodes.engine_abilities import abilities_of
 from perturn.types import Action, Engine, Prompt, Sampling, StreamingEngine
 
 Result = TypeVar("Result")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -116,39 +116,30 @@ class Updatable(Engine, Protocol):
 
 
 @runtime_checkable
+class SwappingEngine(Updatable, StreamingEngine, Protocol):
+    """A streaming engine that can go over to other weights in the middle of answers."""
+
+    version: int | None
+    """Version of its weights, which `Action.versions` says of each token that it samples; None: it says none."""
+
+    def swap_weights(self, folder: str | Path, name: str, version: int | None) -> None:
+        """Serve other weights from the next token on, with nothing in use that the old ones computed.
+
+        Args:
+            folder: What `save_pretrained` wrote.
+            name: Identity of the new policy.
+            version: Version of the new weights.
+
+        Raises:
+            PerturnError: If the weights cannot be read.
+        """
+        ...
+
+
+@runtime_checkable
 class CancellingEngine(StreamingEngine, Protocol):
     """A streaming engine that can stop an answer which nobody waits for any more."""
 
     def cancel(self, conversation: str) -> None:
         """Stop answering the prompt of a conversation; `advance` says nothing of it."""
         ...
-
-
-@dataclass(frozen=True)
-class EngineAbilities:
-    """Abilities of an open engine beside answering, for an endpoint that serves it."""
-
-    concurrent: bool = False
-    """Whether `generate` may be called from several threads at a time."""
-    response_formats: frozenset[str] = frozenset()
-    """Types of `Prompt.response_format` that it keeps to."""
-    reads_thoughts: bool = True
-    """Whether the thoughts of earlier turns reach the model."""
-    decode: Callable[[Sequence[int]], str] | None = None
-    """Text of token ids; None: its answers have no token ids."""
-    prompt_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Tokens of the newest prompt of each open conversation; empty if it does not count them."""
-    answer_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Tokens of the newest answer of each open conversation, for an engine whose answers have no token ids."""
-
-
-@runtime_checkable
-class DescribedEngine(Engine, Protocol):
-    """An engine that says what else it can do."""
-
-    abilities: EngineAbilities
-
-
-def abilities_of(engine: Engine) -> EngineAbilities:
-    """Return the abilities of an open engine; an engine that says nothing of them has the defaults."""
-    return engine.abilities if isinstance(engine, DescribedEngine) else EngineAbilities()

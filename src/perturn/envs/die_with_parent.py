@@ -6,6 +6,7 @@ memory of the program to so many bytes (0: no limit) and becomes it.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import resource
@@ -13,6 +14,13 @@ import select
 import signal
 import sys
 import threading
+from contextlib import suppress
+from pathlib import Path
+
+_SET_CHILD_SUBREAPER = 36
+"""Of `prctl`."""
+_CHILDREN = Path("/proc/self/task")
+"""Threads of this process, with the children of each."""
 
 
 def die_with_parent(lifeline: int) -> None:
@@ -29,6 +37,21 @@ def die_with_parent(lifeline: int) -> None:
             os.killpg(0, signal.SIGKILL)
     else:
         threading.Thread(target=_wait_and_die, args=(lifeline,), daemon=True).start()
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, so that they can be found; on Linux alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_descendants() -> None:
+    """Kill all that this process started and that it adopted; on Linux alone."""
+    while children := [int(pid) for file in _CHILDREN.glob("*/children") for pid in file.read_text().split()]:
+        for pid in children:
+            with suppress(ProcessLookupError, ChildProcessError):  # another thread has waited for it
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)  # its children are ours now
 
 
 def _wait_and_die(lifeline: int) -> None:

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any
 
 from perturn.episodes.calls.call import Tools
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.episodes.formats import FORMATS, Format
 from perturn.episodes.job import Job as Job
 from perturn.episodes.prompts import recalled, shown, system_prompt, window, with_suffix
@@ -43,6 +44,7 @@ def episode(
     protocol: EpisodeProtocol,
     policy: str = "",
     user_said: Sequence[Sequence[str]] = (),
+    abilities: EngineAbilities | None = None,
 ) -> Episode:
     """Play one episode: yields prompts, is sent actions, returns the trajectory.
 
@@ -60,14 +62,16 @@ def episode(
         policy: Identity of the policy that will answer.
         user_said: Texts of the user before each turn, which are said again; beyond them, and beyond those of a begun
             episode, the user's model is asked or its script speaks.
+        abilities: Of the engine that will answer, for an environment that plays its episodes itself.
     """
     if traits_of(env).plays_itself:
         playing: Any = env
-        whole: Trajectory = yield from playing.play(job, protocol, policy)
+        whole: Trajectory = yield from playing.play(job, protocol, policy, abilities)
         return whole
     reader = FORMATS[protocol.format]
     recorded = job.begun.turns if job.begun else ()
     begun = recorded[: job.kept]
+    known = len(begun) + (not job.anew)  # observations that must be as they were
     record = _unplayed(env, job, protocol, policy)
     turns: list[Turn] = []
     try:
@@ -80,7 +84,7 @@ def episode(
         last = inf if job.window is None else len(begun) + job.window
         while not seen.terminated and allowance.left and len(turns) < last:
             heard = allowance.tell(shown(seen, protocol, calls))
-            if len(turns) <= len(begun):
+            if len(turns) < known:
                 _check_back(recorded, turns, heard)
             if len(turns) < len(begun):
                 action = begun[len(turns)].action
@@ -96,7 +100,7 @@ def episode(
             later = recalled(heard, before, protocol)
             turn = Turn(heard, action, seen.reward, seen.valid, before.state_key, later, user_said=said)
             turns.append(turn)
-        if job.begun is not None and len(turns) <= len(begun):
+        if job.begun is not None and len(turns) < known:
             raise NotComeBack(
                 f"the world ended at turn {len(turns)}, before it had come back to turn {len(begun)}."
             )
@@ -129,7 +133,7 @@ def _said_before(job: Job) -> list[tuple[str, ...]]:
     if job.begun is None:
         return []
     said = [*(turn.user_said for turn in job.begun.turns), job.begun.user_said]
-    return said[: len(job.begun.turns[: job.kept]) + 1]
+    return said[: len(job.begun.turns[: job.kept]) + (not job.anew)]
 
 
 def _prompt(record: Trajectory, job: Job, turns: Sequence[Turn], heard: tuple[Message, ...]) -> Prompt:

@@ -20,6 +20,8 @@ class Job:
     """How many of them; None: all."""
     window: int | None = None
     """Turns that are played now, at most; an episode that could go on is then left UNFINISHED. None: all."""
+    anew: bool = False
+    """Whether the world may answer the last kept action otherwise than it did: that reply is not checked."""
 
     @property
     def conversation(self) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, sqrt
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -21,6 +22,8 @@ from perturn.data.file_seals import read_manifest, refuse_damage, without_remove
 from perturn.data.run_folder import resolve_recipe, run_folder
 from perturn.data.run_paths import RunPaths
 from perturn.estimate.episode_lengths import Episodes, look_at_episodes, renderer_of
+from perturn.estimate.overlap import predict
+from perturn.estimate.side_models import side_model_costs
 from perturn.estimate.stage_costs import (
     KEPT_BY_ALLOCATOR,
     REPORT_SECONDS,
@@ -39,7 +42,7 @@ from perturn.io.read_input import user_path
 from perturn.rules import TurnControl
 from perturn.run.execute import check, refuse_early
 from perturn.run.protocol_rules import evaluation_sampling, ruled
-from perturn.run.session import engine_settings
+from perturn.run.session import backend_settings, engine_settings
 from perturn.run.stages.branch_stage import explorer_of
 from perturn.run.stages.collect_stage import AT_ONCE
 from perturn.table import locate
@@ -109,16 +112,21 @@ def make_plan(
     refuse_damage(folder, without_removed(folder, manifest.get("files", {}))[0])
     panels = check(recipe, command)
     startup = _import_stages(recipe, command) - began + (REPORT_SECONDS if command is None else 0.0)
-    engine, machine = engine_settings(recipe), None
+    engine, backend, machine = engine_settings(recipe), backend_settings(recipe), None
     found = look_at_episodes(
         recipe, panels, renderer_of(recipe) if engine.traits.serves_checkpoints else None
     )
-    if engine.traits.serves_checkpoints:
+    if "models" not in backend.traits.provides:
+        how = [
+            f"Training and answers are computed by the backend {recipe.backend['name']}; their time is not estimated."
+        ]
+    elif engine.traits.serves_checkpoints:
         model = locate("perturn.run.model_check:empty_base")(recipe)
         machine = _measured(recipe, model, found)
         how = _how(machine, found)
     else:
         how = [f"Time is the server's and is not estimated. What it may spend: {engine.traits.spending}."]
+    how += side_model_costs(recipe, found)
     done = manifest.get("stages", {})
     steps = []
     for stage in stages(recipe):
@@ -130,7 +138,17 @@ def make_plan(
             steps.append(
                 Planned(stage.name, "done" if before.get("done") else "to do", work, seconds, memory)
             )
+    if recipe.staleness and command is None and machine is not None:
+        how.append(_overlapping(recipe, found, steps))
     return Plan(str(folder), steps, how, list(found.problems), startup)
+
+
+def _overlapping(recipe: Recipe, found: Episodes, steps: Sequence[Planned]) -> str:
+    """Return the gain where exploration and training overlap, as a sentence."""
+    marked = [step for step in steps if re.search(r"-\d{3,}$", step.name)]
+    explores = [step.seconds or 0.0 for step in marked if step.name.startswith("explore")]
+    others = [step.seconds or 0.0 for step in marked if not step.name.startswith("explore")]
+    return predict(recipe, found, fmean(explores), others)
 
 
 def _import_stages(recipe: Recipe, command: str | None) -> float:
@@ -177,11 +195,12 @@ def _cost(
         played = 2 * times  # the policy's part again, and then the whole
         return f"rows of {own}" if own else work, 1.0 + played * found.turns * found.seconds, found.memory_gb
     if stage.command == "train":
-        assert machine is not None
         return _training_cost(recipe, stage, found, machine)
     explores, learned = stage.command == "collect", bool(recipe.base) or stage.name != "evaluate-base"
     part, episodes = (recipe.explore, found.explore) if explores else (recipe.evaluate, found.evaluate)
     assert part is not None
+    if explores and recipe.explore and recipe.explore.traits.source is not None:
+        return f"episodes of {recipe.explore.traits.source}", 1.0, found.memory_gb
     if not explores and recipe.evaluate and recipe.evaluate.turns:
         found = _controlled(found, recipe.evaluate.turns)
     candidates, taught = 1, False
@@ -257,8 +276,8 @@ def _branches(recipe: Recipe, found: Episodes, turns: float) -> Forecast:
 
 
 def _training_cost(
-    recipe: Recipe, stage: Stage, found: Episodes, machine: Machine
-) -> tuple[str, float, float]:
+    recipe: Recipe, stage: Stage, found: Episodes, machine: Machine | None
+) -> tuple[str, float | None, float | None]:
     once = stage.section if stage.section in ("base", "sft") else None
     settings, judges = recipe.training(stage.section), stage.section == REWARD_MODEL
     assert settings is not None
@@ -279,6 +298,8 @@ def _training_cost(
     of_groups = once is None and not judges and makes(recipe, "groups")
     tokens = trained_tokens(found, rows, on_pairs, own=of_groups)
     work = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"
+    if machine is None:
+        return work, None, None
     loss = locate("perturn.training.credit_choice:make_loss")(settings.loss)
     seconds = training_seconds(machine, settings, tokens, loss.traits.needs_reference)
     return work, seconds + fitting_seconds(machine, settings, rows), training_gb(machine, settings)

@@ -10,6 +10,7 @@ EXPLORERS: Table[type[Explorer]] = Table(
     {
         "rollouts": "perturn.explore.rollouts:Rollouts",
         "branches": "perturn.explore.branches:Branches",
+        "file": "perturn.explore.file_episodes:FileEpisodes",
     },
 )
 """Explorers by name; other packages add theirs through entry points of `perturn.explorers`."""

@@ -28,6 +28,7 @@ from perturn.report import figures
 from perturn.report.credit_figures import against_own
 from perturn.report.episode_index import Catalogue, Piece
 from perturn.report.episode_view import shown_group
+from perturn.report.measured import measured
 from perturn.report.report_sections import draw, script_json, sections
 from perturn.stats import Estimate, cluster_interval
 from perturn.types import Trajectory
@@ -229,6 +230,7 @@ def _run(run: RecordedRun, name: str, number: int, summary: Mapping[str, Any]) -
         "recipe": run.recipe,
         "loss": flat(run.loss),
         "credits": against_own(run.explored, run.credits),
+        "measured": measured(run.paths),
     }
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from perturn.engines.engine_thread import Answered, EngineThread
-from perturn.engines.protocol import abilities_of
+from perturn.episodes.engine_abilities import abilities_of
 from perturn.errors import EngineFailure, PerturnError
 from perturn.serve.exchange import Ask, Refusal
 from perturn.serve.settings import ServeSettings

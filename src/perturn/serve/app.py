@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Annotated, Any
 
@@ -126,20 +126,53 @@ async def _converse(protocol: ServedProtocol, desk: Desk, key: str, request: Req
     ask = protocol.read(await _body(desk, request))
     ask, session = desk.session_of(ask, name)
     response = protocol.new_id()
-    answered = asyncio.ensure_future(desk.answer(session, ask, response))
+    if ask.stream:
+        return await _streamed(protocol, desk, request, ask, desk.answer(session, ask, response))
+    reply = await _unless_gone(request, desk.answer(session, ask, response))
+    return _json(protocol.write(reply, ask), session=session)
+
+
+async def _unless_gone(request: Request, answering: Coroutine[Any, Any, Reply]) -> Reply:
+    """Wait for an answer, in the task of its request; it is given up when the client goes.
+
+    Raises:
+        ClientDisconnect: If the client has gone.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+
+    def give_up(_: asyncio.Future[Any]) -> None:
+        task.cancel()
+
     gone = asyncio.ensure_future(request.receive())  # the body is read: what comes next is the end
+    gone.add_done_callback(give_up)
+    try:
+        return await answering
+    except asyncio.CancelledError:
+        if gone.done():
+            task.uncancel()
+            raise ClientDisconnect from None
+        raise
+    finally:
+        gone.remove_done_callback(give_up)
+        gone.cancel()
+
+
+async def _streamed(
+    protocol: ServedProtocol, desk: Desk, request: Request, ask: Ask, answering: Coroutine[Any, Any, Reply]
+) -> Response:
+    """Answer as a stream; one that takes long says that it lives."""
+    answered = asyncio.ensure_future(answering)
+    gone = asyncio.ensure_future(request.receive())
     is_handed_on = False
     try:
-        patience = desk.settings.heartbeat_seconds if ask.stream else None
+        patience = desk.settings.heartbeat_seconds
         await asyncio.wait({answered, gone}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         if answered.done():
-            reply = answered.result()
-            if ask.stream:
-                return _stream(_all(protocol.events(reply, ask)))
-            return _json(protocol.write(reply, ask), session=session)
+            return _stream(_all(protocol.events(answered.result(), ask)))
         if gone.done():
             raise ClientDisconnect
-        is_handed_on = True  # a stream says that it lives
+        is_handed_on = True
         return _stream(_events(desk, protocol, ask, answered))
     finally:
         gone.cancel()

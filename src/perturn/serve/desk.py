@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from perturn.engines.protocol import abilities_of
+from perturn.episodes.engine_abilities import abilities_of
 from perturn.episodes.seeds import seed_of
 from perturn.episodes.sequences import Sequences
 from perturn.errors import ContextFull, PerturnError, StorageError

@@ -91,7 +91,7 @@ class Endpoint:
         self._server: uvicorn.Server = _server(app)
         self._began = threading.Event()
         self._thread: threading.Thread | None = threading.Thread(
-            target=asyncio.run, args=(self._serve(socket_),), name="perturn-serve", daemon=True
+            target=self._run_loop, args=(socket_,), name="perturn-serve", daemon=True
         )
         self._thread.start()
         self._began.wait()
@@ -180,6 +180,11 @@ class Endpoint:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _run_loop(self, listening: socket.socket) -> None:
+        """Serve in an event loop of this thread: one of uvloop's where it is installed."""
+        with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
+            runner.run(self._serve(listening))
+
     async def _serve(self, listening: socket.socket) -> None:
         """Serve until `close`."""
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
@@ -262,7 +267,6 @@ def _server(app: Any) -> uvicorn.Server:
         access_log=False,
         lifespan="off",
         ws="none",
-        loop="asyncio",
         proxy_headers=False,
         server_header=False,
         date_header=False,

@@ -13,8 +13,6 @@ from perturn.io.atomic_write import append_whole, writing
 from perturn.io.read_input import complete_lines, parse_object
 from perturn.types import Status, Task, Trajectory
 
-OPEN = "open.jsonl"
-"""File of notes of the sessions that were opened since the endpoint started."""
 LOST = "SessionLost: the endpoint ended before the session did."
 """Error of an episode whose session was open when the endpoint ended."""
 
@@ -31,11 +29,12 @@ class Record:
             PerturnError: If another endpoint records there, it is the folder of a run, or a file is malformed.
         """
         paths = RunPaths(folder)
-        if paths.is_run and not (folder / OPEN).is_file():
+        if paths.is_run and not paths.is_recorded:
             raise RunError(
                 f"{folder} is the folder of a run, whose episodes are its own; record in another folder."
             )
         self.folder = folder
+        self._file = paths.sessions
         self.episodes = paths.trajectories("explore")
         """File of the trajectories."""
         self._environment = environment
@@ -46,8 +45,8 @@ class Record:
         self.lost = self._mark_lost()
         for task, sample in sorted(self._store.keys()):
             self.take(task, sample)
-        with writing(folder / OPEN):
-            self._notes = os.open(folder / OPEN, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+        with writing(self._file):
+            self._notes = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
 
     def sample_of(self, task: str) -> int:
         """Return the first sample of a task that is not taken yet, and take it."""
@@ -66,7 +65,7 @@ class Record:
     def begun(self, task: Task, sample: int, seed: int) -> None:
         """Note that a session was opened, so that a kill leaves a trace of it."""
         line = json.dumps({"task": task.id, "kind": task.kind, "sample": sample, "seed": seed})
-        with writing(self.folder / OPEN):
+        with writing(self._file):
             append_whole(self._notes, line.encode() + b"\n")
 
     def ended(self, trajectory: Trajectory) -> None:
@@ -91,7 +90,7 @@ class Record:
 
     def _mark_lost(self) -> int:
         """Record the sessions that have a note and no trajectory; return how many."""
-        file, lost = self.folder / OPEN, 0
+        file, lost = self._file, 0
         if not file.is_file():
             return 0
         held = {trajectory.key for trajectory in read_trajectories(self.episodes)}

@@ -13,6 +13,7 @@ from perturn.stats.intervals import (
     pass_hat,
     rate_interval,
 )
+from perturn.stats.jackknife import jackknife
 from perturn.stats.paired_tests import (
     PairedComparison,
     benjamini_hochberg,
@@ -43,6 +44,7 @@ __all__ = [
     "crossed_interval",
     "crossed_spread",
     "holm",
+    "jackknife",
     "kappa",
     "mean_interval",
     "paired_comparison",

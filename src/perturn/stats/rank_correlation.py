@@ -7,9 +7,8 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from perturn.stats.intervals import Estimate, interval_with_spread, interval_without_spread, rounding, stats
-
-_MOST_BLOCKS = 200
+from perturn.stats.intervals import Estimate, stats
+from perturn.stats.jackknife import jackknife
 
 Statistic = Callable[[Sequence[float], Sequence[float]], float | None]
 """A number from -1 to 1 that two values of each unit have; None where it is not defined."""
@@ -49,14 +48,7 @@ def rank_correlation(
 ) -> Estimate | None:
     """Return Spearman's rank correlation, or another statistic of pairs from -1 to 1, with its interval.
 
-    The interval allows for values of one cluster being alike. With r over all G blocks of clusters and r_g without
-    block g, the pseudo-values G r - (G - 1) r_g are treated as independent values, whose spread gives the standard
-    error. A block is one cluster; from 200 clusters on, several.
-
-    Source: Tukey 1958, "Bias and confidence in not-quite large samples"; blocks as in Kott 2001, "The delete-a-group
-    jackknife".
-    Differs: the interval is around r, not around the mean of the pseudo-values, and ends at -1 and 1; without spread it
-    is that of equal values (see `mean_interval`).
+    The interval allows for values of one cluster being alike; it is that of `jackknife`, and ends at -1 and 1.
 
     Args:
         a: One value a unit, such as a turn.
@@ -69,18 +61,8 @@ def rank_correlation(
         The correlation and its interval; n counts the clusters. None if the statistic of all units is None.
     """
     statistic = statistic or spearman
-    found = statistic(a, b)
-    if found is None:
-        return None
-    number = {cluster: index for index, cluster in enumerate(dict.fromkeys(clusters))}
-    blocks = min(len(number), _MOST_BLOCKS)
-    block = np.array([number[cluster] for cluster in clusters]) % blocks
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    left = [statistic(*(each[block != g].tolist() for each in (first, second))) for g in range(blocks)]
-    pseudo = [blocks * found - (blocks - 1) * value for value in left if value is not None]
-    if len(pseudo) < blocks or np.ptp(pseudo) <= rounding(1.0, None):
-        low, high = interval_without_spread(found, blocks, confidence, (-1.0, 1.0))
-    else:
-        error = float(np.std(pseudo, ddof=1)) / math.sqrt(blocks)
-        low, high = interval_with_spread(found, error, blocks - 1, confidence, None)
-    return Estimate(found, max(-1.0, low), min(1.0, high), len(number))
+    of = statistic
+    return jackknife(
+        lambda keep: of(first[keep].tolist(), second[keep].tolist()), clusters, confidence, bounds=(-1.0, 1.0)
+    )

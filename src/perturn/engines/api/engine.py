@@ -20,7 +20,7 @@ from perturn.engines.api.ledger import Ledger, LimitedClient, OversizedAnswer
 from perturn.engines.api.settings import ApiSettings
 from perturn.engines.context_limit import says_context_full
 from perturn.engines.event_loop import EventLoop
-from perturn.engines.protocol import EngineAbilities
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.errors import (
     BudgetError,
     ConfigError,

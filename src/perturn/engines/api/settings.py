@@ -101,7 +101,13 @@ class ApiSettings:
         spending = (
             f"engine's bound: {most}" if most else "no bound: set engine.max_cost or engine.max_tokens_total"
         )
-        return EngineTraits(serves_checkpoints=False, distributions=("openai",), spending=spending)
+        prompt, completion = self.prompt_price, self.completion_price
+        return EngineTraits(
+            serves_checkpoints=False,
+            distributions=("openai",),
+            spending=spending,
+            prices=None if prompt is None or completion is None else (prompt, completion),
+        )
 
     @property
     def host(self) -> str:

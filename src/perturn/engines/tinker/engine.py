@@ -13,11 +13,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from perturn.engines.context_limit import context_full
-from perturn.engines.protocol import EngineAbilities, Tokens
+from perturn.engines.protocol import Tokens
 from perturn.engines.streaming import answer_all, take_all
 from perturn.engines.tinker.service import Patience, Rejected, Sampler, Service
 from perturn.engines.tinker.service_settings import ServiceSettings
 from perturn.engines.tinker.stored_policy import StoredPolicy
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.errors import EngineFailure, RunError
 from perturn.types import Action, Prompt, Sampling
 

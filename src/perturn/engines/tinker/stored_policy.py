@@ -9,7 +9,8 @@ from pathlib import Path
 from perturn.errors import ModelError
 from perturn.io.atomic_write import write_whole
 
-FILE = "tinker.json"
+AT_SERVICE = "tinker.json"
+"""File in the folder of a policy whose weights a training service keeps."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class StoredPolicy:
 
     def write(self, folder: Path) -> None:
         """Write it into the folder of a policy or of a checkpoint."""
-        write_whole(folder / FILE, json.dumps(asdict(self), indent=2) + "\n")
+        write_whole(folder / AT_SERVICE, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def stored_policy(folder: str | Path) -> StoredPolicy | None:
@@ -36,7 +37,7 @@ def stored_policy(folder: str | Path) -> StoredPolicy | None:
     Raises:
         ModelError: If the file is damaged.
     """
-    file = Path(folder) / FILE
+    file = Path(folder) / AT_SERVICE
     if not file.is_file():
         return None
     try:

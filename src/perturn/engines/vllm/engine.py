@@ -15,12 +15,13 @@ from typing import Any
 
 from perturn.engines.context_limit import context_full
 from perturn.engines.event_loop import EventLoop
-from perturn.engines.protocol import EngineAbilities, Tokens
+from perturn.engines.protocol import Tokens
 from perturn.engines.streaming import answer_all, home_of, refuse_update, take_all
 from perturn.engines.vllm.backend import Backend, Sampled
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.vllm_process import InProcess, require_vllm
 from perturn.engines.vllm.vllm_servers import Servers
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.errors import EngineFailure, RunError
 from perturn.types import Action, Prompt, Sampling
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from perturn.engines.protocol import EngineAbilities
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.errors import EngineFailure, PerturnError, RunError
 from perturn.serve.endpoint import Endpoint
 from perturn.serve.settings import ServeSettings
@@ -35,9 +35,11 @@ class Question:
     def __init__(self, prompt: Prompt) -> None:
         self.prompt = prompt
         self.answered: Future[Action] = Future()
+        self.prompt_tokens = self.answer_tokens = 0
 
-    def answer(self, answer: Action | PerturnError) -> None:
-        """Answer it, or refuse it with the error."""
+    def answer(self, answer: Action | PerturnError, prompt_tokens: int = 0, answer_tokens: int = 0) -> None:
+        """Answer it, with the number of tokens that were read and written; or refuse it with the error."""
+        self.prompt_tokens, self.answer_tokens = prompt_tokens, answer_tokens
         if isinstance(answer, Action):
             self.answered.set_result(answer)
         else:
@@ -48,9 +50,13 @@ class _Episodes:
     """An engine whose answers come from the episodes that are being played."""
 
     name = "policy"
-    abilities = EngineAbilities(concurrent=True)
 
     def __init__(self) -> None:
+        self._prompt_tokens: dict[str, int] = {}
+        self._answer_tokens: dict[str, int] = {}
+        self.abilities = EngineAbilities(
+            concurrent=True, prompt_tokens=self._prompt_tokens, answer_tokens=self._answer_tokens
+        )
         self.of_session: dict[str, Callable[[Question], None]] = {}
         self._open: dict[str, set[Question]] = {}
         self._lock = threading.Lock()
@@ -62,6 +68,8 @@ class _Episodes:
         for each in asked:
             try:
                 found.append(each.answered.result())
+                self._prompt_tokens[each.prompt.conversation] = each.prompt_tokens
+                self._answer_tokens[each.prompt.conversation] = each.answer_tokens
             except PerturnError as error:
                 found.append(error)  # type: ignore[arg-type]  # the endpoint takes each of ours as a refusal
         return found
@@ -93,7 +101,9 @@ class _Episodes:
             asked.answer(EngineFailure("the episode of this session is over."))
 
     def forget(self, conversation: str) -> None:
-        """Nothing is kept."""
+        """The conversation has ended."""
+        self._prompt_tokens.pop(conversation, None)
+        self._answer_tokens.pop(conversation, None)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from perturn.envs.agent.agent_bridge import Line, Question
 from perturn.envs.agent.agent_process import AgentProcess
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.episodes.episode import Job
 from perturn.errors import BudgetError, ContextFull, EngineFailure, EnvironmentFailure
 from perturn.io.plain_data import mismatch
@@ -36,11 +37,12 @@ class Limits:
 class Conversation:
     """The questions of an agent, answered one after the other until it ends or a limit is reached."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, abilities: EngineAbilities) -> None:
         """Nothing has been asked.
 
         Args:
             limits: Of the episode.
+            abilities: Of the engine that answers.
         """
         self.asked: SimpleQueue[Question | None] = SimpleQueue()
         """Questions; None: the agent has ended."""
@@ -49,7 +51,7 @@ class Conversation:
         """The limit that was reached, in words."""
         self.is_full = False
         """Whether the newest question filled the model's context."""
-        self._limits = limits
+        self._limits, self._abilities = limits, abilities
         self._tokens = 0
         self._left = limits.seconds
 
@@ -91,8 +93,10 @@ class Conversation:
                 raise
             self.is_full = False
             self.turns += 1
-            self._tokens += len(action.token_ids or ())
-            question.answer(action)
+            counted = self._abilities.answer_tokens.get(job.conversation, 0)
+            said = len(action.token_ids) if action.token_ids else counted
+            self._tokens += said
+            question.answer(action, self._abilities.prompt_tokens.get(job.conversation, 0), said)
 
     def _next(self) -> Question | None:
         """The next question; None: the agent has ended, or it is ended since it does not after a limit."""

@@ -83,13 +83,15 @@ def _play(name: str, rollout: Any, order: str, descriptors: list[int]) -> None:
     """Play one episode in a fork, and end it."""
     code = 1
     *streams, lifeline, status = descriptors
+    parent = _module(_DIE_WITH_PARENT)
     try:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for target, each in enumerate(streams):
             os.dup2(each, target)
             os.close(each)
-        _module(_DIE_WITH_PARENT).die_with_parent(lifeline)
+        parent.die_with_parent(lifeline)
+        parent.adopt_orphans()
         with open(order, encoding="utf-8") as file:
             said = json.load(file)
         if memory := said["memory"]:
@@ -108,6 +110,7 @@ def _play(name: str, rollout: Any, order: str, descriptors: list[int]) -> None:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
+        parent.kill_descendants()
         os.write(status, str(code).encode())
         os._exit(code)
 

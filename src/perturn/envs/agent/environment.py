@@ -24,6 +24,7 @@ from perturn.envs.agent.agent_process import AgentProcess
 from perturn.envs.agent.agent_tasks import is_function, plain, read_tasks, sources_of
 from perturn.envs.load_environment import load_object, module_files
 from perturn.envs.world_process import without_secrets
+from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.episodes.episode import Episode, Job
 from perturn.episodes.prompts import system_prompt
 from perturn.errors import ConfigError, EnvironmentFailure, RunError
@@ -143,11 +144,13 @@ class Agent:
         """The ability to play an episode of the expert, where there is one."""
         return None if self._expert is None else self._shown
 
-    def _shown(self, job: Job, protocol: EpisodeProtocol) -> Trajectory:
+    def _shown(self, job: Job, protocol: EpisodeProtocol, folder: Path | None) -> Trajectory:
         assert self._expert is not None
-        return self._expert.play(lambda: self.play(job, protocol, "expert"))
+        return self._expert.play(lambda: self.play(job, protocol, "expert"), folder)
 
-    def play(self, job: Job, protocol: EpisodeProtocol, policy: str) -> Episode:
+    def play(
+        self, job: Job, protocol: EpisodeProtocol, policy: str, abilities: EngineAbilities | None = None
+    ) -> Episode:
         """Play an episode: yields prompts, is sent actions, returns the trajectory.
 
         A crash, a limit of time, a missing reward or a failure of the engine ends in a trajectory marked FAILED.
@@ -157,7 +160,8 @@ class Agent:
         """
         _check_rules(job, protocol)
         rules = f"{protocol.name}-{protocol.format}"
-        held = Conversation(Limits(protocol.limit(job.task), self._tokens, self._seconds))
+        limits = Limits(protocol.limit(job.task), self._tokens, self._seconds)
+        held = Conversation(limits, abilities or EngineAbilities())
         line = open_bridge().open(job.task, job.sample, job.seed, held.asked.put)
         process: AgentProcess | None = None
         try:

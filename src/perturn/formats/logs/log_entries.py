@@ -1,8 +1,8 @@
-"""Entries of a log: calls of a model, scores, traces, and entries that are neither or that cannot be used."""
+"""Entries of a log: calls of a model, whole rollouts, scores, traces, and entries that cannot be used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,6 +59,41 @@ class Trace:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One answer of a policy, with all that the policy read before it."""
+
+    messages: tuple[Message, ...]
+    answer: Action
+    tools: tuple[Mapping[str, Any], ...] = ()
+    reward: float | None = None
+    """Reward of this answer; None: the file gives rewards to whole rollouts alone."""
+    trained: bool = True
+    """Whether the trainer that wrote the file trains on the answer."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A whole episode, as another trainer recorded it."""
+
+    where: str
+    """Place of its record, such as `results.jsonl:3`."""
+    task: str | None
+    """Task of its group; None: its first user message is the task."""
+    steps: tuple[Step, ...]
+    """Answers in their order; none where the rollout failed before the first."""
+    scores: tuple[Score, ...] = ()
+    """Scores of the whole rollout, by name."""
+    truncated: bool = False
+    """Whether a limit ended it."""
+    error: str | None = None
+    """What failed; None: nothing did."""
+    policy: str = ""
+    """Name of the policy, or the training step at which it was written."""
+    answer: str = ""
+    """Gold answer of the task, if the file has one."""
+
+
+@dataclass(frozen=True)
 class LostEntry:
     """An entry that gives no call."""
 
@@ -68,7 +103,11 @@ class LostEntry:
     """The fault in words; empty for what is no call."""
 
 
-Entry = Call | Score | Trace | LostEntry
+Entry = Call | Rollout | Score | Trace | LostEntry
+
+
+Decode = Callable[[Sequence[int], bool], str]
+"""Returns the text of token ids, with special tokens where the second argument is true."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +117,8 @@ class Fields:
     session: str | None = None
     task: str | None = None
     score: str | None = None
+    decode: Decode | None = None
+    """Text of token ids, for records without texts; None: nobody named a tokenizer."""
 
 
 Reader = Callable[[Iterator[Record], Fields], Iterator[Entry]]

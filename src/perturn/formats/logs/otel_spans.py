@@ -142,7 +142,7 @@ def _span(source: _Source) -> Iterator[Entry]:
     details: dict[str, Any] = next((one for one in told if one["event.name"] == _DETAILS), {})
     collected = _Events(source.where)
     choices = [said for one in told if (said := _collect(one, one, collected)) is not None]
-    found = _content(attributes | details, source.where) or _Content(collected.messages, choices)
+    found = content_of(attributes | details, source.where) or Content(collected.messages, choices)
     if not found.asked and not found.answers:
         is_call = attributes.get("gen_ai.operation.name") in _OPERATIONS
         is_call |= attributes.get("openinference.span.kind") == "LLM"
@@ -153,7 +153,7 @@ def _span(source: _Source) -> Iterator[Entry]:
 
 
 @dataclass(frozen=True)
-class _Content:
+class Content:
     """Messages of a call as its attributes hold them."""
 
     asked: Any
@@ -162,7 +162,7 @@ class _Content:
     tools: Any = None
 
 
-def _calls(source: _Source, attributes: Mapping[str, Any], found: _Content) -> Iterator[Entry]:
+def _calls(source: _Source, attributes: Mapping[str, Any], found: Content) -> Iterator[Entry]:
     """Yield a call for each answer, or say that there is none."""
     held, where, fields = source.held, source.where, source.fields
     answers = [action for each in found.answers for action in answers_in(each, where)]
@@ -242,7 +242,7 @@ def _event(
     said = _collect(attributes, mapping(body), waiting)
     if said is not None:
         try:
-            yield from _calls(_Source(event, where, fields), attributes, _Content(waiting.messages, [said]))
+            yield from _calls(_Source(event, where, fields), attributes, Content(waiting.messages, [said]))
         except DataError as error:
             yield LostEntry(where, "unsupported", str(error))
         if mapping(body).get("index") in (0, None):
@@ -264,7 +264,7 @@ def _collect(attributes: Mapping[str, Any], body: Mapping[str, Any], into: _Even
     return None
 
 
-def _content(attributes: Mapping[str, Any], where: str) -> _Content | None:
+def content_of(attributes: Mapping[str, Any], where: str) -> Content | None:
     """Return the messages that attributes hold; None if they hold none."""
     if (asked := first(attributes, "gen_ai.input.messages")) is not None:
         answers = unpacked(attributes.get("gen_ai.output.messages"), where)
@@ -273,7 +273,7 @@ def _content(attributes: Mapping[str, Any], where: str) -> _Content | None:
             for each in (answers if isinstance(answers, list) else [])
         ]
         system = unpacked(attributes.get("gen_ai.system_instructions"), where)
-        return _Content(asked, given, system, attributes.get("gen_ai.tool.definitions"))
+        return Content(asked, given, system, attributes.get("gen_ai.tool.definitions"))
     for asking, saying, inner in (
         ("llm.input_messages", "llm.output_messages", "message"),
         ("gen_ai.prompt", "gen_ai.completion", ""),
@@ -284,7 +284,7 @@ def _content(attributes: Mapping[str, Any], where: str) -> _Content | None:
                 for each in _listed(attributes, "llm.tools")
             ]
             said = _flat(attributes, saying, inner)
-            return _Content(asked, [{"output": said}] if said else [], None, tools)
+            return Content(asked, [{"output": said}] if said else [], None, tools)
     return None
 
 

@@ -14,6 +14,12 @@ from perturn.formats.logs.log_entries import Entry, Fields, LogFormat
 from perturn.formats.logs.log_values import mapping, unpacked
 from perturn.formats.logs.otel_spans import is_otel, read_otel
 from perturn.formats.logs.request_logs import is_request_log, read_request_logs
+from perturn.formats.rollouts.agent_lightning import is_agent_lightning, read_agent_lightning
+from perturn.formats.rollouts.art_trajectories import is_art, read_art
+from perturn.formats.rollouts.skyrl_rollouts import is_skyrl, read_skyrl
+from perturn.formats.rollouts.trl_completions import is_trl, read_trl
+from perturn.formats.rollouts.verifiers_results import is_verifiers, read_verifiers
+from perturn.formats.rollouts.verl_rollouts import is_verl, read_verl
 from perturn.formats.row_sources import Location, open_source
 from perturn.formats.unreadable_files import keys_of
 
@@ -23,6 +29,14 @@ FORMATS: Mapping[str, LogFormat] = {
     ),
     "langsmith": LogFormat("LangSmith: runs and feedback", is_langsmith, read_langsmith),
     "langfuse": LogFormat("Langfuse: observations, traces and scores", is_langfuse, read_langfuse),
+    "verifiers": LogFormat("verifiers: results.jsonl and traces.jsonl", is_verifiers, read_verifiers),
+    "verl": LogFormat("verl: rollout_data_dir, and outputs of agent loops", is_verl, read_verl),
+    "skyrl": LogFormat("SkyRL: dumped evaluations, and outputs of generators", is_skyrl, read_skyrl),
+    "trl": LogFormat("TRL: logged completions, and outputs of rollout functions", is_trl, read_trl),
+    "art": LogFormat("ART: trajectories and groups", is_art, read_art),
+    "agent-lightning": LogFormat(
+        "agent-lightning: events, spans and triplets", is_agent_lightning, read_agent_lightning
+    ),
     "requests": LogFormat(
         "requests and responses of the APIs of OpenAI and Anthropic, as proxies and LiteLLM log them",
         is_request_log,

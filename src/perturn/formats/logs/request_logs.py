@@ -10,12 +10,16 @@ messages (Anthropic). Known layouts:
 - A stored chat completion of OpenAI (API reference, "List Chat Completions") with its messages ("Get chat messages")
   added under `messages`.
 
+A request of the responses API may name the response that it continues (`previous_response_id`). It then continues the
+conversation of that response, which must stand earlier in the log.
+
 A record without a request that holds a score and an id gives the score to the call, trace or session of that id.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from perturn.errors import DataError
@@ -33,6 +37,7 @@ from perturn.formats.logs.log_values import (
     unpacked,
 )
 from perturn.formats.logs.provider_messages import answer_of, messages_of, parsed, tools_of
+from perturn.formats.logs.sampled_tokens import with_choice_tokens
 from perturn.formats.logs.streamed_answers import joined
 from perturn.types import Action
 
@@ -63,6 +68,8 @@ _TIMES = (
     "time",
     "created",
 )
+_Stored = dict[str, tuple[str | None, list[Any]]]
+"""Conversations of the responses API: response -> the response before it, and the items since then, its own last."""
 _CUT = ("length", "max_tokens", "max_output_tokens", "model_context_window_exceeded")
 """Reasons of APIs to stop that mean that a limit cut the answer."""
 
@@ -81,12 +88,13 @@ def is_request_log(record: Mapping[str, Any]) -> bool:
 
 def read_request_logs(records: Iterator[Record], fields: Fields) -> Iterator[Entry]:
     """Yield the calls and scores of a log of requests and responses."""
+    stored: _Stored = {}
     for record in records:
         if isinstance(record.value, DataError):
             yield LostEntry(record.where, "broken", str(record.value))
             continue
         try:
-            yield from _entries(_payload(record.value), record.where, fields)
+            yield from _entries(_payload(record.value), record.where, fields, stored)
         except DataError as error:
             yield LostEntry(record.where, "unsupported", str(error))
 
@@ -96,7 +104,7 @@ def _payload(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return mapping(record.get("standard_logging_object")) or record
 
 
-def _entries(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator[Entry]:
+def _entries(record: Mapping[str, Any], where: str, fields: Fields, stored: _Stored) -> Iterator[Entry]:
     """Yield the calls of a record, one for each choice of its response; or its scores."""
     request = _request(record)
     scores = tuple(scores_in(record, fields))
@@ -107,10 +115,7 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator[
         for one in scores if ids else ():
             yield Score(one.name, one.value, ids[0])
         return
-    if stored := first(request, "previous_response_id", "conversation"):
-        raise DataError(
-            f"{where}: the request continues {stored!s:.60}, which the provider stores, so the log lacks its messages."
-        )
+    before = _before(request, where, stored)
     response = _response(record)
     answers = list(answers_in(response, where)) if _succeeded(record, response) else []
     if not answers:
@@ -118,10 +123,17 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator[
         yield LostEntry(where, "no_answer", f"the call has no answer{f' ({error!s:.100})' if error else ''}.")
         return
     system = first(request, "system", "instructions")
-    messages = messages_of(first(request, "messages", "input"), where, system)
+    asked = first(request, "messages", "input")
+    fresh = _items(asked, where) if _is_of_responses(response) else []
+    messages = messages_of(
+        asked if before is None else [*_conversation(before, stored), *fresh], where, system
+    )
     tools = tools_of(first(request, "tools") or mapping(record.get("model_parameters")).get("tools"), where)
     metadata = mapping(record.get("metadata"))
     requested = mapping(request.get("metadata"))
+    identity = text_id(mapping(response).get("id"))
+    if fresh and identity is not None and identity not in stored:  # so no chain leads back to itself
+        stored[identity] = before, [*fresh, *mapping(response)["output"]]
     for index, answer in enumerate(answers):
         ids = ids_of(*(record.get(name) for name in _IDS), mapping(response).get("id"))
         yield Call(
@@ -141,6 +153,41 @@ def _entries(record: Mapping[str, Any], where: str, fields: Fields) -> Iterator[
             scores=scores,
             task=task_in(record, fields),
         )
+
+
+def _before(request: Mapping[str, Any], where: str, stored: _Stored) -> str | None:
+    """Return the id of the response that a request continues; None if its messages are all there.
+
+    Raises:
+        DataError: If the log does not hold the conversation up to here.
+    """
+    named = first(request, "previous_response_id", "conversation")
+    before = text_id(request.get("previous_response_id"))
+    if named is not None and (before not in stored or request.get("conversation")):
+        raise DataError(
+            f"{where}: the request continues {named!s:.60}, which the provider stores and no earlier entry of the log "
+            "holds."
+        )
+    return before
+
+
+def _conversation(response: str | None, stored: _Stored) -> list[Any]:
+    """Return the items up to a response and with it. Instructions are not among them, as in the API."""
+    parts = []
+    while response is not None:
+        response, items = stored[response]
+        parts.append(items)
+    return [item for part in reversed(parts) for item in part]
+
+
+def _is_of_responses(response: Any) -> bool:
+    return isinstance(mapping(response).get("output"), list)
+
+
+def _items(asked: Any, where: str) -> list[Any]:
+    """Return the input of a request of the responses API as a list of items."""
+    asked = parsed(asked, where)
+    return asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
 
 
 def _request(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -187,18 +234,15 @@ def answers_in(response: Any, where: str) -> Iterator[Action]:
     body = response if isinstance(response, Mapping) else {}
     choices = body.get("choices")
     if isinstance(choices, list):
-        given = [(mapping(each).get("message"), mapping(each).get("finish_reason")) for each in choices]
+        given = [(mapping(each).get("message"), mapping(each).get("finish_reason"), each) for each in choices]
     elif isinstance(body.get("output"), list):
-        given = [(body["output"], mapping(body.get("incomplete_details")).get("reason"))]
+        given = [(body["output"], mapping(body.get("incomplete_details")).get("reason"), None)]
     else:
-        given = [(response, first(body, "stop_reason", "finish_reason"))]
-    for said, reason in given:
+        given = [(response, first(body, "stop_reason", "finish_reason"), None)]
+    for said, reason, choice in given:
         if said is not None and (action := answer_of(said, f"{where}: answer")) is not None:
-            yield action if reason not in _CUT else _cut(action)
-
-
-def _cut(action: Action) -> Action:
-    return Action(action.text, ended=False, tool_calls=action.tool_calls, reasoning=action.reasoning)
+            action = with_choice_tokens(action, mapping(choice), f"{where}: answer")
+            yield action if reason not in _CUT else replace(action, ended=False)
 
 
 def scores_in(record: Mapping[str, Any], fields: Fields) -> Iterator[Score]:

@@ -16,14 +16,14 @@ from perturn.data.records import line_of, parse_line
 from perturn.data.store import write_records
 from perturn.episodes.sequences import Cause
 from perturn.errors import ConfigError, DataError, StorageError, did_you_mean
-from perturn.formats.logs.log_entries import Call, Fields, LostEntry, Score, Trace
+from perturn.formats.logs.log_entries import Call, Fields, LostEntry, Rollout, Score, Trace
 from perturn.formats.logs.read_logs import format_of, read_log
 from perturn.formats.row_sources import Location
 from perturn.rows.endings import weighted
 from perturn.rows.group_pairs import GroupPairs
-from perturn.run.log_import.log_episodes import episode_of
+from perturn.run.log_import.log_episodes import episode_of, scored, trajectory_of
 from perturn.run.log_import.log_spool import LogSpool
-from perturn.types import Trajectory
+from perturn.types import Trajectory, failed
 
 FORMS = ("trajectories", "labelled", "pairs")
 """Kinds of rows that a log is written as."""
@@ -42,10 +42,11 @@ class LogAccount:
     score: str | None = None
     """Name of the score that is the reward; None: the log has none."""
     calls: Counter[str] = field(default_factory=Counter)
-    """Entries by bin: `turns`, `unscored`, `unpaired`, `duplicate`, `no_answer`, `unsupported`, `broken`, `no_call`."""
+    """Entries by bin: `turns` and `rollouts`, which are in the rows; `unscored`, `unpaired`, `failed`, `duplicate`,
+    `no_answer`, `unsupported`, `broken`, `no_call`."""
     episodes: Counter[str] = field(default_factory=Counter)
-    """Episodes by bin: `success`, `failure` and `no_score`, which are written; `unscored` and `unpaired`, which are
-    not."""
+    """Episodes by bin: `success`, `failure` and `no_score`, which are written; `unscored`, `unpaired` and `failed`,
+    which are not."""
     scores: Counter[str] = field(default_factory=Counter)
     """Scores by bin: `used`, `other_names`, `unmatched`."""
     sequences: int = 0
@@ -56,6 +57,8 @@ class LogAccount:
     """Kind of fault -> the bin of such entries, the first fault in words with its place, and how many there are."""
     shared_ids: int = 0
     """Calls with an id that a call of other content has too."""
+    replaced_rewards: int = 0
+    """Rollouts whose rewards of turns do not sum up to the score, so that the last turn has the score."""
     rows: int = 0
     """Rows that were written."""
 
@@ -78,6 +81,7 @@ class LogAccount:
             **told,
             **counts,
             "sequences": self.sequences,
+            "replaced_rewards": self.replaced_rewards,
             "broke": broke,
             "faults": list(self.shown_faults()),
         }
@@ -153,6 +157,8 @@ def _fill(spool: LogSpool, files: Sequence[Location], settings: LogSettings, acc
             match entry:
                 case Call():
                     _add_call(spool, entry, account)
+                case Rollout():
+                    _add_rollout(spool, entry, f"log-{format_name}", account)
                 case Score():
                     spool.add_score(entry)
                 case Trace():
@@ -170,6 +176,18 @@ def _add_call(spool: LogSpool, call: Call, account: LogAccount) -> None:
             _lose(account, "duplicate", call.where, "the log has a call with its id and content before.")
     except DataError as error:
         _lose(account, "unsupported", call.where, str(error))
+
+
+def _add_rollout(spool: LogSpool, rollout: Rollout, environment: str, account: LogAccount) -> None:
+    """Add a whole rollout, or count why it is left out."""
+    try:
+        trajectory, found = trajectory_of(rollout, environment)
+        spool.add_rollout(line_of(trajectory), rollout.scores)
+    except DataError as error:
+        _lose(account, "unsupported", rollout.where, str(error))
+        return
+    account.sequences += found.sequences
+    account.broke += found.broke
 
 
 def _lose(account: LogAccount, why: str, where: str, reason: str) -> None:
@@ -196,7 +214,32 @@ def _assemble(spool: LogSpool, settings: LogSettings, account: LogAccount) -> No
         ended = "success" if episode.trajectory.success else "failure" if episode.is_scored else "no_score"
         account.calls["turns"] += len(calls)
         account.episodes[ended] += 1
-        spool.add_episode(calls[0].n, episode.trajectory.task.id, line_of(episode.trajectory))
+        spool.add_episode(calls[0].n, episode.trajectory.task.id, len(calls), line_of(episode.trajectory))
+    for n, line, value in spool.rollouts(account.score):
+        one = parse_line(Trajectory, line, "rollout")
+        why = _left_out(one, value, settings, account)
+        if why is not None:
+            account.calls[why] += 1
+            account.episodes[why] += 1
+            continue
+        one, replaced = scored(one, value, settings.success_at)
+        account.replaced_rewards += replaced
+        account.calls["rollouts"] += 1
+        is_scored = value is not None or failed(one)
+        account.episodes["success" if one.success else "failure" if is_scored else "no_score"] += 1
+        spool.add_episode(n, one.task.id, 0, line_of(one))
+
+
+def _left_out(one: Trajectory, value: float | None, settings: LogSettings, account: LogAccount) -> str | None:
+    """Return the bin of a rollout that gives no row; None: it gives one.
+
+    A rollout that failed counts in its group, but there is nothing to learn from it alone.
+    """
+    if failed(one):
+        return None if settings.form == "trajectories" else "failed"
+    if value is None and account.score is not None and not settings.keeps_unscored:
+        return "unscored"
+    return None
 
 
 def _score(spool: LogSpool, settings: LogSettings, account: LogAccount) -> str | None:
@@ -224,23 +267,28 @@ def _score(spool: LogSpool, settings: LogSettings, account: LogAccount) -> str |
 
 def _rows(spool: LogSpool, settings: LogSettings, account: LogAccount) -> Iterator[Any]:
     """Yield the rows, task by task; the episodes of a task are its samples."""
-    for lines in spool.by_task():
-        read = (parse_line(Trajectory, line, "episode") for line in lines)
+    for held in spool.by_task():
+        calls = [count for count, _ in held]
+        read = (parse_line(Trajectory, line, "episode") for _, line in held)
         episodes = (replace(one, sample=index) for index, one in enumerate(read))
         if settings.form == "trajectories":
             yield from episodes
         elif settings.form == "labelled":
             yield from (weighted(one, 1.0 if one.success else -1.0) for one in episodes)
         else:
-            yield from _pairs(list(episodes), settings, account)
+            yield from _pairs(list(episodes), calls, settings, account)
 
 
-def _pairs(group: Sequence[Trajectory], settings: LogSettings, account: LogAccount) -> Sequence[Any]:
+def _pairs(
+    group: Sequence[Trajectory], calls: Sequence[int], settings: LogSettings, account: LogAccount
+) -> Sequence[Any]:
     """Return the pairs of a task's episodes, and count the episodes that are in none."""
     pairs = settings.pairs(RowInputs(explored=group)).rows
     paired = {side.key for pair in pairs for side in (pair.chosen, pair.rejected)}
     for one in (each for each in group if each.key not in paired):
-        account.calls.update({"unpaired": len(one.turns), "turns": -len(one.turns)})
+        of_calls = calls[one.sample]
+        name, count = ("turns", of_calls) if of_calls else ("rollouts", 1)
+        account.calls.update({"unpaired": count, name: -count})
         account.episodes.update({"unpaired": 1, "success" if one.success else "failure": -1})
     return pairs
 

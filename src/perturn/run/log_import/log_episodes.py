@@ -1,15 +1,17 @@
-"""Calls of one episode -> its trajectory, by the prefix rule of the recording endpoint."""
+"""Calls of one episode, or a whole rollout -> its trajectory, by the prefix rule of the recording endpoint."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from perturn.episodes.sequences import Cause, Sequences
+from perturn.episodes.sequences import Cause, Sequences, in_call_order
+from perturn.formats.logs.log_entries import Rollout, Step
 from perturn.run.log_import.log_spool import Logged
-from perturn.types import OPENS, Opening, Task, Trajectory, Turn
+from perturn.types import OPENS, Opening, Status, Task, Trajectory, Turn
 
 _LONGEST = 200
 """Characters of a task's id; a longer text is named by its digest."""
@@ -28,6 +30,48 @@ class LoggedEpisode:
     """Why requests opened another sequence."""
 
 
+@dataclass
+class Assembled:
+    """Turns of an episode, and how they hang together."""
+
+    opening: Opening
+    turns: list[Turn]
+    broke: Counter[Cause]
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences the turns are."""
+        return 1 + sum(1 for turn in self.turns[1:] if turn.follows == OPENS)
+
+
+def assemble(steps: Iterable[Step]) -> Assembled:
+    """Return the turns of an episode's answers, each after the turn whose context it extends.
+
+    Raises:
+        DataError: If a message is none that an episode can hold.
+    """
+    sequences = Sequences()
+    found = Assembled(Opening(), [], Counter())
+    for index, step in enumerate(steps):
+        asked = sequences.position(in_call_order(step.messages), step.tools)
+        opens = asked.follows == OPENS
+        if opens and not index:
+            found.opening = Opening(asked.prompt, step.tools)
+        turn = Turn(
+            asked.heard,
+            step.answer,
+            reward=step.reward or 0.0,
+            trained=step.trained,
+            follows=None if asked.follows == index - 1 else asked.follows,
+            opening=Opening(asked.prompt, step.tools) if opens and index else None,
+        )
+        found.turns.append(turn)
+        sequences.add(asked, step.answer.message())
+        if asked.broke is not None:
+            found.broke[asked.broke.cause] += 1
+    return found
+
+
 def episode_of(calls: Sequence[Logged], environment: str, success_at: float | None) -> LoggedEpisode:
     """Return the episode of some calls, in the order in which they were made.
 
@@ -39,50 +83,73 @@ def episode_of(calls: Sequence[Logged], environment: str, success_at: float | No
         environment: Name of the format, for the trajectory.
         success_at: Least score of a success; None: above 0.
     """
-    sequences = Sequences()
-    turns: list[Turn] = []
-    broke: Counter[Cause] = Counter()
-    opening = Opening()
-    for index, call in enumerate(calls):
-        found = sequences.position(call.messages, call.tools)
-        opens = found.follows == OPENS
-        if opens and not index:
-            opening = Opening(found.prompt, call.tools)
-        turn = Turn(
-            found.heard,
-            call.action,
-            reward=call.score or 0.0,
-            follows=None if found.follows == index - 1 else found.follows,
-            opening=Opening(found.prompt, call.tools) if opens and index else None,
-        )
-        turns.append(turn)
-        sequences.add(found, call.said)
-        if found.broke is not None:
-            broke[found.broke.cause] += 1
+    found = assemble(Step(tuple(call.messages), call.action, call.tools, call.score) for call in calls)
     scores = [call.score for call in calls if call.score is not None]
     succeeded = [score > 0 if success_at is None else score >= success_at for score in scores]
     trajectory = Trajectory(
-        Task(_task(calls[0])),
-        tuple(turns),
+        Task(_named(calls[0].held["task"], [Step(tuple(calls[0].messages), calls[0].action)])),
+        tuple(found.turns),
         environment=environment,
-        prompt=opening.prompt,
-        tools=opening.tools,
+        prompt=found.opening.prompt,
+        tools=found.opening.tools,
         total_reward=sum(scores),
         success=bool(succeeded) and all(succeeded),
-        truncated=not turns[-1].action.ended,
+        truncated=not found.turns[-1].action.ended,
         policy=" + ".join(dict.fromkeys(str(call.held["model"]) for call in calls if call.held["model"]))[
             :_LONGEST
         ],
     )
-    opened = sum(1 for turn in turns[1:] if turn.follows == OPENS)
-    return LoggedEpisode(trajectory, bool(scores), 1 + opened, broke)
+    return LoggedEpisode(trajectory, bool(scores), found.sequences, found.broke)
 
 
-def _task(call: Logged) -> str:
-    """Return the id of a task: the field that the log names, else a digest of the first user message."""
-    if named := call.held["task"]:
-        return str(named) if len(named) <= _LONGEST else _digest(str(named))
-    asked = (str(each["content"]) for each in call.messages if each["role"] == "user")
+def trajectory_of(rollout: Rollout, environment: str) -> tuple[Trajectory, Assembled]:
+    """Return the trajectory of a whole rollout, without the score that is its total reward, and how its turns hang.
+
+    Raises:
+        DataError: If it holds what an episode cannot hold.
+    """
+    found = assemble(rollout.steps)
+    trajectory = Trajectory(
+        Task(_named(rollout.task, rollout.steps), data={"answer": rollout.answer} if rollout.answer else {}),
+        tuple(found.turns),
+        environment=environment,
+        prompt=found.opening.prompt,
+        tools=found.opening.tools,
+        truncated=rollout.truncated,
+        status=Status.COMPLETED if rollout.error is None else Status.FAILED,
+        error=rollout.error,
+        policy=rollout.policy[:_LONGEST],
+    )
+    return trajectory, found
+
+
+def scored(trajectory: Trajectory, score: float | None, success_at: float | None) -> tuple[Trajectory, bool]:
+    """Return a rollout's trajectory with its total reward, and whether rewards of its turns were replaced.
+
+    Rewards of turns that sum up to the total stay. Otherwise the last turn has the total.
+
+    Args:
+        trajectory: As `trajectory_of` returned it.
+        score: Total reward; None: nobody scored it.
+        success_at: Least score of a success; None: above 0.
+    """
+    total, turns = score or 0.0, trajectory.turns
+    had = any(turn.reward for turn in turns)
+    fits = math.isclose(sum(turn.reward for turn in turns), total, rel_tol=1e-6, abs_tol=1e-6)
+    if not fits or not had:
+        turns = tuple(replace(turn, reward=0.0) for turn in turns)
+        turns = (*turns[:-1], replace(turns[-1], reward=total)) if turns else ()
+    success = score is not None and (score > 0 if success_at is None else score >= success_at)
+    if trajectory.status is Status.FAILED:
+        success = False
+    return replace(trajectory, turns=turns, total_reward=total, success=success), had and not fits
+
+
+def _named(task: str | None, steps: Sequence[Step]) -> str:
+    """Return the id of a rollout's task: its name, else a digest of the first user message."""
+    if task is not None:
+        return task if len(task) <= _LONGEST else _digest(task)
+    asked = (str(each["content"]) for step in steps for each in step.messages if each["role"] == "user")
     return f"log/{_digest(next(asked, ''))}"
 
 

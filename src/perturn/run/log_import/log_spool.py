@@ -6,7 +6,7 @@ import hashlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -25,7 +25,8 @@ create table scores (name text, value real, target text, n integer);
 create table traces (id text primary key, session text) without rowid;
 create table ends (key blob primary key, episode text) without rowid;
 create table continued (n integer primary key, episode text);
-create table episodes (n integer primary key, task text, line blob);
+create table rollouts (n integer primary key, line blob);
+create table episodes (n integer primary key, task text, calls integer, line blob);
 """
 _INDEXES = """
 create index by_episode on calls (episode, time, n);
@@ -73,6 +74,8 @@ class Logged:
             ended=self.held["ended"],
             tool_calls=tuple(said.get("tool_calls", ())),
             reasoning=said.get("reasoning_content", ""),
+            token_ids=None if self.held["token_ids"] is None else tuple(self.held["token_ids"]),
+            logprobs=None if self.held["logprobs"] is None else tuple(self.held["logprobs"]),
         )
 
     @property
@@ -95,6 +98,8 @@ def _packed(call: Call) -> tuple[str, bytes]:
     held = {
         **content,
         "ended": call.answer.ended,
+        "token_ids": call.answer.token_ids,
+        "logprobs": call.answer.logprobs,
         "model": mended(call.model),
         "task": call.task,
         "where": call.where,
@@ -144,6 +149,24 @@ class LogSpool:
             [(one.name, one.value, n) for one in call.scores],
         )
         return True
+
+    def add_rollout(self, line: bytes, scores: Sequence[Score]) -> None:
+        """Add the trajectory of a whole rollout, as a line, and its scores."""
+        (rollouts,) = self._db.execute("select count(*) from rollouts").fetchone()
+        n = -1 - rollouts  # below those of calls
+        self._db.execute("insert into rollouts values (?, ?)", (n, line))
+        self._db.executemany(
+            "insert into scores (name, value, n) values (?, ?, ?)",
+            [(one.name, one.value, n) for one in scores],
+        )
+
+    def rollouts(self, score: str | None) -> Iterator[tuple[int, bytes, float | None]]:
+        """Yield number, trajectory and score of each whole rollout, in the order of the log."""
+        yield from self._db.execute(
+            "select n, line, (select avg(value) from scores s where s.n = r.n and s.name is ?) from rollouts r "
+            "order by n desc",
+            (score,),
+        )
 
     def add_score(self, score: Score) -> None:
         """Add a score of a call, trace or session."""
@@ -202,15 +225,15 @@ class LogSpool:
         for _, held in groupby(rows, key=lambda row: row[0]):
             yield [Logged(n, json.loads(data), value) for _, n, data, value in held]
 
-    def add_episode(self, n: int, task: str, line: bytes) -> None:
-        """Add the trajectory of an episode, as a line."""
-        self._db.execute("insert into episodes values (?, ?, ?)", (n, task, line))
+    def add_episode(self, n: int, task: str, calls: int, line: bytes) -> None:
+        """Add the trajectory of an episode, as a line, with the number of its calls; 0: it is a whole rollout."""
+        self._db.execute("insert into episodes values (?, ?, ?, ?)", (n, task, calls, line))
 
-    def by_task(self) -> Iterator[list[bytes]]:
-        """Yield the trajectories of each task, as lines, in the order in which they began."""
-        rows = self._db.execute("select task, line from episodes order by task, n")
+    def by_task(self) -> Iterator[list[tuple[int, bytes]]]:
+        """Yield the episodes of each task in the order in which they began, as numbers of calls and lines."""
+        rows = self._db.execute("select task, calls, line from episodes order by task, abs(n)")
         for _, held in groupby(rows, key=lambda row: row[0]):
-            yield [line for _, line in held]
+            yield [(calls, line) for _, calls, line in held]
 
     def _one(self, query: str, *values: Any) -> Any:
         row = self._db.execute(query, values).fetchone()

@@ -58,7 +58,7 @@ def reads_branches(credit: Credit) -> bool:
 
 def _sample_faults(recipe: Recipe, name: str, credit: Credit) -> Iterator[str]:
     """Yield why a credit that compares the samples of a task cannot weigh groups of one."""
-    if recipe.explore is None or recipe.explore.samples > 1:
+    if recipe.explore is None or recipe.explore.samples > 1 or recipe.explore.traits.source is not None:
         return
     if not weighs_alone(credit):
         yield (

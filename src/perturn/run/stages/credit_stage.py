@@ -9,6 +9,7 @@ from typing import Any
 
 from perturn.config.parsing import apply_overrides
 from perturn.config.recipe import Recipe
+from perturn.config.row_maker_settings import sense_in
 from perturn.config.stages import Stage, stages
 from perturn.credit import Credit
 from perturn.data.file_seals import read_manifest, refuse_damage
@@ -16,11 +17,14 @@ from perturn.data.group_account import CreditRow, counted, ledger, read_credits,
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import RunPaths, begun
 from perturn.data.store import read_trajectories
+from perturn.envs.abilities import lacks
 from perturn.errors import ConfigError, RunError
+from perturn.faults import closing_world
 from perturn.group import groups_of
 from perturn.quantities import Computed, Planned, carried_by, compute, figures_of, given, policies_of, wanted
 from perturn.quantities.protocol import State
 from perturn.report.credit_figures import compare_credits, credit_summary
+from perturn.run.session import world_maker
 from perturn.run.stages.answer_form import answer_form
 from perturn.run.stages.credit_checks import check_prover
 from perturn.run.stages.measure_distance import measured
@@ -44,6 +48,7 @@ def credit_groups(
     drop_equal_outcomes: bool = False,
     too_long: Collection[tuple[str, int]] = (),
     filtered: Collection[tuple[str, int]] = (),
+    stale: Collection[tuple[str, int]] = (),
     failures: str = "leave_out",
 ) -> list[CreditRow]:
     """Weigh the turns of an iteration's episodes, and say where each ends.
@@ -55,6 +60,7 @@ def credit_groups(
         drop_equal_outcomes: As `ledger` has it.
         too_long: As `ledger` has it.
         filtered: As `ledger` has it.
+        stale: As `ledger` has it.
         failures: As `ledger` has it.
 
     Returns:
@@ -80,6 +86,7 @@ def credit_groups(
         drop_equal_outcomes=drop_equal_outcomes,
         too_long=too_long,
         filtered=filtered,
+        stale=stale,
         failures=failures,
     )
 
@@ -108,7 +115,8 @@ def credit_run(
 
     Args:
         folder: The run folder; the run need not be finished.
-        words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and its settings, such as `credit.gamma=0.9`.
+        words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and its settings, such as `credit.gamma=0.9`; none:
+            the credit of the run.
         against: Another credit to compare with: one that the run has weights of, or a name of CREDITS.
         name: How the weights are named; None: as the credit.
         reference: Policy of the run that a credit may read, for values too; None: the one that explored, or for a
@@ -123,27 +131,17 @@ def credit_run(
         PerturnError: If the run has explored nothing, or the credit cannot weigh it.
     """
     paths, recipe = begun(folder), resolve_recipe(folder)
-    section = _section(words)
+    section = _section(words) if words or recipe.credit is None else dict(recipe.credit)
     credit = _make_credit(section, recipe)
     label = _named(section, name, against)
-    found, explored = [], _explored(paths, recipe)
+    found, explored = [], explored_stages(paths, recipe)
     _check_stored(credit, recipe, explored, reference)
     other = None if against is None else _against(paths, recipe, explored, against, reference)
     if other is not None:
         _check_stored(other.credit, recipe, explored, reference)
     weigher = _Weigher(paths, recipe, credit, reference)
     for stage in explored:
-        played = list(read_trajectories(paths.trajectories(stage.name)))
-        episodes = measured(recipe, members_of(credit, played, paths, recipe, stage.mark))
-        comparable = counted(episodes, failures_of(recipe))
-        computed = weigher.computed(stage, comparable)
-        rows = credit_groups(
-            episodes,
-            credit,
-            given(computed),
-            drop_equal_outcomes=drop_equal_outcomes,
-            failures=failures_of(recipe),
-        )
+        episodes, computed, rows = weigher.weigh(stage, drop_equal_outcomes)
         file = paths.credit(label, stage.mark)
         if writes:
             _write_beside(paths, file, rows)
@@ -183,6 +181,52 @@ class _Weigher:
         self._states = states_of(found)
         return found
 
+    def weigh(
+        self, stage: Stage, drop_equal_outcomes: bool = False
+    ) -> tuple[list[Trajectory], dict[str, Computed], list[CreditRow]]:
+        """Episodes of an exploration, what was computed of those that count, and their rows, as `computed` asks."""
+        paths, recipe = self._paths, self._recipe
+        played = list(read_trajectories(paths.trajectories(stage.name)))
+        members = members_of(self.credit, played, paths, recipe, stage.mark)
+        episodes = measured(recipe, members, sense_in(self.credit.needs))
+        computed = self.computed(stage, counted(episodes, failures_of(recipe)))
+        rows = credit_groups(
+            episodes,
+            self.credit,
+            given(computed),
+            drop_equal_outcomes=drop_equal_outcomes,
+            failures=failures_of(recipe),
+        )
+        return episodes, computed, rows
+
+
+def weigh_stored(
+    paths: RunPaths, recipe: Recipe, section: Mapping[str, Any], iteration: int
+) -> tuple[Credit, list[Trajectory], list[CreditRow]]:
+    """Weigh the turns of the episodes that an iteration has explored with any credit; nothing is written.
+
+    Args:
+        paths: Of the run.
+        recipe: Of the run.
+        section: The credit, as the section `credit` of a recipe.
+        iteration: From 1.
+
+    Returns:
+        The credit, the episodes that it weighed, and a row of each.
+
+    Raises:
+        PerturnError: If the credit cannot weigh them.
+    """
+    credit = _make_credit(section, recipe)
+    explored = [stage for stage in explored_stages(paths, recipe) if stage.iteration <= iteration]
+    _check_stored(credit, recipe, explored, None)
+    weigher = _Weigher(paths, recipe, credit, None)
+    if not carried_by(credit.needs):
+        explored = explored[-1:]
+    for stage in explored:
+        episodes, _, rows = weigher.weigh(stage)
+    return credit, episodes, rows
+
 
 def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
     """Section `credit` -> the credit."""
@@ -194,6 +238,13 @@ def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
 
 def _check_stored(credit: Credit, recipe: Recipe, explored: Sequence[Stage], reference: str | None) -> None:
     """Refuse a credit whose quantities cannot be computed of stored episodes."""
+    if sense_in(credit.needs):
+        with closing_world(world_maker(recipe)()) as env:
+            problem = lacks(env, "remaining")
+        if problem:
+            raise ConfigError(
+                f"credit {type(credit).__name__} reads how far an episode is from a success: {problem}."
+            )
     references = {
         stage.iteration: reference or reference_of_iteration(recipe, stage.iteration) for stage in explored
     }
@@ -239,8 +290,12 @@ def _label(section: Mapping[str, Any]) -> str:
     return str(section["name"]).rpartition(":")[2]
 
 
-def _explored(paths: RunPaths, recipe: Recipe) -> list[Stage]:
-    """The explorations that are done."""
+def explored_stages(paths: RunPaths, recipe: Recipe) -> list[Stage]:
+    """The explorations that are done.
+
+    Raises:
+        RunError: If none is, or the file of one is damaged.
+    """
     manifest = read_manifest(paths.folder) or {}
     done = {name for name, note in manifest.get("stages", {}).items() if note.get("done")}
     found = [stage for stage in stages(recipe) if stage.name == f"explore{stage.mark}" and stage.name in done]

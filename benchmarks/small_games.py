@@ -1,0 +1,135 @@
+"""Games of `alfworld-like` that are small enough to solve, and a policy whose values on them are known exactly.
+
+A policy that takes an even choice among the commands of a short list that can be said is a Markov chain on the states
+of a game, so that its chance to win within the turns that are left is a sum over all that can happen. Tests compare
+what `perturn measure` finds with these values, and `truncated.py` computes variances with them.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from math import fsum
+
+from perturn.envs.alfworld.generated_games import ALFWorldLike
+from perturn.types import Action, EpisodeProtocol, Prompt, Sampling, Task, Trajectory
+
+TURNS = 12
+PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=TURNS)
+LONGEST = 5
+"""Commands of the expert, in the games that are small enough."""
+VAIN = 2
+"""Commands on the list beside his: ways to places that he does not go to."""
+
+
+@dataclass
+class Game:
+    """A game, the list of commands to choose from, and the states that were reached."""
+
+    task: Task
+    menu: tuple[str, ...]
+    opening: str
+    _worlds: dict[str, tuple[list[str], bool, tuple[str, ...]]] = field(default_factory=dict)
+    """Key of a state -> commands that lead there, whether it is won, and what can be said there of the list."""
+    _after: dict[tuple[str, str], str] = field(default_factory=dict)
+    _chance: dict[tuple[str, int], float] = field(default_factory=dict)
+
+    @cached_property
+    def start(self) -> str:
+        """Key of the first state."""
+        return self._state([])
+
+    def _state(self, commands: Sequence[str]) -> str:
+        """Key of the state that commands lead to, each of which can be said."""
+        env = ALFWorldLike()
+        seen = env.reset(self.task)
+        for command in commands:
+            seen = env.step(command)
+        key = "won" if seen.success else str(seen.state_key)
+        can = tuple(command for command in self.menu if command in (seen.admissible or ()))
+        self._worlds.setdefault(key, (list(commands), seen.success, can))
+        return key
+
+    def after(self, key: str, command: str) -> str:
+        """Key of the state that a command leads to from another."""
+        if (key, command) not in self._after:
+            self._after[key, command] = self._state([*self.commands(key), command])
+        return self._after[key, command]
+
+    def commands(self, key: str) -> list[str]:
+        """Commands that lead to a state."""
+        return self._worlds[key][0]
+
+    def options(self, key: str) -> tuple[str, ...]:
+        """What can be said in a state, of the list."""
+        return self._worlds[key][2]
+
+    def chance(self, key: str, left: int) -> float:
+        """Exact chance of a win within so many turns from a state, if each choice is even."""
+        if self._worlds[key][1] or left == 0:
+            return float(self._worlds[key][1])
+        if (key, left) not in self._chance:
+            ends = [self.chance(self.after(key, command), left - 1) for command in self.options(key)]
+            self._chance[key, left] = fsum(ends) / len(ends)
+        return self._chance[key, left]
+
+    @property
+    def states(self) -> int:
+        """States that were reached."""
+        return len(self._worlds)
+
+
+def small_games(number: int) -> list[Game]:
+    """The first games of `train` that the expert wins in a few commands."""
+    return list(islice(_small(), number))
+
+
+def _small() -> Iterator[Game]:
+    env = ALFWorldLike()
+    for task in env.tasks("train"):
+        script = list(env.expert(task))
+        if len(script) > LONGEST:
+            continue
+        seen = env.reset(task)
+        vain = [each for each in seen.admissible or () if each.startswith("go to") and each not in script]
+        yield Game(task, (*dict.fromkeys(script), *vain[:VAIN]), seen.text)
+
+
+class Chooser:
+    """The policy: an even choice, by the seed of the prompt, among the commands of the list that can be said."""
+
+    name = "chooser"
+
+    def __init__(self, games: Sequence[Game]) -> None:
+        self._games = games
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action]:
+        """Choose for each prompt, by what was said in it."""
+        return [self._choose(prompt) for prompt in prompts]
+
+    def _choose(self, prompt: Prompt) -> Action:
+        first = (*prompt.turns, None)[0]
+        text = (first.observation if first else prompt.observation)[-1]["content"]
+        game = next(game for game in self._games if game.opening in text)
+        key = game.start
+        for turn in prompt.turns:
+            key = game.after(key, said(turn.action))
+        return Action(f"Action: {random.Random(prompt.seed).choice(game.options(key))}")
+
+    def forget(self, conversation: str) -> None:
+        """Nothing was kept."""
+
+
+def said(action: Action) -> str:
+    """The command of an action."""
+    return action.text.removeprefix("Action: ")
+
+
+def exact_values(game: Game, one: Trajectory) -> list[float]:
+    """Exact value before each turn of an episode, and after the last [turns + 1]."""
+    keys = [game.start]
+    for turn in one.turns:
+        keys.append(game.after(keys[-1], said(turn.action)))
+    values = [game.chance(key, TURNS - turn) for turn, key in enumerate(keys)]
+    return [*values[:-1], 0.0]

@@ -1,0 +1,39 @@
+"""Abilities of an open engine beside answering, which whoever asks it may read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from perturn.types import Engine
+
+
+@dataclass(frozen=True)
+class EngineAbilities:
+    """Abilities of an open engine beside answering."""
+
+    concurrent: bool = False
+    """Whether `generate` may be called from several threads at a time."""
+    response_formats: frozenset[str] = frozenset()
+    """Types of `Prompt.response_format` that it keeps to."""
+    reads_thoughts: bool = True
+    """Whether the thoughts of earlier turns reach the model."""
+    decode: Callable[[Sequence[int]], str] | None = None
+    """Text of token ids; None: its answers have no token ids."""
+    prompt_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of the newest prompt of each open conversation; empty if it does not count them."""
+    answer_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of the newest answer of each open conversation, for an engine whose answers have no token ids."""
+
+
+@runtime_checkable
+class DescribedEngine(Engine, Protocol):
+    """An engine that says what else it can do."""
+
+    abilities: EngineAbilities
+
+
+def abilities_of(engine: Engine) -> EngineAbilities:
+    """Return the abilities of an open engine; an engine that says nothing of them has the defaults."""
+    return engine.abilities if isinstance(engine, DescribedEngine) else EngineAbilities()

@@ -1,0 +1,53 @@
+"""What models beside the policy are asked in a run, in questions and tokens: a judge, and a simulated user."""
+
+from __future__ import annotations
+
+from perturn.config.recipe import Recipe
+from perturn.config.sections import Section
+from perturn.config.stages import stages
+from perturn.estimate.episode_lengths import Episodes
+from perturn.run.judging.side_engines import checked_settings
+
+_CHARACTERS = 4
+"""Characters of a token of a rubric."""
+
+
+def side_model_costs(recipe: Recipe, found: Episodes) -> list[str]:
+    """Return a sentence for each model beside the policy: its questions, their tokens, and the price of both.
+
+    Args:
+        recipe: Of the run.
+        found: Number and length of its episodes.
+    """
+    names = [stage.name for stage in stages(recipe)]
+    explored = found.explore * sum(name.startswith("explore") for name in names)
+    scored = found.evaluate * sum(name.startswith("evaluate") for name in names)
+    turns = found.policy_turns(learned=True)
+    each, half = found.heard + found.said, (turns + 1) / 2
+    told = []
+    if (judge := recipe.judge) is not None:
+        questions = (explored + scored * judge.evaluates) * judge.samples
+        of_turns = judge.of == "turn"
+        length = len(judge.rubric) / _CHARACTERS + found.prompt + (half if of_turns else turns) * each
+        asked = questions * (turns if of_turns else 1)
+        told.append(_cost("judge", judge.engine, asked, length, judge.sampling.max_new_tokens))
+    if (user := recipe.user) is not None:
+        asked = (explored + scored) * turns
+        length = found.prompt + half * each
+        told.append(_cost("user", user.engine, asked, length, user.sampling.max_new_tokens))
+    return told
+
+
+def _cost(who: str, engine: Section, asked: float, length: float, most: int) -> str:
+    """One model's work in words; the answers are taken to be as long as they may."""
+    traits = checked_settings(engine, f"{who}.engine").traits
+    said = (
+        f"The {who} is asked about {asked:.0f} questions of {length:.0f} tokens, and answers each with at most {most}: "
+        f"{asked * (length + most) / 1000:.0f}k tokens"
+    )
+    if traits.prices is not None:
+        price = asked * (length * traits.prices[0] + most * traits.prices[1]) / 1e6
+        said += f", which cost at most {price:.2f} at the prices of its engine"
+    if not traits.serves_checkpoints:
+        said += f". What it may spend: {traits.spending}"
+    return f"{said}."

@@ -1,0 +1,44 @@
+"""Token ids and log-probabilities in answers of chat completions, as vLLM and its clients return them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from perturn.errors import DataError
+from perturn.formats.logs.log_values import mapping
+from perturn.types import Action
+
+_NUMBERED = re.compile(r"token_id:(\d+)")
+"""A token that vLLM names by its id (`return_tokens_as_token_ids`)."""
+
+
+def with_choice_tokens(action: Action, choice: Mapping[str, Any], where: str) -> Action:
+    """Return an answer with the tokens of its choice, where the choice has their ids.
+
+    Ids are under `token_ids` (vLLM's `return_token_ids`), or are the tokens of the log-probabilities.
+
+    Raises:
+        DataError: If there are not as many log-probabilities as ids.
+    """
+    content = mapping(choice.get("logprobs")).get("content")
+    told = [mapping(each) for each in content] if isinstance(content, list) else []
+    ids = choice.get("token_ids")
+    if not ids:
+        named = [_NUMBERED.fullmatch(str(each.get("token"))) for each in told]
+        ids = [int(found[1]) for found in named if found]
+        if not ids or len(ids) != len(named):
+            return action
+    if not isinstance(ids, list) or any(isinstance(each, bool) or not isinstance(each, int) for each in ids):
+        raise DataError(f"{where}: token_ids: expected a list of whole numbers, got {ids!r:.80}.")
+    logprobs = None
+    if told:
+        given = [each.get("logprob") for each in told]
+        logprobs = tuple(each for each in given if isinstance(each, int | float))
+        if not len(given) == len(logprobs) == len(ids):
+            raise DataError(
+                f"{where}: logprobs: expected a number for each of {len(ids)} token ids, got {len(logprobs)}."
+            )
+    return replace(action, token_ids=tuple(ids), logprobs=logprobs)

@@ -1,0 +1,1 @@
+"""Files of rollouts that other trainers write."""

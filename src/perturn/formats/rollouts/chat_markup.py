@@ -1,0 +1,60 @@
+"""Rendered conversations -> messages, where the markup of a known chat template says who speaks."""
+
+from __future__ import annotations
+
+import re
+
+from perturn.types import Message
+
+_MARKUPS = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)",  # ChatML, as Qwen and SmolLM2 have it
+        r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\n\n(.*?)(?:<\|eot_id\|>|<\|eom_id\|>|\Z)",  # Llama 3
+        r"<\|(system|user|assistant|tool)\|>\n?(.*?)(?:<\|end\|>|</s>|(?=<\|(?:system|user|assistant|tool)\|>)|\Z)",
+    )  # Phi, Zephyr, tiny-agent
+)
+_OPENINGS = ("<|im_start|>assistant\n", "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|assistant|>")
+"""Beginnings of an assistant message, in the order of `_MARKUPS`."""
+_ROLES = {"system", "user", "assistant", "tool"}
+_SPECIAL = re.compile(
+    r"<\|(?:im_start|im_end|endoftext|begin_of_text|start_header_id|end_header_id|eot_id|eom_id|end_of_text|end)\|>"
+    r"|</?s>"
+)
+"""Special tokens of the usual chat templates."""
+
+
+def conversation_of(text: str) -> list[Message]:
+    """Return the messages of a rendered conversation.
+
+    A text without known markup is one user message. An assistant message that has just begun, which asks for an answer,
+    is left out.
+    """
+    for markup in _MARKUPS:
+        found = [(role, content) for role, content in markup.findall(text) if role in _ROLES]
+        if found:
+            if found[-1] == ("assistant", ""):
+                found.pop()
+            return [{"role": role, "content": content} for role, content in found]
+    plain = without_special(text).strip()
+    return [{"role": "user", "content": plain}] if plain else []
+
+
+def response_of(text: str) -> list[Message]:
+    """Return the messages of a rendered response, which begins within an assistant message.
+
+    A text without known markup is one assistant message.
+    """
+    for markup, opening in zip(_MARKUPS, _OPENINGS, strict=True):
+        if markup.search(text):
+            return [
+                {"role": role, "content": content}
+                for role, content in markup.findall(opening + text)
+                if role in _ROLES
+            ]
+    return [{"role": "assistant", "content": without_special(text)}]
+
+
+def without_special(text: str) -> str:
+    """Return a text without the special tokens of chat templates."""
+    return _SPECIAL.sub("", text)

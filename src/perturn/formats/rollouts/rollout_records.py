@@ -1,0 +1,231 @@
+"""Parts of rollouts as records hold them: conversations, tokens with a mask, and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from perturn.errors import DataError
+from perturn.formats.json_stream import Record
+from perturn.formats.logs.log_entries import Entry, Fields, LostEntry, Reader, Rollout, Score, Step
+from perturn.formats.logs.log_values import at_path, bad, mapping, score_value, text_id, unpacked
+from perturn.formats.logs.provider_messages import answer_of, messages_of
+from perturn.formats.rollouts.chat_markup import conversation_of
+from perturn.types import Action, Message
+
+REWARD = "reward"
+"""Name of the score of a rollout, where a format has one reward."""
+
+
+def reader(rollouts: Callable[[Mapping[str, Any], str, Fields], Iterator[Entry]]) -> Reader:
+    """Return the reader of a format from a function that reads one record.
+
+    A record that cannot be read is an entry of its own, with the reason.
+    """
+
+    def read(records: Iterator[Record], fields: Fields) -> Iterator[Entry]:
+        for record in records:
+            if isinstance(record.value, DataError):
+                yield LostEntry(record.where, "broken", str(record.value))
+                continue
+            try:
+                yield from list(rollouts(record.value, record.where, fields))
+            except DataError as error:
+                yield LostEntry(record.where, "unsupported", str(error))
+
+    return read
+
+
+def scores_of(record: Mapping[str, Any], fields: Fields, reward: Any) -> tuple[Score, ...]:
+    """Return the score of a rollout: the field that the user names, else the reward; none where it is no number."""
+    name = REWARD if fields.score is None else fields.score
+    value = score_value(reward if name == REWARD else at_path(record, name))
+    return () if value is None else (Score(name, value, ""),)
+
+
+def task_of(record: Mapping[str, Any], fields: Fields, usual: Any) -> str | None:
+    """Return the task of a rollout: the field that the user names, else the usual one."""
+    return text_id(usual if fields.task is None else at_path(record, fields.task))
+
+
+def with_calls(message: Any, where: str) -> Any:
+    """Return a message whose calls are in the form of chat completions, where they are flat or JSON texts."""
+    if not isinstance(message, Mapping):
+        return message
+    calls = unpacked(message.get("tool_calls"), where)
+    if not isinstance(calls, list) or not calls:
+        return {key: value for key, value in message.items() if key != "tool_calls"}
+    found = [mapping(call) for call in calls]
+    if not all(found):
+        raise bad(f"{where}.tool_calls", "a list of calls", calls)
+    shaped = [
+        call
+        if isinstance(call.get("function"), Mapping)
+        else {
+            "id": call.get("id"),
+            "type": "function",
+            "function": {"name": call.get("name"), "arguments": call.get("arguments")},
+        }
+        for call in found
+    ]
+    return {**message, "tool_calls": shaped}
+
+
+def listed(value: Any, where: str, role: str) -> list[Any]:
+    """Return a conversation as a list of messages; a text is one message of a role.
+
+    Raises:
+        DataError: If it is neither.
+    """
+    value = unpacked(value, where)
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise bad(where, "messages or text", value)
+    return [with_calls(message, f"{where}[{index}]") for index, message in enumerate(value)]
+
+
+def steps_of(
+    prompt: Sequence[Any],
+    completion: Sequence[Any],
+    where: str,
+    tools: tuple[Mapping[str, Any], ...] = (),
+    trained: Callable[[Mapping[str, Any]], bool] = lambda message: True,
+) -> tuple[Step, ...]:
+    """Return the answers of a conversation: every assistant message of the completion.
+
+    Args:
+        prompt: Messages before the first answer.
+        completion: Messages from the first answer on.
+        where: Its place, for error messages.
+        tools: Schemas of the tools.
+        trained: Tells whether an assistant message is trained on.
+
+    Raises:
+        DataError: If a message is of no known shape, or there is no answer.
+    """
+    heard = list(messages_of(list(prompt), f"{where}: prompt")) if prompt else []
+    steps = []
+    for index, message in enumerate(completion):
+        at = f"{where}: message {index}"
+        if mapping(message).get("role") == "assistant":
+            action = answer_of(message, at) or Action("")
+            steps.append(Step(tuple(heard), action, tools, trained=trained(message)))
+            heard.append(action.message())
+        else:
+            heard += messages_of([message], at)
+    if not steps:
+        raise DataError(f"{where}: expected an assistant message after the prompt, got none.")
+    return tuple(steps)
+
+
+def numbers(value: Any, where: str, kind: type = float, length: int | None = None) -> list[Any]:
+    """Return a list of numbers, or of token ids where the kind is int.
+
+    Raises:
+        DataError: If it is none, or not of the length.
+    """
+    allowed = (int, float) if kind is float else (int,)
+    if not isinstance(value, list) or any(
+        isinstance(each, bool) or not isinstance(each, allowed) for each in value
+    ):
+        raise bad(where, f"a list of {'numbers' if kind is float else 'whole numbers'}", value)
+    if length is not None and len(value) != length:
+        raise DataError(f"{where}: expected {length} entries, one for each token, got {len(value)}.")
+    return value
+
+
+def steps_of_tokens(
+    held: Mapping[str, Any], names: TokenNames, where: str, fields: Fields
+) -> tuple[Step, ...]:
+    """Return the answers of a rollout that is given as token ids: each stretch of the response that was sampled.
+
+    Args:
+        held: Lists of one rollout, by key.
+        names: Keys of the lists.
+        where: Its place, for error messages.
+        fields: With the tokenizer that the user names.
+
+    Raises:
+        DataError: If there is no tokenizer, if lengths differ, or if nothing was sampled.
+    """
+    decode = fields.decode
+    if decode is None:
+        raise DataError(
+            f"{where}: the record holds token ids without texts. Name the model that sampled them with --model, whose "
+            "tokenizer decodes them."
+        )
+    prompt = numbers(held.get(names.prompt), f"{where}: {names.prompt}", int)
+    response = numbers(held.get(names.response), f"{where}: {names.response}", int)
+    count = len(response)
+    mask = [1] * count
+    if held.get(names.mask) is not None:
+        mask = numbers(held[names.mask], f"{where}: {names.mask}", float, count)
+    logprobs = None
+    if held.get(names.logprobs) is not None:
+        logprobs = numbers(held[names.logprobs], f"{where}: {names.logprobs}", float, count)
+    rewards = None
+    if isinstance(held.get(names.rewards), list):
+        rewards = numbers(held[names.rewards], f"{where}: {names.rewards}", float, count)
+    messages = conversation_of(decode(prompt, True))
+    steps: list[Step] = []
+    for sampled, stretch in groupby(range(count), key=lambda at: mask[at] != 0):
+        tokens = list(stretch)
+        ids = response[tokens[0] : tokens[-1] + 1]
+        if not sampled:
+            messages += conversation_of(decode(ids, True))
+            paid = sum(rewards[at] for at in tokens) if rewards else 0.0
+            if steps and rewards:
+                steps[-1] = replace(steps[-1], reward=(steps[-1].reward or 0.0) + paid)
+            continue
+        chosen = tuple(logprobs[at] for at in tokens) if logprobs else None
+        action = Action(decode(ids, False), tuple(ids), chosen)
+        reward = sum(rewards[at] for at in tokens) if rewards else None
+        steps.append(Step(tuple(messages), action, reward=reward))
+        messages.append(action.message())
+    if not steps:
+        raise DataError(f"{where}: {names.response}: expected sampled tokens, got none.")
+    return tuple(steps)
+
+
+class TokenNames:
+    """Keys of the lists of a rollout that is given as token ids."""
+
+    def __init__(
+        self, prompt: str, response: str, mask: str = "", logprobs: str = "", rewards: str = ""
+    ) -> None:
+        self.prompt, self.response, self.mask = prompt, response, mask
+        self.logprobs, self.rewards = logprobs, rewards
+
+
+def rows_of_columns(record: Mapping[str, Any], key: str, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a record that holds a list for each key, each with its place.
+
+    Values that are no lists of the length of the first key, such as metrics of the batch, are left out of the rows.
+    """
+    first = record.get(key)
+    if not isinstance(first, list):
+        raise bad(f"{where}: {key}", "a list with an entry for each rollout", first)
+    columns = {
+        name: value for name, value in record.items() if isinstance(value, list) and len(value) == len(first)
+    }
+    for name in (each for each, value in record.items() if isinstance(value, list) and each not in columns):
+        raise DataError(
+            f"{where}: {name}: expected {len(first)} entries, one for each of {key}, got {len(record[name])}."
+        )
+    for index in range(len(first)):
+        yield f"{where}[{index}]", {name: value[index] for name, value in columns.items()}
+
+
+def cut_last(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Return the steps of a rollout whose last answer was cut at a token limit."""
+    return (*steps[:-1], replace(steps[-1], answer=replace(steps[-1].answer, ended=False))) if steps else ()
+
+
+def failed_rollout(where: str, task: str | None, error: str, messages: Sequence[Message] = ()) -> Rollout:
+    """Return a rollout that failed before its first answer."""
+    return Rollout(where, task, (), error=error)

@@ -1,0 +1,156 @@
+"""Gradients that a policy would feel from a credit and from measured advantages, and what noise leaves of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perturn.measure.advantages import Flags, Floats, Measured
+from perturn.measure.scores import clusters_of
+from perturn.stats import Estimate, jackknife
+
+Sketches = NDArray[np.float32]
+"""Gradient of log pi of the action of each turn, sketched [turns, numbers]."""
+
+THOUSAND = 1000
+"""Episodes that the figures on noise are of."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """Inner products of the gradients that the tasks give, [tasks, tasks] each."""
+
+    credit: Floats
+    """Of the credit's gradients with themselves."""
+    between: Floats
+    """Of the credit's gradients with the measured ones."""
+    measured: Floats
+    """Of the measured gradients with themselves."""
+    halves: Floats
+    """Of the gradients from one half of the continuations with the gradients from the other, a mean over splits."""
+    episodes: Floats
+    """Episodes of each task [tasks]."""
+
+
+def products(turns: Measured, credit: Floats, sketches: Sketches) -> Products:
+    """Return the inner products of gradients by task.
+
+        x_k = sum of c_t grad log pi(a_t | h_t) over the turns of task k
+
+    Where there are few tasks, an episode stands for a task.
+    """
+    _, place = np.unique(clusters_of(turns), return_inverse=True)
+    count = int(place.max()) + 1
+    first = np.concatenate([[True], np.diff(turns.episode) != 0])
+    episodes = np.bincount(place[first], minlength=count).astype(np.float64)
+
+    def by_task(weight: Floats) -> Floats:
+        weights = np.zeros((count, len(place)))
+        weights[place, np.arange(len(place))] = weight
+        found: Floats = (weights.astype(np.float32) @ sketches).astype(np.float64)
+        return found
+
+    own, theirs = by_task(credit), by_task(turns.advantage)
+    parts = [by_task(one) @ by_task(other).T for one, other in zip(*turns.halves, strict=True)]
+    halves = np.mean(parts, axis=0)
+    return Products(own @ own.T, own @ theirs.T, theirs @ theirs.T, (halves + halves.T) / 2, episodes)
+
+
+def cosine(of: Products, keep: Flags) -> float | None:
+    """Return the cosine between the credit's gradient and the measured one of the same episodes.
+
+        X_c . X_A / sqrt(|X_c|^2 X_A1 . X_A2),   X = sum of x_k over tasks
+
+    It is what a step on these episodes would feel; halves of the continuations correct it for noise of measurement.
+    """
+    size = _total(of.credit, keep) * _total(of.halves, keep)
+    return _total(of.between, keep) / sqrt(size) if size > 0 else None
+
+
+def expected_cosine(of: Products, keep: Flags) -> float | None:
+    """Return the cosine between the expected gradient of the credit and the true policy gradient.
+
+        U(c, A) / sqrt(U(c, c) U(A, A)),   U(x, y) = (sum x . sum y - sum_k x_k . y_k) G / (G - 1) / N^2
+
+    G tasks with N episodes. Products of different tasks alone have the product of the expectations as their mean, since
+    one task's gradient is correlated with itself. None: the gradients of so few episodes differ too much.
+
+    Source: ours; U is the U-statistic of Hoeffding 1948, "A class of statistics with asymptotically normal
+    distribution".
+    """
+    size = _across(of.credit, of, keep) * _across(of.measured, of, keep)
+    enough = _across(of.credit, of, keep) > 0 and _across(of.measured, of, keep) > 0
+    return _across(of.between, of, keep) / sqrt(size) if enough else None
+
+
+def signal_to_noise(of: Products, keep: Flags) -> float | None:
+    """Return the squared length of the expected gradient over the variance of the gradient of a thousand episodes.
+
+        SNR = U(c, c) / (V N / 1000),   V = (sum_k |x_k|^2 - |sum x|^2 / G) G / (G - 1) / N^2
+
+    V is the variance, over all directions, of the mean gradient of the N measured episodes. Below 0: the expected
+    gradient cannot be told from 0.
+    """
+    noise = _noise(of, keep)
+    return _across(of.credit, of, keep) / noise if noise > 0 else None
+
+
+def step_cosine(of: Products, keep: Flags) -> float | None:
+    """Return the cosine to expect between the credit's gradient of a thousand episodes and the true policy gradient.
+
+    U(c, A) / sqrt(U(A, A) (U(c, c) + V N / 1000))
+    """
+    true, whole = _across(of.measured, of, keep), _across(of.credit, of, keep) + _noise(of, keep)
+    return _across(of.between, of, keep) / sqrt(true * whole) if true > 0 and whole > 0 else None
+
+
+FIGURES = {
+    "cosine": cosine,
+    "expected_cosine": expected_cosine,
+    "signal_to_noise": signal_to_noise,
+    "step_cosine": step_cosine,
+}
+"""Figures by name."""
+
+
+def figures_of(turns: Measured, credit: Floats, sketches: Sketches) -> Mapping[str, Estimate | None]:
+    """Return all figures of a credit's gradient with their 95 % intervals, which leave out tasks in turn."""
+    if not len(turns.task):
+        return dict.fromkeys(FIGURES)
+    of = products(turns, credit, sketches)
+    tasks = list(range(len(of.episodes)))
+    return {
+        name: jackknife(lambda keep, figure=figure: figure(of, keep), tasks)  # type: ignore[misc]
+        for name, figure in FIGURES.items()
+    }
+
+
+def _total(product: Floats, keep: Flags) -> float:
+    """Product of the sums over tasks."""
+    return float(product[np.ix_(keep, keep)].sum())
+
+
+def _own(product: Floats, keep: Flags) -> float:
+    """Sum of the products of each task with itself."""
+    return float(np.trace(product[np.ix_(keep, keep)]))
+
+
+def _across(product: Floats, of: Products, keep: Flags) -> float:
+    """U; see `expected_cosine`."""
+    tasks, episodes = int(keep.sum()), float(of.episodes[keep].sum())
+    if tasks < 2:
+        return 0.0
+    return (_total(product, keep) - _own(product, keep)) * tasks / (tasks - 1) / episodes**2
+
+
+def _noise(of: Products, keep: Flags) -> float:
+    """Variance of the gradient of a thousand episodes; see `signal_to_noise`."""
+    tasks, episodes = int(keep.sum()), float(of.episodes[keep].sum())
+    if tasks < 2:
+        return 0.0
+    spread = _own(of.credit, keep) - _total(of.credit, keep) / tasks
+    return spread * tasks / (tasks - 1) / episodes / THOUSAND

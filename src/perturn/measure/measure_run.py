@@ -1,0 +1,287 @@
+"""`perturn measure`: what each turn of a run's episodes was worth, and how well each credit finds it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perturn.config.recipe import Recipe
+from perturn.config.stages import Stage
+from perturn.data.run_folder import Run, resolve_recipe
+from perturn.data.run_paths import RunPaths
+from perturn.data.store import read_trajectories
+from perturn.display.progress_bars import at_work, track
+from perturn.envs.world_process import plays_itself
+from perturn.errors import ConfigError, RunError
+from perturn.faults import closing_world
+from perturn.io.atomic_write import write_whole
+from perturn.measure.advantages import FEWEST, Measured, bounds_of, measure, returns_of
+from perturn.measure.forecast import Forecast, forecast
+from perturn.measure.gradients import Sketches, figures_of
+from perturn.measure.play_points import play_points, rules
+from perturn.measure.points import Continuation, Plan, choose, plan, read_continuations
+from perturn.measure.scores import by_third, scores_of
+from perturn.measure.sentences import sentences
+from perturn.measure.sketches import sketched
+from perturn.measure.weigh import Weighed, weigh
+from perturn.measure.worlds import WorldCheck, check_world
+from perturn.run.session import Session, engine_settings, policy_path, world_maker
+from perturn.run.stages.credit_stage import explored_stages
+from perturn.run.stages.quantity_source import open_policy
+from perturn.stats import Estimate
+from perturn.types import Trajectory
+
+MEASURED = "measured advantage"
+"""Name of the measured advantage among the credits."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be measured."""
+
+    credits: Sequence[str] = ("all",)
+    """Names of credits, or MODULE:CLASS; `all`: each that can weigh the run's episodes."""
+    episodes: int = 100
+    continuations: int = 8
+    iteration: int | None = None
+    """Iteration whose episodes are measured; None: the last one whose policy is there."""
+    width: float = 0.1
+    """Half-width of the interval of an advantage that `--dry-run` says the continuations for, in units of reward."""
+    gradients: bool = True
+    """Whether gradients are compared, where the policy can be opened."""
+
+
+def measure_run(folder: Path, wanted: Wanted) -> dict[str, Any]:
+    """Measure a run; what it finds is written into the run folder too.
+
+    Raises:
+        PerturnError: If the run has no episodes that can be measured.
+    """
+    recipe = resolve_recipe(folder)
+    with Run(recipe) as run, Session(run) as session:
+        stage, explored, chosen = _episodes(run, wanted)
+        world, planned = _planned(session, stage, chosen)
+        assert recipe.explore is not None
+        sampling, concurrency = recipe.explore.sampling, recipe.explore.concurrency
+        file = run.paths.continuations(stage.mark)
+        played = play_points(
+            session, planned, file, stage.policy, sampling, wanted.continuations, concurrency
+        )
+        returns = returns_of(played)
+        turns = measure(planned, returns, recipe.seed)
+        if not len(turns.task):
+            raise RunError(
+                "no turn has enough continuations that came back to it; `perturn check-env` says why."
+            )
+        session.release()
+        gradients = _gradients(run.paths, recipe, stage, chosen, turns) if wanted.gradients else None
+        weighed, left_out = weigh(run.paths, recipe, stage, wanted.credits, explored)
+        found = {
+            "iteration": stage.iteration,
+            "policy": stage.policy,
+            "environment": chosen[0].environment,
+            "continuations": wanted.continuations,
+            "world": asdict(world),
+            **_counts(planned, played, turns),
+            "bounds": list(bounds_of(returns) or ()),
+            "gradients": None if gradients is None else gradients.shape[1],
+            "credits": _rows(turns, weighed, chosen, gradients, played),
+            "left_out": left_out,
+        }
+        names = found["credits"].items()
+        environment = found["environment"]
+        found["sentences"] = [each for name, row in names for each in sentences(name, row, environment)]
+        found["by_episode"] = _by_episode(chosen, turns, weighed)
+        write_whole(run.paths.measured(stage.mark), json.dumps(found) + "\n")
+    return found
+
+
+def forecast_run(folder: Path, wanted: Wanted) -> Forecast:
+    """Say how many continuations an interval of the wanted width needs, and play none."""
+    recipe = resolve_recipe(folder)
+    with Run(recipe) as run, Session(run) as session:
+        stage, explored, chosen = _episodes(run, wanted)
+        _, planned = _planned(session, stage, chosen)
+        done = read_continuations(run.paths.continuations(stage.mark))
+        return forecast(planned, explored, done, wanted.continuations, wanted.width)
+
+
+def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[Trajectory]]:
+    """The exploration that is measured, its episodes, and those of them that are continued.
+
+    Raises:
+        PerturnError: If the run has none that can be continued.
+    """
+    recipe, paths = run.recipe, run.paths
+    _refuse(recipe, wanted)
+    stage = _stage(run, wanted.iteration)
+    explored = list(read_trajectories(paths.trajectories(stage.name)))
+    chosen = choose(explored, wanted.episodes, recipe.seed)
+    if not chosen:
+        raise RunError(
+            f"{paths.trajectories(stage.name)} has no episode that did not FAIL; look at their errors."
+        )
+    return stage, explored, chosen
+
+
+def _refuse(recipe: Recipe, wanted: Wanted) -> None:
+    """Refuse a run whose episodes cannot be continued."""
+    if recipe.explore is None or recipe.environment is None:
+        raise ConfigError(
+            "perturn measure continues episodes that a run has explored; give a run whose recipe has explore and "
+            "environment."
+        )
+    if plays_itself(recipe.environment):
+        raise ConfigError(
+            f"environment {recipe.environment['name']!r} plays its episodes itself, so that they cannot be continued "
+            "from a turn."
+        )
+    if recipe.judge is not None:
+        raise ConfigError(
+            "the rewards of this run are a judge's, and continuations are not rated; measure a run with the rewards of "
+            "its environment."
+        )
+    if not recipe.explore.sampling.temperature:
+        raise ConfigError(
+            "the episodes were sampled at temperature 0, at which all continuations are alike; explore with "
+            "explore.sampling.temperature, such as 1.0."
+        )
+    if wanted.continuations < FEWEST or wanted.episodes < 1:
+        raise ConfigError(
+            f"--continuations must be at least {FEWEST}, two for each half, and --episodes at least 1; got "
+            f"{wanted.continuations} and {wanted.episodes}."
+        )
+    if not wanted.width > 0:
+        raise ConfigError(f"--width must be > 0, got {wanted.width}.")
+
+
+def _stage(run: Run, iteration: int | None) -> Stage:
+    """The exploration of an iteration, or the last one whose policy is there."""
+    found = explored_stages(run.paths, run.recipe)
+    if iteration is not None:
+        found = [stage for stage in found if stage.iteration == iteration]
+        if not found:
+            raise RunError(f"{run.folder} has not explored iteration {iteration}; leave --iteration out.")
+        policy_path(run, found[0].policy)
+        return found[0]
+    missing: RunError | None = None
+    for stage in reversed(found):
+        try:
+            policy_path(run, stage.policy)
+            return stage
+        except RunError as error:
+            missing = missing or error
+    assert missing is not None
+    raise missing
+
+
+def _planned(session: Session, stage: Stage, chosen: Sequence[Trajectory]) -> tuple[WorldCheck, Plan]:
+    """How the world answers episodes that are played again, and the points of the chosen ones."""
+    with at_work("playing episodes again"), closing_world(world_maker(session.recipe)()) as env:
+        has_user = session.recipe.user is not None
+        world = check_world(env, chosen, rules(session, stage.policy), has_user=has_user)
+    return world, plan(chosen, world.kind)
+
+
+def _counts(planned: Plan, played: Sequence[Continuation], turns: Measured) -> dict[str, Any]:
+    outcomes = [one.outcome for one in played]
+    return {
+        "episodes": len(planned.episodes),
+        "tasks": len({one.task.id for one in planned.episodes}),
+        "turns": sum(len(one.turns) for one in planned.episodes),
+        "measured": len(turns.task),
+        "points": len(planned.points),
+        "played": len(played),
+        "failed": outcomes.count("failed"),
+        "came_elsewhere": outcomes.count("elsewhere"),
+        "turns_played": sum(one.turns for one in played),
+    }
+
+
+def _gradients(
+    paths: RunPaths, recipe: Recipe, stage: Stage, chosen: Sequence[Trajectory], turns: Measured
+) -> Sketches | None:
+    """Gradients of the measured turns; None where the policy is not one that can be opened here."""
+    if not engine_settings(recipe).traits.serves_checkpoints:
+        return None
+    reader = open_policy(paths, recipe, stage.policy)
+    tracked = partial(track, what="gradients of turns", unit="episodes")
+    found = sketched(reader.model, reader.renderer, chosen, paths.gradients(stage.mark), tracked)
+    return np.stack([found[e][t] for e, t in zip(turns.episode, turns.position, strict=True)])
+
+
+def _rows(
+    turns: Measured,
+    weighed: Mapping[str, Weighed],
+    chosen: Sequence[Trajectory],
+    gradients: Sketches | None,
+    played: Sequence[Continuation],
+) -> dict[str, Any]:
+    """Scores of each credit, and of the measured advantage itself as a credit."""
+    found = {}
+    for name, one in weighed.items():
+        credit = np.array([one.weights[chosen[e].key][t] for e, t in _places(turns)])
+        row: dict[str, Any] = {"settings": dict(one.section), "by_outcome": one.by_outcome, "cost": one.cost}
+        row |= _plain(scores_of(turns, credit))
+        row["by_third"] = {third: _plain(own) for third, own in by_third(turns, credit).items()}
+        if gradients is not None:
+            row |= _plain(figures_of(turns, credit, gradients))
+        found[name] = row
+    if gradients is not None:
+        length = sum(len(one.turns) for one in chosen)
+        cost = 1 + sum(one.turns for one in played) / length
+        own = _plain(figures_of(turns, turns.advantage, gradients))
+        found[MEASURED] = {"settings": {}, "by_outcome": False, "cost": cost, "by_third": {}} | own
+    return found
+
+
+def _places(turns: Measured) -> list[tuple[int, int]]:
+    """Episode and position of each turn."""
+    return list(zip(turns.episode.tolist(), turns.position.tolist(), strict=True))
+
+
+def _plain(estimates: Mapping[str, Estimate | None]) -> dict[str, Any]:
+    """Estimates as [mean, low, high]; an end that is not known is None."""
+    return {
+        name: None if one is None else [_finite(each) for each in (one.mean, one.low, one.high)]
+        for name, one in estimates.items()
+    }
+
+
+def _finite(value: float) -> float | None:
+    return round(value, 6) if isfinite(value) else None
+
+
+def _by_episode(
+    chosen: Sequence[Trajectory], turns: Measured, weighed: Mapping[str, Weighed]
+) -> list[dict[str, Any]]:
+    """Each episode with the measured advantage of its turns, and what each credit gave them; None: not measured."""
+    at = {place: index for index, place in enumerate(_places(turns))}
+    found = []
+    for number, one in enumerate(chosen):
+        own = [at.get((number, turn)) for turn in range(len(one.turns))]
+        columns = {"advantage": turns.advantage, "low": turns.low, "high": turns.high, "value": turns.value}
+        found.append(
+            {
+                "task": one.task.id,
+                "sample": one.sample,
+                "success": one.success,
+                "actions": [turn.action.text for turn in one.turns],
+                **{
+                    name: [None if index is None else round(float(column[index]), 6) for index in own]
+                    for name, column in columns.items()
+                },
+                "credits": {
+                    name: [round(float(each), 6) for each in its.weights[one.key]]
+                    for name, its in weighed.items()
+                },
+            }
+        )
+    return found

@@ -1,0 +1,55 @@
+"""Sentences on what a measurement shows; one appears only where its interval allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MARGIN = 0.05
+"""Distance from 0.5 within which the whole interval of an AUC must lie for `no better than chance`."""
+
+
+def sentences(name: str, row: Mapping[str, Any], environment: str) -> list[str]:
+    """Return what may be said of a credit.
+
+    Args:
+        name: Of the credit.
+        row: Its scores: name -> [mean, low, high], or None.
+        environment: What was played.
+    """
+    return [f"On {environment}, {name} {claim}." for claim in _claims(row)]
+
+
+def _claims(row: Mapping[str, Any]) -> Iterator[str]:
+    if claim := _of_chance(row.get("lost_auc")):
+        yield f"finds the turn that lost an episode {claim}"
+    if claim := _of_chance(row.get("auc")):
+        yield f"tells turns that gain from turns that lose {claim}"
+    correlation, cosine = row.get("correlation"), row.get("expected_cosine")
+    if _is_below_zero(correlation):
+        yield f"ranks the turns of an episode against their advantage (correlation {_said(correlation)})"
+    if _is_below_zero(cosine):
+        yield f"points its expected gradient away from the true one (cosine {_said(cosine)})"
+
+
+def _of_chance(estimate: Any) -> str:
+    """What an AUC says; nothing where its interval holds both 0.5 and what would matter."""
+    if not estimate or None in estimate:
+        return ""
+    _, low, high = estimate
+    if low > 0.5:
+        return f"better than chance (AUC {_said(estimate)})"
+    if high < 0.5:
+        return f"worse than chance (AUC {_said(estimate)})"
+    if low > 0.5 - MARGIN and high < 0.5 + MARGIN:
+        return f"no better than chance (AUC {_said(estimate)})"
+    return ""
+
+
+def _is_below_zero(estimate: Any) -> bool:
+    return bool(estimate) and estimate[2] is not None and estimate[2] < 0
+
+
+def _said(estimate: Any) -> str:
+    mean, low, high = estimate
+    return f"{mean:.2f} [{low:.2f}, {high:.2f}]"

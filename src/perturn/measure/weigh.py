@@ -1,0 +1,101 @@
+"""The credits that are scored: what each writes of a run's episodes, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perturn.config.recipe import Recipe
+from perturn.config.stages import Stage
+from perturn.credit import CREDITS, Credit
+from perturn.data.run_paths import RunPaths
+from perturn.errors import PerturnError
+from perturn.measure.advantages import Floats
+from perturn.quantities import wanted
+from perturn.run.stages.branch_stage import stored_branches
+from perturn.run.stages.credit_stage import weigh_stored
+from perturn.types import Trajectory, succeeded
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A credit on the episodes of an iteration."""
+
+    section: Mapping[str, Any]
+    """As the section `credit` of a recipe."""
+    weights: Mapping[tuple[str, int], Floats]
+    """Weight of each turn of each episode, by the key of the episode."""
+    by_outcome: bool
+    """Whether all its weights are >= 0, as weights of pairs are. They count with a minus in episodes that did not solve
+    their task, as on the rejected side of a pair."""
+    cost: float
+    """Passes over the tokens of an episode: one to play it, those of quantities, and branches by their turns."""
+
+
+def weigh(
+    paths: RunPaths, recipe: Recipe, stage: Stage, names: Sequence[str], explored: Sequence[Trajectory]
+) -> tuple[dict[str, Weighed], dict[str, str]]:
+    """Weigh an iteration's episodes with several credits.
+
+    A credit that reads branches is given those of the run, whose seeds are others than those of the continuations that
+    it is scored by. So its own errors are independent of the errors of the measurement.
+
+    Args:
+        paths: Of the run.
+        recipe: Of the run; the settings of its own credit are kept.
+        stage: The exploration.
+        names: Credits; `all`: all of CREDITS.
+        explored: Episodes of the stage.
+
+    Returns:
+        Credits by name, and why others cannot weigh these episodes.
+
+    Raises:
+        PerturnError: If a credit that is named cannot.
+    """
+    found, left_out = {}, {}
+    every = "all" in names
+    for name in CREDITS if every else names:
+        own = recipe.credit is not None and recipe.credit.get("name") == name
+        section = dict(recipe.credit or {}) if own else {"name": name}
+        try:
+            found[name] = _weighed(paths, recipe, stage, section, explored)
+        except PerturnError as error:
+            if not every:
+                raise
+            left_out[name] = str(error)
+    return found, left_out
+
+
+def _weighed(
+    paths: RunPaths, recipe: Recipe, stage: Stage, section: Mapping[str, Any], explored: Sequence[Trajectory]
+) -> Weighed:
+    credit, episodes, rows = weigh_stored(paths, recipe, section, stage.iteration)
+    keys = {one.key for one in explored}
+    solved = {one.key: succeeded(one) for one in explored}
+    weights = {row.key: np.array(row.weight, dtype=np.float64) for row in rows if row.key in keys}
+    by_outcome = not credit.traits.needs_group and all((own >= 0).all() for own in weights.values())
+    if by_outcome:
+        weights = {key: own if solved[key] else -own for key, own in weights.items()}
+    return Weighed(section, weights, by_outcome, _cost(credit, episodes, explored, paths, recipe, stage))
+
+
+def _cost(
+    credit: Credit,
+    episodes: Sequence[Trajectory],
+    explored: Sequence[Trajectory],
+    paths: RunPaths,
+    recipe: Recipe,
+    stage: Stage,
+) -> float:
+    """Passes over the tokens of an explored episode that it takes to play it and to compute its credit."""
+    needs = [quantity for quantity, _ in wanted(credit.needs).values()]
+    branches = [one for one in episodes if one.origin is not None]
+    if any(quantity.traits.reads_branches for quantity in needs):
+        branches = stored_branches(paths, recipe, stage.mark)
+    played = sum(len(one.turns) - one.taken_over for one in branches)
+    passes = sum(quantity.traits.passes for quantity in needs)
+    return 1 + passes + played / max(1, sum(len(one.turns) for one in explored))

@@ -1,0 +1,82 @@
+"""How a world answers when recorded episodes are played again, which decides what continuations measure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from perturn.episodes.replay import replay
+from perturn.episodes.seeds import seed_of
+from perturn.errors import DataError, RunError
+from perturn.measure.points import Kind
+from perturn.types import Environment, EpisodeProtocol, Trajectory
+
+_logger = logging.getLogger(__name__)
+
+REPLAYED = 20
+"""Episodes that are played again, at most."""
+_TIMES = 2
+"""How often each is played again under its own seed."""
+
+
+@dataclass(frozen=True)
+class WorldCheck:
+    """Episodes that were played again with their own actions."""
+
+    kind: Kind
+    """How the world answers."""
+    episodes: int
+    came_back: int
+    """Episodes that went as before each time, under their own seed."""
+    under_another_seed: int
+    """Episodes that went as before under another seed too."""
+
+
+def check_world(
+    env: Environment, episodes: Sequence[Trajectory], protocol: EpisodeProtocol, *, has_user: bool = False
+) -> WorldCheck:
+    """Play some episodes again with their own actions, and say how the world answers.
+
+    - deterministic: alike under any seed, so that a state is what was said before;
+    - seeded: alike under the episode's own seed;
+    - open: not always alike, or a model plays the user, so that an action has several answers.
+
+    Args:
+        env: The world.
+        episodes: Recorded ones; the first `REPLAYED` are played.
+        protocol: The rules they were played by.
+        has_user: Whether a model plays the user.
+
+    Raises:
+        RunError: If no episode goes as it was recorded.
+    """
+    chosen, problem = episodes[:REPLAYED], ""
+    back = other = 0
+    for one in chosen:
+        own = [_difference(env, one, protocol) for _ in range(_TIMES)]
+        back += not any(own)
+        problem = problem or next(filter(None, own), "")
+        other += not _difference(env, replace(one, seed=seed_of("another", one.seed)), protocol)
+    if chosen and not back:
+        raise RunError(
+            f"none of {len(chosen)} episodes went as it was recorded when it was played again, so that the world "
+            f"cannot be restored to a turn: {problem}"
+        )
+    if problem:
+        _logger.warning(
+            "%d of %d episodes went otherwise when played again: %s", len(chosen) - back, len(chosen), problem
+        )
+    kind: Kind = (
+        "open" if has_user or back < len(chosen) else "deterministic" if other == len(chosen) else "seeded"
+    )
+    return WorldCheck(kind, len(chosen), back, other)
+
+
+def _difference(env: Environment, one: Trajectory, protocol: EpisodeProtocol) -> str:
+    """Where an episode goes otherwise than it was recorded; empty: it does not."""
+    try:
+        replay(env, one, protocol)
+    except DataError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,67 @@
+"""What `perturn measure` found of a run, as the page shows it: a table of credits, and one episode turn by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perturn.data.run_files import read_note
+from perturn.data.run_paths import RunPaths
+
+SCORES = {
+    "correlation": "correlation in episodes",
+    "auc": "AUC, A > 0",
+    "lost_auc": "AUC, lost turn",
+    "sign_errors": "sign errors",
+    "error_after_scaling": "error after scaling",
+    "loss_found": "loss found",
+    "cosine": "cosine",
+    "expected_cosine": "expected cosine",
+    "signal_to_noise": "signal to noise",
+    "step_cosine": "step cosine",
+}
+"""Scores of the table, with their headings."""
+
+
+def measured(paths: RunPaths) -> dict[str, Any] | None:
+    """Return the newest measurement of a run as the templates read it; None: there is none.
+
+    Raises:
+        RunError: If its file is damaged.
+    """
+    if not paths.all_measured:
+        return None
+    found = read_note(paths.all_measured[-1], dict[str, Any]) or {}
+    return {
+        **{
+            key: found[key]
+            for key in ("iteration", "measured", "episodes", "tasks", "continuations", "sentences")
+        },
+        "kind": found["world"]["kind"],
+        "columns": list(SCORES.values()),
+        "credits": [
+            {"name": name, "cells": [row.get(key) for key in SCORES], "cost": row["cost"]}
+            for name, row in found["credits"].items()
+        ],
+        "left_out": found["left_out"],
+        "episode": _shown(found["by_episode"]),
+    }
+
+
+def _shown(episodes: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The failed episode whose loss at one turn is surest; else the first one."""
+    if not episodes:
+        return None
+    lost = [one for one in episodes if not one["success"]] or list(episodes)
+    one = min(lost, key=lambda each: min((high for high in each["high"] if high is not None), default=1.0))
+    rows = zip(one["actions"], one["advantage"], one["low"], one["high"], strict=True)
+    turns = [
+        {
+            "turn": number,
+            "action": action,
+            "advantage": None if advantage is None else [advantage, low, high],
+            "credits": [weights[number - 1] for weights in one["credits"].values()],
+        }
+        for number, (action, advantage, low, high) in enumerate(rows, start=1)
+    ]
+    return {"task": one["task"], "sample": one["sample"], "names": list(one["credits"]), "turns": turns}

@@ -1,0 +1,137 @@
+"""Scores of a credit: what they are for the true advantage, for chance and for its opposite, whatever the noise."""
+
+import numpy as np
+import pytest
+
+from perturn.measure.advantages import SPLITS, Measured
+from perturn.measure.scores import SCORES, by_third, clusters_of, estimate, scores_of
+from perturn.measure.sentences import sentences
+
+TASKS, EPISODES, TURNS = 40, 2, 9
+
+
+def made(noise=0.2, zeros=0.6, seed=0):
+    """Turns of which most change nothing, as they are measured with noise, and the true advantages."""
+    random = np.random.default_rng(seed)
+    count = TASKS * EPISODES * TURNS
+    episode = np.repeat(np.arange(TASKS * EPISODES), TURNS)
+    true = random.normal(0, 0.3, count) * (random.random(count) > zeros)
+    halves = true + random.normal(0, noise * np.sqrt(2), (2, SPLITS, count))
+    whole = halves[:, 0].mean(0)
+    halves = np.repeat(halves[:, :1], SPLITS, axis=1)
+    solved = np.repeat(random.random(TASKS * EPISODES) > 0.6, TURNS)
+    place = np.tile(np.arange(TURNS), TASKS * EPISODES)
+    turns = Measured(
+        episode // EPISODES,
+        episode,
+        place,
+        np.full(count, TURNS),
+        solved,
+        whole,
+        whole - 1,
+        whole + 1,
+        halves,
+        np.zeros(count),
+    )
+    return turns, true
+
+
+def holds(found, value):
+    return found.low <= value <= found.high
+
+
+def test_the_true_advantage_scores_fully_once_noise_is_corrected():
+    """Uncorrected, the correlation is far below 1."""
+    turns, true = made()
+
+    found = scores_of(turns, true)
+    assert np.corrcoef(true, turns.advantage)[0, 1] < 0.7
+    assert found["correlation"].mean == pytest.approx(1, abs=0.15)
+    assert holds(found["correlation"], 1)
+    assert found["auc"].mean > 0.97
+    assert found["lost_auc"].mean > 0.9
+    assert found["sign_errors"].mean < 0.02
+    assert abs(found["error_after_scaling"].mean) < 0.3
+    assert holds(found["error_after_scaling"], 0)
+    assert found["loss_found"].mean > 0.9
+    assert {each.n for each in found.values()} == {TASKS}
+
+
+def test_a_random_credit_is_at_chance():
+    random = np.random.default_rng(3)
+    hits = {"auc": 0, "lost_auc": 0, "sign_errors": 0}
+    for seed in range(5):
+        turns, true = made(noise=0.1, seed=seed)
+        found = {name: estimate(SCORES[name], turns, random.normal(size=len(true))) for name in hits}
+        for name, each in found.items():
+            hits[name] += holds(each, 0.5)
+
+    assert min(hits.values()) >= 3
+
+
+def test_the_opposite_of_the_advantage_scores_the_opposite():
+    turns, true = made(noise=0.05)
+
+    found = scores_of(turns, -true)
+    assert found["correlation"].mean == pytest.approx(-1, abs=0.05)
+    assert found["auc"].mean < 0.02
+    assert found["sign_errors"].mean > 0.95
+
+
+def test_scores_do_not_depend_on_the_scale_of_a_credit():
+    turns, true = made()
+    credit = true + 0.1
+
+    one, other = scores_of(turns, credit), scores_of(turns, 100 * credit)
+    assert {name: each.mean for name, each in one.items()} == pytest.approx(
+        {name: each.mean for name, each in other.items()}
+    )
+
+
+def test_a_credit_of_equal_numbers_has_no_correlation_and_is_at_chance():
+    turns, true = made()
+
+    found = scores_of(turns, np.ones_like(true))
+    assert found["correlation"] is None
+    assert (found["auc"].mean, found["lost_auc"].mean) == pytest.approx((0.5, 0.5))
+
+
+def test_a_measurement_without_signal_scores_nothing():
+    """The product of halves is below 0 about as often as above, and then no score is defined."""
+    turns, _ = made(zeros=1.0, seed=1)
+    turns.halves[1] = -turns.halves[0]
+
+    found = scores_of(turns, np.arange(len(turns.task)) * 1.0)
+    assert set(found.values()) == {None}
+
+
+def test_thirds_hold_their_own_turns():
+    turns, true = made(noise=0.05)
+    credit = np.where(turns.third == 0, true, -true)
+
+    found = by_third(turns, credit)
+    assert found["early"]["correlation"].mean > 0.9 > -0.9 > found["late"]["correlation"].mean
+
+
+def test_few_tasks_make_episodes_the_clusters():
+    turns, _ = made()
+
+    assert len(set(clusters_of(turns))) == TASKS
+    assert set(clusters_of(turns.where(turns.task < 3))) == set(range(3 * EPISODES))
+
+
+@pytest.mark.parametrize(
+    ("auc", "said"),
+    [
+        ([0.7, 0.6, 0.8], "better than chance"),
+        ([0.3, 0.2, 0.4], "worse than chance"),
+        ([0.5, 0.47, 0.53], "no better than chance"),
+        ([0.52, 0.3, 0.7], None),
+        ([0.52, None, None], None),
+        (None, None),
+    ],
+)
+def test_a_sentence_needs_an_interval(auc, said):
+    found = sentences("gigpo", {"lost_auc": auc, "auc": None, "correlation": None}, "alfworld")
+
+    assert [f"turn that lost an episode {said}" in each for each in found] == ([True] if said else [])

@@ -1,0 +1,175 @@
+"""How worlds answer episodes that are played again, and what continuations then begin with."""
+
+# ruff: noqa: D101, D102
+import random
+
+import pytest
+
+from perturn.episodes.episode import Job
+from perturn.episodes.play_many import play
+from perturn.errors import RunError
+from perturn.measure.advantages import measure, needed, returns_of
+from perturn.measure.forecast import forecast
+from perturn.measure.points import ContinuationFile, Point, choose, plan, read_continuations
+from perturn.measure.worlds import check_world
+from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Task
+
+PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=3)
+
+
+class Coins:
+    """Three turns; `toss` shows a coin of the world's own, of its seed, or always heads, and `wait` shows nothing."""
+
+    name = "coins-1.0"
+    coin = "own"
+
+    def tasks(self, split):
+        return [Task(f"{split}/{n}") for n in range(4)]
+
+    def reset(self, task, seed):
+        self.turn, self.heads = 0, 0
+        self.random = random.Random(seed) if self.coin == "seed" else random
+        return Observation("Toss or wait.")
+
+    def step(self, action):
+        self.turn += 1
+        shown = action == "toss" and (self.coin == "none" or self.random.random() < 0.5)
+        self.heads += shown
+        last = self.turn == 3
+        return Observation(
+            "Heads." if shown else "Nothing.", float(self.heads > 0 and last), last, bool(self.heads and last)
+        )
+
+    def close(self):
+        pass
+
+
+class Seeded(Coins):
+    coin = "seed"
+
+
+class Fixed(Coins):
+    coin = "none"
+
+
+class Player:
+    """Tosses or waits, by the seed of the prompt."""
+
+    name = "player"
+
+    def generate(self, prompts, sampling):
+        return [
+            Action(f"Action: {random.Random(each.seed).choice(['toss', 'wait', 'wait'])}") for each in prompts
+        ]
+
+    def forget(self, conversation):
+        pass
+
+    def close(self):
+        pass
+
+
+def played(kind, jobs):
+    return sorted(play(jobs, Player(), kind, protocol=PROTOCOL, sampling=Sampling()), key=lambda one: one.key)
+
+
+def episodes_of(kind, samples=4):
+    return played(kind, [Job(task, 7 * n, n) for n in range(samples) for task in kind().tasks("train")])
+
+
+@pytest.mark.parametrize(("world", "kind"), [(Coins, "open"), (Seeded, "seeded"), (Fixed, "deterministic")])
+def test_a_world_is_known_by_what_it_answers(world, kind):
+    random.seed(0)
+    episodes = episodes_of(world)
+
+    found = check_world(world(), episodes, PROTOCOL)
+    assert found.kind == kind
+    assert check_world(world(), episodes, PROTOCOL, has_user=True).kind == "open"
+
+
+def test_a_world_that_never_comes_back_is_rejected():
+    class Other(Fixed):
+        def reset(self, task, seed):
+            super().reset(task, seed)
+            return Observation(f"Toss or wait. {random.random()}")
+
+    with pytest.raises(RunError, match="cannot be restored"):
+        check_world(Other(), episodes_of(Other), PROTOCOL)
+
+
+def test_in_an_open_world_the_action_is_answered_anew():
+    """A toss wins by halves, whatever it showed when it was recorded: the value after it is that of both answers."""
+    random.seed(1)
+    tossed = next(one for one in episodes_of(Coins) if one.turns[2].action.text == "Action: toss")
+    planned = plan([tossed], "open")
+    jobs = [each for each in planned.jobs(0, 200, []) if each.point == Point(*tossed.key, 2, True)]
+
+    found = [
+        each.ended(one) for each, one in zip(jobs, played(Coins, [each.job for each in jobs]), strict=True)
+    ]
+    counted = [one for one in found if one.outcome == "counted"]
+    shown = any("Heads" in turn.observation_text for turn in tossed.turns)
+    rate = sum(one.success for one in counted) / len(counted)
+    assert len(counted) > 20
+    assert {one.turns for one in counted} == {0}
+    assert rate == 1 if shown else 0.25 < rate < 0.75
+    assert len(counted) < len(found) or "toss" not in str([turn.action.text for turn in tossed.turns[:2]])
+
+
+def test_in_a_seeded_world_each_episode_has_its_points():
+    episodes = episodes_of(Seeded)
+
+    assert len(plan(episodes, "seeded").points) == 3 * len(episodes)
+    assert len(plan(episodes, "deterministic").points) < 3 * len(episodes)
+
+
+def test_continuations_resume_after_a_kill(tmp_path):
+    """A torn last line is played again, and a larger number keeps what is there."""
+    episodes = episodes_of(Fixed, samples=1)
+    planned, file = plan(episodes, "deterministic"), tmp_path / "continuations.jsonl"
+
+    def go_on(continuations):
+        with ContinuationFile(file) as store:
+            missing = {each.job.sample: each for each in planned.jobs(0, continuations, store.found)}
+            by_key = {
+                (each.job.task.id, each.job.sample): each
+                for each in planned.jobs(0, continuations, store.found)
+            }
+            for one in played(Fixed, [each.job for each in by_key.values()]):
+                store.append(by_key[one.key].ended(one))
+            return len(by_key), missing
+
+    go_on(4)
+    whole = {(one.point, one.number): one for one in read_continuations(file)}
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    kept = len(read_continuations(file))
+    assert 0 < kept < len(whole) == 4 * len(planned.points)
+    assert go_on(4)[0] == len(whole) - kept
+    assert {(one.point, one.number): one for one in read_continuations(file)} == whole
+    assert go_on(6)[0] == 2 * len(planned.points)
+    assert len(measure(planned, returns_of(read_continuations(file))).task) == sum(
+        len(one.turns) for one in episodes
+    )
+
+
+def test_more_episodes_keep_the_chosen_ones():
+    episodes = episodes_of(Fixed)
+
+    few, many = choose(episodes, 3, seed=0), choose(episodes, 7, seed=0)
+    assert many[:3] == few
+    assert len({one.task.id for one in many[:4]}) == 4
+    assert choose(episodes[::-1], 7, seed=0) == many
+
+
+def test_a_forecast_says_what_an_interval_needs():
+    """Variance 1/4, half-width 0.98: K = 2 (1.96 / 0.98)^2 / 4 = 2, and at least 4."""
+    episodes = episodes_of(Fixed)
+    planned = plan(episodes, "deterministic")
+
+    found = forecast(planned, episodes, [], continuations=8, wanted=0.1)
+    assert needed(0.25, 0.98) == 4
+    assert needed(0.25, 0.196) == 50
+    assert found.to_play == 8 * found.points
+    assert not found.from_pilot
+    assert found.needed > 8
+    assert found.width > 0.1

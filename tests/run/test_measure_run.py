@@ -1,0 +1,103 @@
+"""`perturn measure` of a run in a world of a user's module, with a policy of its own."""
+
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from perturn.cli import app
+from perturn.data.run_paths import RunPaths
+from perturn.errors import ConfigError, RunError
+from perturn.measure.measure_run import MEASURED, Wanted, forecast_run, measure_run
+from perturn.report import write_report
+from perturn.report.measured import measured
+
+from .online import GROUPS, begin  # noqa: F401  the fixture `run_once` begins with it
+
+CREDITS = ["rloo", "gigpo", "uniform"]
+WANTED = Wanted(CREDITS, episodes=6, continuations=4)
+
+
+@pytest.fixture(scope="module")
+def run(run_once):
+    return run_once("measured", *GROUPS, "iterations=1", "evaluate=null")
+
+
+def test_a_run_is_measured_and_measured_again(run, monkeypatch):
+    """A second call plays nothing and finds the same."""
+    monkeypatch.chdir(run.parents[1])
+    found = measure_run(run, WANTED)
+    file = RunPaths(run).continuations()
+    before = file.read_bytes()
+
+    again = measure_run(run, WANTED)
+    assert file.read_bytes() == before
+    assert again == found
+    assert found["world"]["kind"] == "deterministic"
+    assert found["measured"] == found["turns"] == sum(len(one["advantage"]) for one in found["by_episode"])
+    assert found["credits"]["uniform"]["by_outcome"]
+    assert not found["credits"]["rloo"]["by_outcome"]
+    assert found["credits"][MEASURED]["cost"] > 2
+    assert found["credits"]["rloo"]["cost"] == 1
+    assert found["credits"]["rloo"]["correlation"] is None
+    assert json.loads(RunPaths(run).measured().read_text()) == again
+
+
+@pytest.mark.slow
+def test_credits_that_cannot_weigh_a_run_are_left_out_with_a_reason(run, monkeypatch):
+    monkeypatch.chdir(run.parents[1])
+
+    found = measure_run(run, Wanted(["all"], episodes=6, continuations=4))
+    assert found["credits"].keys() >= {*CREDITS, "anchor-rloo", "trloo", "turn-gae"}
+    assert {"igpo", "spo", "first-error"} <= found["left_out"].keys()
+    assert "remaining" in found["left_out"]["first-error"]
+
+
+def test_a_measurement_that_was_killed_resumes(run, monkeypatch, tmp_path):
+    monkeypatch.chdir(run.parents[1])
+    whole = measure_run(run, WANTED)
+    file = RunPaths(run).continuations()
+    file.write_bytes(file.read_bytes()[:-100])
+    shutil.rmtree(RunPaths(run).gradients())
+
+    assert measure_run(run, WANTED) == whole
+
+
+def test_the_command_says_what_it_found_and_what_it_needs(run, monkeypatch):
+    monkeypatch.chdir(run.parents[1])
+    words = ["measure", str(run), "--credits", "rloo,gigpo", "--episodes", "6", "--continuations", "4"]
+
+    said = CliRunner().invoke(app, words)
+    planned = CliRunner().invoke(app, [*words, "--dry-run", "--width", "0.2", "--json"])
+    assert said.exit_code == 0
+    assert "rloo" in said.output
+    assert "deterministic" in said.output
+    assert json.loads(planned.output)["to_play"] == 0
+    assert forecast_run(run, WANTED).needed >= 4
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        (Wanted(continuations=3), "at least 4"),
+        (Wanted(iteration=2), "iteration 2"),
+        (Wanted(["nosuch"]), "nosuch"),
+    ],
+)
+def test_what_cannot_be_measured_is_rejected(run, monkeypatch, wanted, problem):
+    monkeypatch.chdir(run.parents[1])
+    with pytest.raises((ConfigError, RunError), match=problem):
+        measure_run(run, Wanted(wanted.credits, 6, wanted.continuations, wanted.iteration))
+
+
+def test_the_report_shows_the_measurement(run, monkeypatch):
+    """A table of credits, and one episode turn by turn; a run that was not measured has no such section."""
+    monkeypatch.chdir(run.parents[1])
+    measure_run(run, WANTED)
+
+    found = measured(RunPaths(run))
+    page = write_report(run).read_text()
+    assert [each["name"] for each in found["credits"]] == [*CREDITS, MEASURED]
+    assert len(found["episode"]["turns"][0]["credits"]) == len(CREDITS)
+    assert '<h2 id="measure">' in page

@@ -1,0 +1,37 @@
+"""The folder in which an endpoint records, as other commands read it."""
+
+import json
+
+import httpx2 as httpx
+import pytest
+from typer.testing import CliRunner
+
+from perturn.cli import app
+from perturn.run.served_policy import begin_record
+from perturn.serve import Endpoint
+from support.scripted import Scripted
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two episodes of one task, of which one is rewarded, and a session that was open when its endpoint was closed."""
+    with Endpoint(Scripted(), record=tmp_path / "record") as endpoint:
+        begin_record(tmp_path / "record", "tiny-agent", [])
+        for name, reward in (("one", 1.0), ("one", 0.0), ("two", None)):
+            headers = {"Authorization": f"Bearer {endpoint.key}"}
+            body = {"model": "p", "messages": [{"role": "user", "content": "Where?"}]}
+            address = f"{endpoint.address}/s/{name}"
+            httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers).raise_for_status()
+            if reward is not None:
+                httpx.post(f"{address}/reward", json={"reward": reward}, headers=headers).raise_for_status()
+    return tmp_path / "record"
+
+
+def test_without_a_name_the_credit_is_the_one_of_its_recipe(folder):
+    """Two episodes with rewards 1 and 0: their advantages are 1 and -1."""
+    said = CliRunner().invoke(app, ["credit", str(folder), "--json"])
+
+    found = json.loads(said.stdout)
+    assert found["credit"] == {"name": "rloo"}
+    assert found["iterations"][0]["counts"]["trained"] == 2
+    assert (folder / found["iterations"][0]["file"]).is_file()
