@@ -1,6 +1,6 @@
 """FSDP2 on processes of the CPU against one process: gradients, and the most memory that a process needs.
 
-    python benchmarks/launch.py --out benchmarks/launch.json
+    python benchmarks/launch.py --worlds 1 2 --out benchmarks/launch.json
 
 A Llama drawn at random is trained for two steps of AdamW on four conversations, in float32, by 1, 2 and 4 processes
 with gloo. Memory is the highest resident memory of each process while it trains and then saves the policy, with and

@@ -234,9 +234,7 @@ def _check_side_engines(recipe: Recipe) -> None:
 def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
     """Read the user's own rows once, and refuse those that training would."""
     for key, file in own_files(recipe).items():
-        kind = (
-            Trajectory if recipe.rows is None or key != "rows.path" else ROWS_OF[recipe.rows.traits.makes]
-        )
+        kind = Trajectory if recipe.rows is None or key != "rows.path" else ROWS_OF[recipe.rows.traits.makes]
         try:
             open_rows(file)
         except DataError as error:
