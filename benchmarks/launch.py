@@ -1,6 +1,6 @@
 """FSDP2 on processes of the CPU against one process: gradients, and the most memory that a process needs.
 
-    python benchmarks/launch.py --out benchmarks/launch.json
+    python benchmarks/launch.py --worlds 1 2 --out benchmarks/launch.json
 
 A Llama drawn at random is trained for two steps of AdamW on four conversations, in float32, by 1, 2 and 4 processes
 with gloo. Memory is the highest resident memory of each process while it trains and then saves the policy, with and
@@ -131,6 +131,8 @@ def work(folder: Path) -> None:
 
 def measure(folder: Path, world: int) -> dict[str, Any]:
     """Train by so many processes, each with a memory of its own."""
+    from perturn.run.launch.driver import FREED
+
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -139,6 +141,7 @@ def measure(folder: Path, world: int) -> dict[str, Any]:
     if world == 1:
         own = [{}]  # no process group
     else:
+        common |= FREED  # as the driver of a run starts them
         common |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = [sys.executable, __file__, "--work", str(folder)]
@@ -158,6 +161,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--worlds", type=int, nargs="+", default=WORLDS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work is not None:
@@ -165,7 +169,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         parameters = begin(folder / "policy", options.hidden, options.layers)
-        found = [measure(folder, world) for world in WORLDS]
+        found = [measure(folder, world) for world in options.worlds]
     for row in found:
         for name in ("trained", "saved"):
             row[f"{name}_share"] = row[f"{name}_gb"] / found[0][f"{name}_gb"]

@@ -122,6 +122,21 @@ def test_two_processes_train_the_policy_of_one(whole):
         assert run.is_done("align")
 
 
+@pytest.mark.slow
+def test_adapters_that_two_processes_train_on_rounded_weights_are_merged_into_the_exact_ones(place):
+    """The weights that are not trained are to the bit those of the start; the others differ by rounding to bfloat16."""
+    lora = "align.lora={target_modules: [q_proj]}"
+    one, two = trained("lora", lora), trained("lora-two", lora, "launch={processes: 2, sharding: fsdp2}")
+    before = load_file("tiny/model.safetensors")
+
+    changed = {name for name in two if not two[name].equal(before[name])}
+    assert changed == {name for name in before if ".q_proj." in name}
+    for name in changed:
+        moved, apart = (one[name] - before[name]).abs().max(), (two[name] - one[name]).abs().max()
+        assert moved > 0
+        assert apart < moved
+
+
 def torchrun_of(process):
     """The launcher that a driver has started."""
     return next(each for each in process.children() if "torch.distributed.run" in each.cmdline())

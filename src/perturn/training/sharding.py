@@ -140,6 +140,7 @@ class ShardedTrainer(Trainer):
             for index, of_weight in found["state"].items()
         }
         if folder is not None:
+            folder.mkdir(exist_ok=True)
             torch.save(found, folder / OPTIMIZER_NAME)
             torch.save(self.lr_scheduler.state_dict(), folder / SCHEDULER_NAME)
 

@@ -29,6 +29,8 @@ from perturn.train_processes import DRIVER
 
 _KINDS = {each.__name__: each for each in (ConfigError, DataError, ModelError, RunError, StorageError)}
 """Errors that a process may report, by name; any other one is reported as a `RunError`."""
+FREED = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
+"""Has glibc return a layer that was gathered on a CPU. It else keeps freed blocks, as much as the whole model has."""
 _KILLED = re.compile(r"Root Cause.*?rank +: (\d+) .*?\((SIG[A-Z]+)\)", re.DOTALL)
 """What torchrun writes of the first process that failed, if a signal has ended it."""
 _PAUSE = 0.2
@@ -74,7 +76,13 @@ def _started(run: Run, stage: Stage, files: LaunchFiles) -> Iterator[subprocess.
     command += ["-m", "perturn.run.launch.training_process", str(files.folder), stage.name]
     own = psutil.Process()
     threads = str(max(1, torch.get_num_threads() // processes))
-    environment = {"OMP_NUM_THREADS": threads, **os.environ, DRIVER: f"{own.pid} {own.create_time()}"}
+    memory = FREED if run.recipe.launch.sharding == "fsdp2" else {}
+    environment = {
+        "OMP_NUM_THREADS": threads,
+        **memory,
+        **os.environ,
+        DRIVER: f"{own.pid} {own.create_time()}",
+    }
     with files.log.open("wb") as log:
         torchrun = subprocess.Popen(
             command,
