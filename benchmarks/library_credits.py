@@ -9,9 +9,12 @@ nothing, and fails if a line differs.
 
 import argparse
 import sys
+import typing
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+
+import typing_extensions
 
 from perturn.adapters.released_estimators import released_estimator
 from perturn.credit_check.benchmark_processes import AGENT_CREDIT_BENCH
@@ -77,6 +80,8 @@ def _named(section: dict[str, object]) -> tuple[str, str]:
 def installed() -> Iterator[dict[str, object]]:
     """The estimators of the libraries that are installed; the others are named."""
     for library, sections in SECTIONS.items():
+        if library == "skyrl" and sys.version_info < (3, 12):
+            typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]  # SkyRL needs that of 3.12
         if find_spec(library) is None:
             print(f"{library} is not installed; its lines stay", file=sys.stderr)
         else:

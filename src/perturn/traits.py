@@ -78,6 +78,8 @@ class EngineTraits:
     """Its memory for keys and values, for `--dry-run`; None: not known."""
     spending: str = "unknown"
     """Most that it may spend, in words, for `--dry-run`."""
+    swaps_weights: bool = False
+    """Whether it is a `SwappingEngine`: it goes over to other weights in the middle of answers."""
     prices: tuple[float, float] | None = None
     """Price of a million tokens of prompts, and of answers; None: unknown."""
     reads: str = "files"

@@ -69,10 +69,18 @@ class Action:
     """Tokens of each of the actions that this one was chosen among, itself included; empty: there was no choice."""
     reasoning: str = field(default="", metadata=SPARSE)
     """Thought before the text, where it came as a field of its own; a chat template writes both."""
+    versions: tuple[int, ...] = field(default=(), metadata=SPARSE)
+    """Version of the policy that sampled each id: the iteration that made it, 0 for the policy that the loop began with
+    [tokens]. Empty: one policy sampled all, or none says."""
 
     def __post_init__(self) -> None:
         if self.token_ids is not None and not self.token_ids:
             raise DataError("token_ids must hold at least one token or be None, got none.")
+        if self.versions and len(self.versions) != len(self.token_ids or ()):
+            raise DataError(
+                f"versions must be empty or one for each of {len(self.token_ids or ())} token_ids, got "
+                f"{len(self.versions)}."
+            )
 
     def message(self) -> Message:
         """The action as an assistant message."""

@@ -5,6 +5,7 @@ import random
 import re
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
 
 import psutil
@@ -15,7 +16,9 @@ from envs.in_processes import assert_ends
 from perturn.envs.load_environment import make_environment
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.episodes.engine_abilities import EngineAbilities
+from perturn.episodes.seeds import make_jobs
 from perturn.errors import ConfigError, ContextFull, DataError, EngineFailure, RunError
+from perturn.faults import closing_world
 from perturn.serve import Endpoint
 from perturn.types import OPENS, Action, Status
 
@@ -306,6 +309,24 @@ def test_the_expert_is_a_stronger_model_that_answers_the_same_program(tmp_path, 
     assert (a.policy, a.total_reward, a.error) == ("expert", 1.0, None)
     assert {turn.action.token_ids for turn in a.turns} == {None}
     assert b.status is Status.FAILED
+
+
+def test_what_an_expert_was_paid_for_is_kept(tmp_path, monkeypatch):
+    """Two worlds at once share a ledger; a world of a later process asks for none of the three answers again."""
+    policy = Scripted(lambda prompt: Action("well"))
+    with Endpoint(policy) as endpoint:
+        monkeypatch.setenv("EXPERT_API_KEY", endpoint.key)
+        expert = {"model": "strong", "base_url": endpoint.url(), "api_key_env": "EXPERT_API_KEY"}
+        section, found = agents(tmp_path, [{"id": "a"}], expert=expert), []
+        for worlds in (2, 1):
+            with ExitStack() as stack:
+                made = [stack.enter_context(closing_world(make_environment(section))) for _ in range(worlds)]
+                (job,) = make_jobs(made[0].tasks("train"), 0, 1)
+                found += [each.show(job, PROTOCOLS["agent"], tmp_path / "expert") for each in made]
+
+    assert [len(one.turns) for one in found] == [3, 3, 3]
+    assert len(policy.prompts) == 3
+    assert len((tmp_path / "expert" / "api.jsonl").read_text().splitlines()) == 3
 
 
 def test_an_agent_without_an_expert_has_none(tmp_path):

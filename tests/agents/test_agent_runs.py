@@ -72,24 +72,32 @@ def bins(run):
     return [(each["asked"], [each.get(name, 0) for name in names]) for each in counts]
 
 
-@pytest.mark.slow
-def test_a_run_of_agents_is_killed_and_resumed(place):
-    """It is killed while agents play: they end with it, and no episode is lost or played twice after that."""
-    process, run = begin(place, "killed", pause=0.5), place / "runs" / "killed"
-    file = run / "trajectories" / "explore-001.jsonl"
-    while not (file.exists() and file.read_text().count("\n") >= 2):
+def stop(place, name, kind, episodes):
+    """Begin the run, and signal it once so many episodes are recorded; the file of episodes, and what is left of it."""
+    process = begin(place, name, pause=0.5)
+    file = place / "runs" / name / "trajectories" / "explore-001.jsonl"
+    while not (file.exists() and file.read_text().count("\n") >= episodes):
         assert process.poll() is None
         time.sleep(0.02)
     family = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGKILL)
+    process.send_signal(kind)
     process.communicate()
-    _, left = psutil.wait_procs(family, timeout=60)
-    kept = file.read_text().splitlines()[:2]
-
-    finish(begin(place, "killed"))
-
     assert family
-    assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
+    _, left = psutil.wait_procs(family, timeout=60)
+    return file, [one for one in left if one.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_of_agents_is_killed_and_resumed(place, kind):
+    """It is killed while agents play: they end with it, and no episode is lost or played twice after that."""
+    name = kind.name
+    file, left = stop(place, name, kind, 2)
+    kept, run = file.read_text().splitlines()[:2], place / "runs" / name
+
+    finish(begin(place, name))
+
+    assert left == []
     explored = list(read_trajectories(file))
     assert file.read_text().splitlines()[:2] == kept
     assert sorted(one.key for one in explored) == [(task, n) for task in ("a", "b", "bad") for n in range(4)]
@@ -99,6 +107,22 @@ def test_a_run_of_agents_is_killed_and_resumed(place):
     summary = json.loads((run / "summary.json").read_text())
     assert [row["n"] for row in summary["policies"]] == [1, 1]
     assert "sequences" in (run / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_of_agents_is_killed_at_many_moments(place):
+    """Ten times, by two signals in turn, with one more episode recorded each time."""
+    for moment in range(1, 11):
+        file, left = stop(place, "often", (signal.SIGINT, signal.SIGKILL)[moment % 2], moment)
+        assert left == []
+
+    finish(begin(place, "often"))
+
+    explored = list(read_trajectories(file))
+    assert sorted(one.key for one in explored) == [(task, n) for task in ("a", "b", "bad") for n in range(4)]
+    assert [(asked, sum(each), each[2]) for asked, each in bins(place / "runs" / "often")] == [
+        (12, 12, 4)
+    ] * 2
 
 
 TLM_DRE = {

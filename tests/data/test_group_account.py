@@ -123,6 +123,7 @@ def test_equal_outcomes_and_zero_credit_are_counted_separately(failures, alone, 
         "trained": 2,
         "no_spread": 4,
         "failed": 1,
+        "stale": 0,
         "cut": 0,
         "filtered": 2,
         "groups": 5,
@@ -268,3 +269,12 @@ def test_an_episode_that_is_left_out_counts_in_its_group_and_its_weight_is_kept(
 
     assert [row.bin for row in rows] == ["trained", "filtered", "cut", "failed"]
     assert rows[1].weight == (-0.5,)
+
+
+def test_a_stale_episode_is_in_a_bin_of_its_own_unless_it_failed():
+    """Whatever its weights, and whether it fits."""
+    group = [episode("a", 0, 1.0), episode("a", 1, 0.0), episode("a", 2, fails=True)]
+    keys = {one.key for one in group}
+    rows = ledger([group], [[[0.5], [-0.5], [0.0]]], drop_equal_outcomes=False, too_long=keys, stale=keys)
+
+    assert [row.bin for row in rows] == ["stale", "stale", "failed"]

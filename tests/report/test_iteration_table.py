@@ -55,7 +55,7 @@ def test_an_iteration_in_numbers_by_hand(online):
     assert (explored["mean_turns"], explored["invalid_rate"]) == (2.5, 0.1)
     assert ledger == {
         "asked": 4,
-        "bins": {"trained": 2, "no_spread": 2, "failed": 0, "cut": 0, "filtered": 0},
+        "bins": {"trained": 2, "no_spread": 2, "failed": 0, "stale": 0, "cut": 0, "filtered": 0},
         "groups": {"groups": 2, "alone": 0, "equal_outcomes": 1, "zero_credit": 1},
         "unit": "episodes",
     }

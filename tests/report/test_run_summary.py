@@ -60,7 +60,7 @@ def test_summary_has_the_agreed_keys(run):
     assert list(summary) == ["policies", "comparison", "by_kind", "protocol", "seconds", "iterations"]
     assert set(summary["policies"][0]) == {
         "name", "n", "mean_score", "interval", "success_rate", "success_interval", "mean_turns",
-        "turns_p75", "mean_tokens", "invalid_rate", "failed",
+        "turns_p75", "mean_tokens", "invalid_rate", "failed", "errors",
     }  # fmt: skip
     assert set(summary["comparison"]) == {
         "a", "b", "n", "mean_difference", "interval", "p_value", "mcnemar_p_value", "wins", "losses", "ties",

@@ -54,6 +54,7 @@ def test_the_stored_groups_are_credited_again_and_nothing_else_changes(explored)
         "trained": 4,
         "no_spread": 2,
         "failed": 1,
+        "stale": 0,
         "cut": 0,
         "filtered": 0,
     } | {

@@ -12,18 +12,13 @@ from perturn.run.execute import open_run, run_stages
 
 from .online import GROUPS, recipe_of
 
-WORDS = [*GROUPS, "deterministic=true", "sft.epochs=2", "evaluate=null", "align.minibatches=1"]
+WORDS = [*GROUPS, "deterministic=true", "evaluate=null", "align.learning_rate=1.0e-5"]
 
 
 @pytest.fixture(scope="module")
 def policy_folder(whole_vocabulary):
     """One that is not sure of what to do after SFT."""
     return whole_vocabulary
-
-
-def weights(run, iteration):
-    """Weights of the policy of an iteration."""
-    return load_file(run.paths.checkpoint(f"ppo-clip-00{iteration}") / "model.safetensors")
 
 
 @pytest.mark.slow
@@ -33,29 +28,38 @@ def test_three_iterations_by_two_processes_are_those_of_one(place, monkeypatch, 
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    opened, before = [], ENGINES["local"].open
+    opened, opens = [], ENGINES["local"].open
 
     def noted(self, serving):
         opened.append(serving.policy)
-        return before(self, serving)
+        return opens(self, serving)
 
     monkeypatch.setattr(ENGINES["local"], "open", noted)
     found = []
-    for name, words in (("one", []), ("two", [f"launch={launch}"])):
+    for name, words in ((f"one-{len(launch)}", []), (f"two-{len(launch)}", [f"launch={launch}"])):
+        with open_run(
+            recipe_of(place, *WORDS, f"name={name}")
+        ) as run:  # large steps from nothing, in one process
+            run_stages(run, names=["expert", "sft"])
         with open_run(recipe_of(place, *WORDS, *words, f"name={name}")) as run:
             run_stages(run)
             found.append(run)
         assert len(opened) == 1
         opened.clear()
 
-    one, two = found
+    before, one, two = (
+        load_file(run.paths.checkpoint(policy) / "model.safetensors")
+        for run, policy in ((found[0], "sft"), (found[0], "ppo-clip-003"), (found[1], "ppo-clip-003"))
+    )
+    moved = max(float((one[name] - before[name]).abs().max()) for name in one)
+    assert moved > 1e-5
+    assert_close(two, one, rtol=0, atol=1e-6)
     for iteration in (1, 2, 3):
-        assert_close(weights(two, iteration), weights(one, iteration), rtol=0, atol=1e-6)
         actions = [
-            [turn["action"]["text"] for row in map(json.loads, file) for turn in row["turns"]]
+            [turn["action"]["text"] for line in lines for turn in json.loads(line)["turns"]]
             for run in found
-            for file in [run.paths.trajectories(f"explore-00{iteration}").read_text().splitlines()]
+            for lines in [run.paths.trajectories(f"explore-00{iteration}").read_text().splitlines()]
         ]
         assert actions[0] == actions[1]
     kept = [run.paths.checkpoint("ppo-clip-003") / OPTIMIZER[0] for run in found]
-    assert kept[0].is_file() == kept[1].is_file()
+    assert [file.is_file() for file in kept] == [True, True]

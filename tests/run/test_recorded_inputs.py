@@ -455,9 +455,7 @@ def test_several_gpus_are_rejected_before_any_work(beside, monkeypatch):
             lambda source=source: open_run(source),
             lambda source=source: make_plan(source, [], "train"),
         ):
-            with pytest.raises(
-                ConfigError, match=r"2 GPUs.*CUDA_VISIBLE_DEVICES=0.*accelerate launch.*train runs/"
-            ):
+            with pytest.raises(ConfigError, match=r"2 GPUs.*launch.processes=2.*CUDA_VISIBLE_DEVICES=0"):
                 refused()
     assert not Path("runs/new").exists()
     open_run(folder, [], "pair").close()

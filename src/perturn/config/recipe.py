@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from perturn.bounds import EFFORT, SEED, EntryOf, check_bounds
+from perturn.bounds import EFFORT, SEED, Bound, EntryOf, check_bounds
 from perturn.config.compatibility import explorer_faults, row_faults
 from perturn.config.evaluation_settings import Evaluate
 from perturn.config.explorer_settings import EXPLORER, ExploreSettings
@@ -81,6 +81,10 @@ class Recipe:
     iterations: Annotated[int, COUNT] = 1
     """How often the policy explores and is aligned, each time from the policy of the time before. ETO does it three
     times; online learning many times."""
+    staleness: Annotated[int, Bound(least=0)] = 0
+    """Versions of the policy that a token may be older than the policy that learns from it. 0: exploration and training
+    take turns. k: the next k iterations are explored while the policy trains, which then changes in the middle of
+    episodes."""
     then: Annotated[Section | None, EFFORT] = None
     """A second recipe, which `perturn run` does next. It starts from the last policy of this one, in the folder
     `NAME-then`. It has sections of its own to train, and takes the others, such as `environment`, from this one."""

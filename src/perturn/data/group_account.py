@@ -12,7 +12,7 @@ from perturn.data.store import read_records, write_records
 from perturn.errors import DataError
 from perturn.types import SPARSE, Trajectory, failed, score, succeeded, unfinished
 
-BINS = ("trained", "no_spread", "failed", "cut", "filtered")
+BINS = ("trained", "no_spread", "failed", "stale", "cut", "filtered")
 """Where an episode that was asked for ends: in exactly one of these."""
 
 FAILURES = ("leave_out", "zero")
@@ -102,11 +102,13 @@ def ledger(
     drop_equal_outcomes: bool,
     too_long: Collection[tuple[str, int]] = (),
     filtered: Collection[tuple[str, int]] = (),
+    stale: Collection[tuple[str, int]] = (),
     failures: str = "leave_out",
 ) -> list[CreditRow]:
     """Put each episode in exactly one of BINS: the first of these that holds.
 
     - failed: its status is FAILED. By `failures` it did not count in its group's statistics, or with score 0.
+    - stale: its group has tokens of a policy that is too old.
     - no_spread: every weight of its group is 0, as where it alone counts and what weighs has no other baseline; or it
       has no turn.
     - cut: not even its first turn fits the length limit of training.
@@ -121,6 +123,7 @@ def ledger(
         drop_equal_outcomes: Whether groups whose trajectories all have one score and one success are left out.
         too_long: Keys of the trajectories that do not fit.
         filtered: Keys of the trajectories that are left out.
+        stale: Keys of the trajectories of groups that are too old.
         failures: One of FAILURES.
 
     Returns:
@@ -137,7 +140,12 @@ def ledger(
         dropped = drop_equal_outcomes and len(compared) > 1 and has_equal_outcomes(compared)
         for trajectory, weight, clip in zip(group, given, ranges, strict=True):
             is_left_out = dropped or trajectory.key in filtered
-            where = _bin(trajectory, spread, is_left_out, trajectory.key in too_long)
+            is_stale, is_too_long = trajectory.key in stale, trajectory.key in too_long
+            where = (
+                "stale"
+                if is_stale and not failed(trajectory)
+                else _bin(trajectory, spread, is_left_out, is_too_long)
+            )
             factors = None if clip is None else tuple(clip)
             rows.append(CreditRow(*trajectory.key, where, _checked(trajectory, weight), factors))
     return rows

@@ -49,6 +49,8 @@ class RunPaths:
     """Answers of the judge, and its ledger."""
     user = _File("user")
     """Ledger of the simulated user."""
+    teacher = _File("expert")
+    """Ledger of a model that is the expert of an agent."""
     tracking = _File("tracking")
     """Files of TensorBoard or Weights & Biases."""
     summary = _File("summary.json")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from perturn.display.progress_bars import Work, bar
 from perturn.episodes.episode import Job
-from perturn.episodes.world_threads import Hear
+from perturn.episodes.world_threads import Hear, ignore
 from perturn.types import EpisodeProtocol, Prompt, Trajectory, succeeded
 
 _LONGEST = 1000
@@ -48,6 +48,12 @@ def episode_bar(
             shown.look()
 
         yield shown, hear
+
+
+@contextmanager
+def unseen(*_: object) -> Iterator[tuple[Work, Hear]]:
+    """As `episode_bar`, of episodes that are played behind what is shown: nothing is."""
+    yield Work(""), ignore
 
 
 class Turns:

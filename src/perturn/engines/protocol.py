@@ -116,6 +116,27 @@ class Updatable(Engine, Protocol):
 
 
 @runtime_checkable
+class SwappingEngine(Updatable, StreamingEngine, Protocol):
+    """A streaming engine that can go over to other weights in the middle of answers."""
+
+    version: int | None
+    """Version of its weights, which `Action.versions` says of each token that it samples; None: it says none."""
+
+    def swap_weights(self, folder: str | Path, name: str, version: int | None) -> None:
+        """Serve other weights from the next token on, with nothing in use that the old ones computed.
+
+        Args:
+            folder: What `save_pretrained` wrote.
+            name: Identity of the new policy.
+            version: Version of the new weights.
+
+        Raises:
+            PerturnError: If the weights cannot be read.
+        """
+        ...
+
+
+@runtime_checkable
 class CancellingEngine(StreamingEngine, Protocol):
     """A streaming engine that can stop an answer which nobody waits for any more."""
 

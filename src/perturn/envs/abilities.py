@@ -28,7 +28,7 @@ ABILITIES: Table[Ability] = Table(
         "aimless": Ability(("task", "plain", "plain"), "actions"),
         "remaining": Ability(("task", "actions", "plain"), "plain"),
         "correct": Ability(("task", "actions"), "turns", or_none=True),
-        "show": Ability(("plain", "plain"), "plain", crosses=False),
+        "show": Ability(("plain", "plain", "plain"), "plain", crosses=False),
         "read_experts": Ability(("plain", "plain", "plain"), "plain", crosses=False),
     },
 )
@@ -134,8 +134,14 @@ class Corrector(Expert, Protocol):
 class Shower(Protocol):
     """An environment that plays its episodes itself, also the expert's episodes; optional."""
 
-    def show(self, job: Job, protocol: EpisodeProtocol) -> Trajectory:
-        """Return the expert's episode of a task; an episode that goes wrong is marked FAILED."""
+    def show(self, job: Job, protocol: EpisodeProtocol, folder: Path | None) -> Trajectory:
+        """Return the expert's episode of a task; an episode that goes wrong is marked FAILED.
+
+        Args:
+            job: The episode.
+            protocol: Its rules.
+            folder: Folder in which what was paid for is kept, so that nothing is bought twice; None: in memory.
+        """
         ...
 
 

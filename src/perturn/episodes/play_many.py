@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from itertools import islice
 from math import ceil
 from statistics import median
+from threading import Semaphore
 
 from perturn.episodes.engine_abilities import abilities_of
 from perturn.episodes.episode import Episode as Episode
@@ -43,6 +43,7 @@ def play(
     concurrency: int = 16,
     retries: int = 1,
     hear: Hear = ignore,
+    slots: Semaphore | None = None,
 ) -> Iterator[Trajectory]:
     """Play many episodes at once; each trajectory is handed out as soon as its episode ends.
 
@@ -62,10 +63,16 @@ def play(
         concurrency: Episodes running at the same time.
         retries: How often an episode whose world died or hung (`WorldLost`) is played again.
         hear: Told of each prompt and of each trajectory, so that progress can be measured in turns.
+        slots: Slots for open worlds, one each, which several plays at the same time share; None: there are enough.
     """
     coming = iter(jobs)
-    start = partial(episode, protocol=protocol, policy=engine.name, abilities=abilities_of(engine))
-    workers = Workers(start, make_environment, retries, coming, hear)
+    abilities = abilities_of(engine)
+
+    def start(env: Environment, job: Job) -> Episode:
+        name = engine.name  # which may change meanwhile
+        return episode(env, job, protocol=protocol, policy=name, abilities=abilities)
+
+    workers = Workers(start, make_environment, retries, coming, hear, slots)
     counter: _Stream | _Batches = _Batches(engine, sampling)
     if isinstance(engine, StreamingEngine):
         counter = _Stream(engine, sampling)

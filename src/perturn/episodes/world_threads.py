@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice
 from queue import Empty, SimpleQueue
+from threading import Semaphore
 
 from perturn.episodes.episode import Episode, Job
 from perturn.errors import BystanderLost, EngineFailure, WorldLost
@@ -19,6 +19,10 @@ _logger = logging.getLogger(__name__)
 
 _LEAVE_S = 10.0
 """Seconds that worlds have to end when the play is over."""
+_PLENTY = 2**31
+"""Slots where no other play has worlds."""
+_LOOK_S = 0.2
+"""Seconds after which a worker that waits for a slot looks whether the play is over."""
 _BYSTANDER_LIMIT = 16
 """How often an episode is played again because of other worlds."""
 
@@ -62,6 +66,7 @@ class Workers:
         retries: int,
         jobs: Iterator[Job] | None = None,
         hear: Hear = ignore,
+        slots: Semaphore | None = None,
     ) -> None:
         """No worker yet.
 
@@ -69,13 +74,16 @@ class Workers:
             start: Starts an episode of a job in a world.
             make: Starts a world, in any thread.
             retries: How often an episode whose world died or hung is played again.
-            jobs: Given to those whose episode has ended; None: they wait for the next `begin`.
+            jobs: Given to those whose episode has ended, which close their world if there is none left; None: they
+                keep it and wait for the next `begin`.
             hear: Told all that is said, in the thread that listens.
+            slots: Slots for worlds, where several plays share some; a worker holds one as long as it has a world.
         """
         self.start, self.make, self.retries, self.hear = start, make, retries, hear
+        self.slots = Semaphore(_PLENTY) if slots is None else slots
         self.said: SimpleQueue[Said] = SimpleQueue()
-        self.busy = 0
-        self._jobs: Iterator[Job] = iter(()) if jobs is None else jobs
+        self.busy, self.over = 0, False
+        self._jobs = jobs
         self._workers: list[Worker] = []
 
     def begin(self, jobs: Iterable[Job]) -> None:
@@ -99,8 +107,8 @@ class Workers:
                 raise said
             if isinstance(said, Trajectory):
                 self.busy -= 1
-                for job in islice(self._jobs, 1):
-                    self._give(worker, job)
+                if self._jobs is not None:
+                    self._go_on(worker, next(self._jobs, None))
                 if said.status is Status.FAILED:
                     _logger.warning("episode of task %s failed: %s", said.task.id, said.error)
             self.hear(said)
@@ -108,11 +116,19 @@ class Workers:
 
     def close(self) -> None:
         """Have all worlds closed in their threads; those that hang are left behind."""
+        self.over = True
         for worker in self._workers:
             worker.inbox.put(None)
         until = time.monotonic() + _LEAVE_S
         for worker in self._workers:
             worker.thread.join(max(0.0, until - time.monotonic()))
+
+    def _go_on(self, worker: Worker, job: Job | None) -> None:
+        """Give a worker its next job, or have it end."""
+        if job is None:
+            worker.inbox.put(None)
+        else:
+            self._give(worker, job)
 
     def _give(self, worker: Worker, job: Job) -> None:
         self.busy += 1
@@ -136,6 +152,10 @@ class Worker:
         self.thread.start()
 
     def _work(self) -> None:
+        slots = self._workers.slots
+        while not slots.acquire(timeout=_LOOK_S):
+            if self._workers.over:
+                return
         try:
             while isinstance(job := self.inbox.get(), Job):
                 self._workers.said.put((self, play_again(partial(self._play, job), self._workers.retries)))
@@ -145,6 +165,7 @@ class Worker:
             self._workers.said.put((self, error))
         finally:
             self._leave()
+            slots.release()
 
     def _play(self, job: Job) -> Trajectory:
         """Play one episode; its world is used again unless the episode failed."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, sqrt
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -21,6 +22,7 @@ from perturn.data.file_seals import read_manifest, refuse_damage, without_remove
 from perturn.data.run_folder import resolve_recipe, run_folder
 from perturn.data.run_paths import RunPaths
 from perturn.estimate.episode_lengths import Episodes, look_at_episodes, renderer_of
+from perturn.estimate.overlap import predict
 from perturn.estimate.side_models import side_model_costs
 from perturn.estimate.stage_costs import (
     KEPT_BY_ALLOCATOR,
@@ -136,7 +138,17 @@ def make_plan(
             steps.append(
                 Planned(stage.name, "done" if before.get("done") else "to do", work, seconds, memory)
             )
+    if recipe.staleness and command is None and machine is not None:
+        how.append(_overlapping(recipe, found, steps))
     return Plan(str(folder), steps, how, list(found.problems), startup)
+
+
+def _overlapping(recipe: Recipe, found: Episodes, steps: Sequence[Planned]) -> str:
+    """Return the gain where exploration and training overlap, as a sentence."""
+    marked = [step for step in steps if re.search(r"-\d{3,}$", step.name)]
+    explores = [step.seconds or 0.0 for step in marked if step.name.startswith("explore")]
+    others = [step.seconds or 0.0 for step in marked if not step.name.startswith("explore")]
+    return predict(recipe, found, fmean(explores), others)
 
 
 def _import_stages(recipe: Recipe, command: str | None) -> float:

@@ -50,6 +50,8 @@ class QuantityTraits:
     """Whether it asks the environment."""
     reads_branches: bool = False
     """Whether it reads episodes that branch off from the explored ones."""
+    features_alone: bool = False
+    """Whether it reads the policies for their hidden states alone, so that another policy may stand for them."""
     of_rows: bool = False
     """Whether training computes it of a row by itself, so that no group is needed."""
     carries: bool = False

@@ -49,6 +49,7 @@ class TurnValues(Quantity):
         "a pass of the policy that acted over the episodes, and ridge fits",
         passes=1,
         policies=frozenset({ACTED}),
+        features_alone=True,
     )
     request: ClassVar[type[Need]] = Values
 

@@ -29,6 +29,7 @@ from perturn.faults import closing_world
 from perturn.formats.read_rows import Row, open_rows, rows_of
 from perturn.free_memory import release_memory
 from perturn.io.read_input import user_path
+from perturn.run.ahead import look_ahead
 from perturn.run.checkpoint_retention import let_go
 from perturn.run.follow_up import in_order, planned
 from perturn.run.judging.judged_rewards import ENGINE
@@ -185,6 +186,8 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
     check_teacher(recipe)
     check_made(recipe)
     check_selection(recipe)
+    if recipe.staleness:
+        locate("perturn.run.stages.staleness_checks:check_staleness")(recipe)
     if recipe.environment is not None and plays_itself(recipe.environment):
         locate("perturn.run.stages.agent_checks:check_agent")(recipe)
     engine.check(lambda: locate("perturn.run.model_check:empty_base")(recipe), to_yaml(recipe))
@@ -232,7 +235,7 @@ def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
     """Read the user's own rows once, and refuse those that training would."""
     for key, file in own_files(recipe).items():
         kind = (
-            Trajectory if recipe.rows is None or key == "expert.file" else ROWS_OF[recipe.rows.traits.makes]
+            Trajectory if recipe.rows is None or key != "rows.path" else ROWS_OF[recipe.rows.traits.makes]
         )
         try:
             open_rows(file)
@@ -293,6 +296,8 @@ def run_stages(
                 console.print(f"{stage.name}: taken over", style="dim")
             else:
                 with doing(stage, iterations):
+                    if command is None:
+                        look_ahead(session, stage, planned)
                     locate(stage.does)(session, stage)
                     release_memory()
 

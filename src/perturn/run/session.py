@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perturn.backends import BACKENDS, Backend, BackendTraits, Training
 from perturn.chat.model_names import load_tokenizer, resolve_model
@@ -20,7 +20,7 @@ from perturn.data.episode_outcomes import outcomes
 from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
-from perturn.display.episode_progress import episode_bar
+from perturn.display.episode_progress import episode_bar, unseen
 from perturn.display.progress_bars import console
 from perturn.engines import EngineSettings, Loaded, Serving, Updatable
 from perturn.engines.with_user import with_user
@@ -52,6 +52,9 @@ from perturn.types import (
     failed,
     unjudged,
 )
+
+if TYPE_CHECKING:
+    from perturn.run.ahead import Ahead
 
 WorldMaker = Callable[[], Environment]
 Player = Callable[[Sequence[Job], WorldMaker, int, Hear], Iterator[Trajectory]]
@@ -178,6 +181,8 @@ class Session:
         self._user: Engine | None = None
         self._architecture = ""
         self._training: Training | None = None
+        self.ahead: Ahead | None = None
+        """Explores later iterations in the background, where it has begun; the engine is then its own."""
 
     @cached_property
     def protocol(self) -> EpisodeProtocol:
@@ -207,7 +212,7 @@ class Session:
         Where another policy is asked for that was trained from the same model, the engine is given its weights in
         place, if it can take them; otherwise it is closed and another one opened.
         """
-        if self._engine is None or (self._engine[0] != policy and not self._updated(policy)):
+        if self._engine is None or (self._engine[0] != policy and not self.updated(policy)):
             self.release()
             self._engine = policy, open_engine(self.run, policy)
             if isinstance(self._engine[1], Updatable):  # now, since a policy may be let go while it is served
@@ -215,8 +220,13 @@ class Session:
                 self._architecture = locate("perturn.policy.models:architecture")(path)
         return self._engine[1]
 
-    def _updated(self, policy: str) -> bool:
-        """Give the open engine the weights of another policy; whether that could be done."""
+    def updated(self, policy: str, update: Callable[[str, str], None] | None = None) -> bool:
+        """Give the open engine the weights of another policy; whether that could be done.
+
+        Args:
+            policy: Its name.
+            update: Gives the engine weights, by their folder and the identity of the policy; None: its own method.
+        """
         assert self._engine is not None
         engine = self._engine[1]
         cluster, dtype = self.recipe.cluster, self.recipe.model.dtype
@@ -229,7 +239,7 @@ class Session:
         name = locate("perturn.policy.models:new_identity")(policy, folder, self._architecture, dtype)
         if name is None:
             return False
-        engine.update_weights(folder, name)
+        (engine.update_weights if update is None else update)(folder, name)
         self._engine = policy, engine
         return True
 
@@ -254,6 +264,8 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.ahead is not None:
+            self.ahead.close()
         self.release()
         if self._training is not None:
             self._training.close()
@@ -288,15 +300,20 @@ class Session:
         counts = self.record(file, jobs, played, concurrency, what, blocks=blocks, protocol=protocol)
         if judged:
             counts |= self.judge(file, what)
+        self.note_tokens(file, policy)
+        return counts
+
+    def note_tokens(self, file: Path, policy: str) -> None:
+        """Keep the texts of the tokens in a file of episodes, as the tokenizer of a policy has them."""
         turns = (turn for one in read_trajectories(file) for turn in one.turns)
         ids = {token for turn in turns for token in turn.action.token_ids or ()}
         if ids:  # a server's answers have none, and its model may have no tokenizer here
             note_tokens(self.run.paths.tokens, ids, load_tokenizer(policy_path(self.run, policy)))
-        return counts
 
     def serve(self, policy: str, strategy: Strategy) -> Engine:
         """The engine that is asked for a policy's actions, and for what the user says."""
-        served, user = strategy.serve(self.engine(policy)), self.recipe.user
+        engine: Engine = self.engine(policy) if self.ahead is None else self.ahead.port(policy)
+        served, user = strategy.serve(engine), self.recipe.user
         if user is None:
             return served
         if self._user is None:
@@ -322,6 +339,7 @@ class Session:
         again: bool = False,
         blocks: int | None = None,
         protocol: EpisodeProtocol | None = None,
+        behind: bool = False,
     ) -> dict[str, int]:
         """Have the episodes played that a file lacks, and store each as it ends.
 
@@ -337,6 +355,7 @@ class Session:
             again: Play failed episodes again even if they are few.
             blocks: Episodes in a block, where it is blocks that are played.
             protocol: Rules of the episodes, if they are not those of the run.
+            behind: Whether another stage is being done meanwhile, which is the one that tells its progress.
 
         Returns:
             Counts of what the file holds.
@@ -357,17 +376,23 @@ class Session:
             held = store.keys()
             missing = [job for job in jobs if (job.task.id, job.sample) not in held]
             done = len(jobs) - len(missing)
-            self.run.expect(file, len(held) + len(missing), len(held))  # with those of earlier calls
+            if not behind:
+                self.run.expect(file, len(held) + len(missing), len(held))  # with those of earlier calls
             if missing:
                 make = world_maker(self.recipe)
                 at_once = capacity(self.recipe, make, concurrency)
-                with episode_bar(what, done, missing, protocol or self.protocol) as (shown, hear):
-                    self.run.follow(lambda: shown.seconds_left)
+                with (unseen if behind else episode_bar)(what, done, missing, protocol or self.protocol) as (
+                    shown,
+                    hear,
+                ):
+                    if not behind:
+                        self.run.follow(lambda: shown.seconds_left)
                     for trajectory in played(missing, make, at_once, hear):
                         self.panels.refuse_other_world(trajectory.environment)
                         store.append(trajectory)
                         shown.advance()
                         failures.add([trajectory]).refuse(what)
             counts = outcomes(store.read())
-        tell_filled(what, counts)
+        if not behind:
+            tell_filled(what, counts)
         return counts

@@ -31,6 +31,12 @@ def held(name: str) -> dict[str, Any]:
     return json.loads((HERE / "tokens.json").read_text())[name]
 
 
+def answer_tokens(name: str) -> list[list[int]]:
+    """Tokens of the two answers of a rollout."""
+    ids, mask = held(name)["response"], held(name)["mask"]
+    return [ids[: mask.index(0)], ids[len(mask) - mask[::-1].index(0) :]]
+
+
 def said(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
@@ -140,10 +146,8 @@ def verifiers() -> None:
     about = trace.TraceTask(type="Find", data=task.WireTaskData(idx=3, prompt=TASK), key="find-lamp")
     info = trace.AgentInfo(config=agent.WireAgentConfig(model="smollm2-135m"))
     for name, (last, reward) in LASTS.items():
-        rest, mask = held(name)["response"], held(name)["mask"]
-        ends = [mask.index(0), len(mask) - mask[::-1].index(0), len(mask)]
-        prompt = held(name)["prompt"]
-        spans = [(rest[: ends[0]], []), (rest[ends[1] :], rest[ends[0] : ends[1]])]
+        prompt, rest, (first, second) = held(name)["prompt"], held(name)["response"], answer_tokens(name)
+        spans = [(first, []), (second, rest[len(first) : len(rest) - len(second)])]
         messages = [*PROMPT, said("go to hall"), {"role": "user", "content": SEEN}, said(last)]
         nodes = []
         for index, message in enumerate(messages):
@@ -172,12 +176,7 @@ def verifiers_legacy() -> None:
     outputs = []
     for name, (last, reward) in LASTS.items():
         both = [said("go to hall"), {"role": "user", "content": SEEN}, said(last)]
-        ids = held(name)
-        split = [ids["mask"].index(0), len(ids["mask"]) - ids["mask"][::-1].index(0)]
-        calls = [
-            (PROMPT, both[:1], ids["response"][: split[0]]),
-            ([*PROMPT, *both[:2]], both[2:], ids["response"][split[1] :]),
-        ]
+        asked = [(PROMPT, both[:1]), ([*PROMPT, *both[:2]], both[2:])]
         trajectory = [
             {
                 "prompt": prompt,
@@ -186,7 +185,7 @@ def verifiers_legacy() -> None:
                 "tokens": {"completion_ids": own, "completion_logprobs": [-0.25] * len(own)},
                 "reward": reward,
             }
-            for prompt, completion, own in calls
+            for (prompt, completion), own in zip(asked, answer_tokens(name), strict=True)
         ]
         known = {"input": {"prompt": PROMPT, "example_id": 3, "answer": "lamp"}, "completion": both}
         ended = {
@@ -213,9 +212,6 @@ def art() -> None:
     logging = importlib.import_module("art.utils.trajectory_logging")
     found = []
     for name, (last, reward) in LASTS.items():
-        ids = held(name)
-        split = [ids["mask"].index(0), len(ids["mask"]) - ids["mask"][::-1].index(0)]
-        answers = [ids["response"][: split[0]], ids["response"][split[1] :]]
         choices = [
             {
                 "finish_reason": "stop",
@@ -228,7 +224,7 @@ def art() -> None:
                     ]
                 },
             }
-            for text, own in zip(("go to hall", last), answers, strict=True)
+            for text, own in zip(("go to hall", last), answer_tokens(name), strict=True)
         ]
         messages = [*PROMPT, choices[0], {"role": "user", "content": SEEN}, choices[1]]
         found.append(trajectories.Trajectory(messages_and_choices=messages, reward=reward))
@@ -257,11 +253,7 @@ def agent_lightning() -> None:
             for index, message in enumerate(asked):
                 attributes |= {f"gen_ai.prompt.{index}.{key}": value for key, value in message.items()}
             attributes |= {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": answer}
-            ids = held(name)
-            split = [ids["mask"].index(0), len(ids["mask"]) - ids["mask"][::-1].index(0)]
-            attributes["response_token_ids"] = [ids["response"][: split[0]], ids["response"][split[1] :]][
-                sequence
-            ]
+            attributes["response_token_ids"] = answer_tokens(name)[sequence]
             lines.append((number, sequence, "openai.chat.completion", attributes))
         paid = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": reward}
         lines.append((number, 2, "agentlightning.annotation", paid))
@@ -294,9 +286,7 @@ def _events(event: Any) -> list[str]:
     lines = []
     for number, (name, (last, reward)) in enumerate(LASTS.items()):
         asked = list(PROMPT)
-        ids = held(name)
-        split = [ids["mask"].index(0), len(ids["mask"]) - ids["mask"][::-1].index(0)]
-        for answer, own in (("go to hall", ids["response"][: split[0]]), (last, ids["response"][split[1] :])):
+        for answer, own in zip(("go to hall", last), answer_tokens(name), strict=True):
             content = [{"token": "", "logprob": -0.25} for _ in own]
             choice = {
                 "message": said(answer),
@@ -372,7 +362,6 @@ def skyrl() -> None:
     names = released(
         "skyrl", file, "dump_per_dataset_eval_results", "sanitize_data_source", logger=quiet, Path=Path
     )
-    texts = [held(name)["texts"] for name in LASTS]
     decode = {
         json.dumps(held(name)[key]): held(name)["texts"][at]
         for name in LASTS
@@ -397,7 +386,6 @@ def skyrl() -> None:
     (place / "house.jsonl").rename(HERE / "skyrl_evaluation.jsonl")
     (place / "aggregated_results.jsonl").unlink()
     place.rmdir()
-    assert len(texts) == 2
     (HERE / "skyrl_generated.json").write_text(json.dumps(output) + "\n")
 
 

@@ -101,12 +101,12 @@ class ApiSettings:
         spending = (
             f"engine's bound: {most}" if most else "no bound: set engine.max_cost or engine.max_tokens_total"
         )
-        asked, answered = self.prompt_price, self.completion_price
+        prompt, completion = self.prompt_price, self.completion_price
         return EngineTraits(
             serves_checkpoints=False,
             distributions=("openai",),
             spending=spending,
-            prices=None if asked is None or answered is None else (asked, answered),
+            prices=None if prompt is None or completion is None else (prompt, completion),
         )
 
     @property

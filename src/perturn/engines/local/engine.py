@@ -11,6 +11,7 @@ import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from perturn.engines.local.packed_linear import pack_linears
 from perturn.engines.local.prefix_tree import Beginning, Beginnings, Row
 from perturn.engines.local.sampling import choose
 from perturn.engines.local.served_models import CHECK, check_layers, words_alone
-from perturn.engines.local.weight_files import stored_weights
+from perturn.engines.local.weight_files import stored_weights, take_weights
 from perturn.engines.protocol import Tokens
 from perturn.engines.streaming import answer_all, refuse_update
 from perturn.episodes.engine_abilities import EngineAbilities
@@ -76,6 +77,7 @@ class LocalEngine:
                 log-probabilities from the engine than from the model alone.
         """
         self.name = name
+        self.version: int | None = None
         self._model = model.eval()
         self._tokens = tokens
         self._limit = min(context or 2**62, steady_length(model.config) or 2**62)
@@ -141,10 +143,7 @@ class LocalEngine:
             if row.history.nbytes <= self._budget:  # for the conversation's next turn
                 self._kept[row.prompt.conversation] = row.history
         refused, self._refused = self._refused, []
-        answers = [
-            (row.prompt, self._tokens.action(row.answer, row.logprobs, row.prompt.tools)) for row in ended
-        ]
-        return [*refused, *answers]
+        return [*refused, *((row.prompt, self._action(row)) for row in ended)]
 
     def cancel(self, conversation: str) -> None:
         """Stop answering the prompt of a conversation, and free what is kept for it."""
@@ -161,28 +160,29 @@ class LocalEngine:
 
         They are read a tensor at a time, but for files that only transformers can read, which take a second model.
 
-        Args:
-            folder: What `save_pretrained` wrote.
-            name: Identity of the new policy.
-
         Raises:
             RunError: If prompts are being answered.
         """
         refuse_update(len(self._waiting) + len(self._running))
+        self.swap_weights(folder, name, self.version)
+
+    def swap_weights(self, folder: str | Path, name: str, version: int | None) -> None:
+        """As `update_weights`, also in the middle of answers.
+
+        These go on after their tokens so far, whose keys and values are computed again. So each token has its
+        log-probability under the weights of its own version alone.
+        """
         stored = stored_weights(folder, self._model, self._model.dtype)
         self._unpack()
-        if stored is None:
-            other = type(self._model).from_pretrained(folder, dtype=self._model.dtype)
-            self._model.load_state_dict(other.state_dict())
-            del other
-        else:
-            with torch.no_grad():
-                for key, weight in self._model.state_dict().items():
-                    weight.copy_(stored[key])
+        take_weights(self._model, folder, stored)
         self._unpack = pack_linears(self._model) if self._pack else _nothing
         self._kept.clear()
+        for row in self._running:
+            row.history = History(self._blocks)
+        self._waiting.extendleft(reversed(self._running))
+        self._running = []
         self._beginnings.free()
-        self.name = name
+        self.name, self.version = name, version
 
     def forget(self, conversation: str) -> None:
         """Free the keys and values of a conversation."""
@@ -199,6 +199,11 @@ class LocalEngine:
         self._kept.clear()
         self._unpack()
         self._model.set_attn_implementation(self._attention)
+
+    def _action(self, row: Row) -> Action:
+        """The answer of a row that has ended."""
+        action = self._tokens.action(row.answer, row.logprobs, row.prompt.tools)
+        return replace(action, versions=tuple(row.versions)) if row.versions else action
 
     def _said(self, ids: Sequence[int]) -> str:
         """Text of sampled tokens, in which stop texts are looked for."""
@@ -378,6 +383,7 @@ class LocalEngine:
             for index, token, logprob in zip(indices, chosen.tolist(), likely.tolist(), strict=True):
                 rows[index].answer.append(token)
                 rows[index].logprobs.append(logprob)
+                rows[index].versions += [] if self.version is None else [self.version]
 
     def _compare(self, alone: Sequence[tuple[list[int], Tensor]]) -> None:
         """Refuse a model that differs from itself alone, on a few tokens in two passes; learns what a token takes."""

@@ -152,6 +152,8 @@ class Row:
     """Tokens that its slot will hold, once it joined the batch."""
     answer: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    """Versions of the weights that its tokens were sampled with; empty if the engine has none."""
 
     @property
     def length(self) -> int:

@@ -32,7 +32,7 @@ class LocalSettings:
     @property
     def traits(self) -> EngineTraits:
         """It serves checkpoints, in this process."""
-        return EngineTraits(serves_checkpoints=True, cache_gigabytes=self.cache_gigabytes)
+        return EngineTraits(True, cache_gigabytes=self.cache_gigabytes, swaps_weights=True)
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
         """Build the model without its weights, and see that the engine can serve it."""

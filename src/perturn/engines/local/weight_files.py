@@ -30,6 +30,16 @@ class StoredWeights(Mapping[str, Tensor]):
         return len(self._stored)
 
 
+def take_weights(model: Any, folder: str | Path, stored: StoredWeights | None) -> None:
+    """Give a model other weights: those of a folder, which `stored_weights` has found or only transformers can read."""
+    if stored is None:
+        model.load_state_dict(type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
+        return
+    with torch.no_grad():
+        for key, weight in model.state_dict().items():
+            weight.copy_(stored[key])
+
+
 def stored_weights(folder: str | Path, model: Any, dtype: torch.dtype) -> StoredWeights | None:
     """The weights of a folder as a model's state, in a type to compute in.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from perturn.config.parsing import build
@@ -13,6 +15,9 @@ from perturn.errors import ConfigError, EngineFailure
 from perturn.rules import Sampling
 from perturn.types import Engine, Trajectory
 
+_open: dict[str, tuple[Engine, int]] = {}
+"""Engines by their settings and folder, each with the number of experts that share it: one ledger, and one budget."""
+_lock = threading.Lock()
 _OWN = ("model", "temperature", "top_p", "max_new_tokens")
 """Settings of the expert beside those of its engine."""
 
@@ -41,19 +46,17 @@ class Expert:
             self._sampling = Sampling(**{"max_new_tokens": 1024, **decoding})
         except (TypeError, ValueError) as error:
             raise ConfigError(f"environment.expert: {error}") from None
-        self._engine: Engine | None = None
-        self._lock = threading.Lock()
+        self._section = json.dumps([self._model, section], sort_keys=True, default=str)
+        self._key: str | None = None
 
-    def play(self, begin: Callable[[], Episode]) -> Trajectory:
+    def play(self, begin: Callable[[], Episode], folder: Path | None) -> Trajectory:
         """Play an episode whose prompts the expert answers.
 
         Args:
             begin: Begins the episode.
+            folder: Folder in which what was paid for is kept; None: in memory.
         """
-        with self._lock:
-            if self._engine is None:
-                self._engine = self._settings.open(Serving("expert", self._model, (), _no_weights))
-            engine = self._engine
+        engine = self._opened(folder)
         steps = begin()
         try:
             prompt = next(steps)
@@ -67,11 +70,27 @@ class Expert:
         return played
 
     def close(self) -> None:
-        """Release its connections."""
-        with self._lock:
-            engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
+        """Release its connections, unless another expert still uses them."""
+        with _lock:
+            key, self._key = self._key, None
+            if key is None:
+                return
+            engine, users = _open.pop(key)
+            if users > 1:
+                _open[key] = engine, users - 1
+            else:
+                engine.close()
+
+    def _opened(self, folder: Path | None) -> Engine:
+        with _lock:
+            if self._key is None:
+                key = f"{folder} {self._section}"
+                if key not in _open:
+                    serving = Serving("expert", self._model, (), _no_weights, folder)
+                    _open[key] = self._settings.open(serving), 0
+                engine, users = _open[key]
+                _open[key], self._key = (engine, users + 1), key
+            return _open[self._key][0]
 
 
 def _no_weights() -> NoReturn:

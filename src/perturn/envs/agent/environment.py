@@ -144,9 +144,9 @@ class Agent:
         """The ability to play an episode of the expert, where there is one."""
         return None if self._expert is None else self._shown
 
-    def _shown(self, job: Job, protocol: EpisodeProtocol) -> Trajectory:
+    def _shown(self, job: Job, protocol: EpisodeProtocol, folder: Path | None) -> Trajectory:
         assert self._expert is not None
-        return self._expert.play(lambda: self.play(job, protocol, "expert"))
+        return self._expert.play(lambda: self.play(job, protocol, "expert"), folder)
 
     def play(
         self, job: Job, protocol: EpisodeProtocol, policy: str, abilities: EngineAbilities | None = None

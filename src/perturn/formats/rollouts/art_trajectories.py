@@ -81,17 +81,16 @@ def _history(value: Any, tools: Any, where: str) -> tuple[Step, ...]:
     if not any(trained):
         raise DataError(f"{where}: expected a choice, which the policy sampled, got messages alone.")
     begun = trained.index(True)
-    shown = [
-        {
-            key: held
-            for key, held in (choice["message"] if choice else each).items()
-            if key != "trainable" and held is not None
-        }
-        | {"role": (choice["message"] if choice else each).get("role")}
+    messages = [
+        mapping(each if choice is None else choice["message"])
         for choice, each in zip(choices, given, strict=True)
     ]
+    shown = [
+        {key: value for key, value in each.items() if key != "trainable" and value is not None}
+        for each in messages
+    ]
     steps = list(steps_of(shown[:begun], shown[begun:], where, tools_of(tools, f"{where}: tools")))
-    answers = [at for at in range(begun, len(shown)) if shown[at]["role"] == "assistant"]
+    answers = [at for at in range(begun, len(shown)) if shown[at].get("role") == "assistant"]
     for number, at in enumerate(answers):
         choice = choices[at]
         step = replace(steps[number], trained=trained[at])

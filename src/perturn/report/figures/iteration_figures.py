@@ -26,7 +26,7 @@ Rows = Sequence[Mapping[str, Any]]
 BINS = {
     "trained": SIDES["chosen"], "kept": SIDES["chosen"], "no_spread": "#98a1ab", "tie": "#98a1ab",
     "cut": OTHERS[2], "filtered": OTHERS[0], "gap": OTHERS[0], "failed": SIDES["rejected"], "identical": OTHERS[1],
-    "alone": OTHERS[2], "over": "#5fa8d3", "no_turns": "#6b4f3a", "no_expert": OTHERS[2],
+    "stale": "#b58900", "alone": OTHERS[2], "over": "#5fa8d3", "no_turns": "#6b4f3a", "no_expert": OTHERS[2],
     "better_than_expert": "#5fa8d3", "success": SIDES["chosen"], "failure": OTHERS[2], "repeated": OTHERS[1],
 }  # fmt: skip
 """Colour of each bin of the ledger."""

@@ -60,7 +60,7 @@ def show_expert(session: Session, stage: Stage) -> None:
         )
 
     def played(missing: Sequence[Job], make: WorldMaker, at_once: int, hear: Hear) -> Iterator[Trajectory]:
-        start = partial(shown, protocol=session.protocol)
+        start = partial(shown, protocol=session.protocol, folder=run.paths.teacher)
         return play_alone(missing, start, make, concurrency=at_once, retries=recipe.worlds.retries, hear=hear)
 
     with run.stage(stage.name, file) as counts:
@@ -122,11 +122,11 @@ def own_episodes(source: Path) -> Iterator[Trajectory]:
         yield row if row.environment else replace(row, success=True, sample=0)
 
 
-def shown(env: Any, job: Job, protocol: EpisodeProtocol) -> Episode:
-    """The expert's episode, which asks no engine."""
+def shown(env: Any, job: Job, protocol: EpisodeProtocol, folder: Path | None = None) -> Episode:
+    """The expert's episode, which asks no engine; what was paid for it is kept in a folder, if one is given."""
     yield from ()
     if "show" in abilities_of(env):
-        played: Trajectory = ability(env, "show")(job, protocol)
+        played: Trajectory = ability(env, "show")(job, protocol, folder)
         return played
     return demonstrate(env, job, protocol)
 
@@ -252,16 +252,23 @@ def _demonstration(env: Any, task: Task) -> Sequence[tuple[str, str]]:
 
 def explore(session: Session, stage: Stage) -> None:
     """Let a policy play the tasks that it is to learn from, and on what the iteration before left unfinished."""
-    explorer, seed = explorer_of(session.recipe), session.recipe.seed
-    file, left = session.run.paths.trajectories(stage.name), list[Trajectory]()
+    explorer, file = explorer_of(session.recipe), session.run.paths.trajectories(stage.name)
+    with session.run.stage(stage.name, file) as counts:
+        if session.ahead is not None:
+            counts |= session.ahead.explored(stage)
+            session.note_tokens(file, stage.policy)
+        else:
+            jobs, what = explore_jobs(session, stage), "exploration episodes"
+            counts |= session.play(file, jobs, stage.policy, explorer.sampling, explorer.concurrency, what)
+        if explorer.traits.resumes_earlier:
+            counts |= not_come_back(stage.name, read_trajectories(file))
+
+
+def explore_jobs(session: Session, stage: Stage) -> list[Job]:
+    """Return the episodes of an exploration; of an explorer that resumes, the exploration before it must be over."""
+    explorer, seed, left = explorer_of(session.recipe), session.recipe.seed, list[Trajectory]()
     if explorer.traits.resumes_earlier and stage.iteration > 1:
         before = session.run.paths.trajectories(f"explore{mark(session.recipe, stage.iteration - 1)}")
         left = sorted(filter(unfinished, read_trajectories(before)), key=lambda one: one.key)
     tasks = dealt(session.panels.tasks["explore"], seed, stage.iteration, explorer.per_iteration)
-    jobs = explorer.jobs(ExploreInputs(seed, stage.iteration, tasks, left), 0)
-    with session.run.stage(stage.name, file) as counts:
-        counts |= session.play(
-            file, jobs, stage.policy, explorer.sampling, explorer.concurrency, "exploration episodes"
-        )
-        if explorer.traits.resumes_earlier:
-            counts |= not_come_back(stage.name, read_trajectories(file))
+    return explorer.jobs(ExploreInputs(seed, stage.iteration, tasks, left), 0)

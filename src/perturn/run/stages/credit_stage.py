@@ -48,6 +48,7 @@ def credit_groups(
     drop_equal_outcomes: bool = False,
     too_long: Collection[tuple[str, int]] = (),
     filtered: Collection[tuple[str, int]] = (),
+    stale: Collection[tuple[str, int]] = (),
     failures: str = "leave_out",
 ) -> list[CreditRow]:
     """Weigh the turns of an iteration's episodes, and say where each ends.
@@ -59,6 +60,7 @@ def credit_groups(
         drop_equal_outcomes: As `ledger` has it.
         too_long: As `ledger` has it.
         filtered: As `ledger` has it.
+        stale: As `ledger` has it.
         failures: As `ledger` has it.
 
     Returns:
@@ -84,6 +86,7 @@ def credit_groups(
         drop_equal_outcomes=drop_equal_outcomes,
         too_long=too_long,
         filtered=filtered,
+        stale=stale,
         failures=failures,
     )
 

@@ -15,6 +15,7 @@ from perturn.credit import Credit
 from perturn.data.group_account import CreditRow, counted, counts_of, read_credits, write_credits
 from perturn.data.run_folder import Run, base_of
 from perturn.data.store import read_trajectories
+from perturn.data.token_lag import lag_figures, stale_keys
 from perturn.display.progress_bars import mention
 from perturn.errors import DataError
 from perturn.group import groups_of
@@ -68,6 +69,7 @@ def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) ->
     run, traits = session.run, traits_of(session.recipe)
     assert traits is not None
     name, credit = own_credit(session.recipe)
+    most = session.recipe.staleness
     before = _states_before(run, carried_by(credit.needs), stage)
     episodes = measured(run.recipe, made.rows)
     source = RunSource(run.paths, run.recipe, stage.iteration, reference=stage.reference, states=before)
@@ -79,9 +81,12 @@ def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) ->
         drop_equal_outcomes=traits.drop_equal_outcomes,
         too_long=too_long(session.recipe, episodes),
         filtered=made.filtered,
+        stale=stale_keys(groups_of(episodes), stage.iteration - 1, most) if most else (),
         failures=traits.failed,
     )
     counts |= counts_of(groups_of(episodes), rows, traits.failed)
+    trained = {row.key for row in rows if row.bin == "trained"}
+    counts |= lag_figures((one for one in episodes if one.key in trained), stage.iteration - 1)
     said = (f"{key.replace('_', ' ')} {count}" for key, count in counts.items() if count)
     mention("episodes:", ", ".join(said))
     for key, number in figures_of(computed).items():

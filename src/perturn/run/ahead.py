@@ -1,0 +1,197 @@
+"""Explore the next iterations in the background, while the stages of this one are done (`staleness` of a recipe)."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+from perturn.config.stages import Stage, mark, policy_of
+from perturn.data.run_folder import Run
+from perturn.engines.protocol import SwappingEngine
+from perturn.engines.shared_engine import Port, SharedEngine
+from perturn.episodes.play_many import Job, play
+from perturn.episodes.world_threads import Hear
+from perturn.errors import RunError
+from perturn.run.recorded_episodes import tell_filled
+from perturn.run.session import Session, WorldMaker, capacity, world_maker
+from perturn.run.stages.branch_stage import explorer_of
+from perturn.run.stages.collect_stage import explore_jobs
+from perturn.types import Trajectory
+
+_LEAVE_S = 15.0
+"""Seconds that plays in the background have to end."""
+
+
+def look_ahead(session: Session, stage: Stage, planned: Sequence[Stage]) -> None:
+    """Before a stage of a recipe with `staleness`: begin to explore ahead, or serve the newest policy from now on.
+
+    Args:
+        session: The run.
+        stage: The stage that is done next.
+        planned: All stages of the call.
+    """
+    if not session.recipe.staleness:
+        return
+    if session.ahead is not None:
+        session.ahead.catch_up()
+    elif stage.mark:  # a stage of the loop that scores no policy
+        explores = [
+            each
+            for each in planned
+            if each.name == f"explore{each.mark}" and not session.run.is_done(each.name)
+        ]
+        session.ahead = Ahead(session, explores)
+
+
+class Ahead:
+    """Plays the explorations of a run in the order of their iterations, each into its own file.
+
+    That of iteration i begins when no episode of the one before is left to begin, and when a policy is served that is
+    at most `staleness` versions older than the policy which iteration i trains, of version i - 1. So no token is older.
+    All share the engine and the slots for worlds.
+    """
+
+    def __init__(self, session: Session, stages: Sequence[Stage]) -> None:
+        """Begin.
+
+        Args:
+            session: The run, whose engine answers here until `close`.
+            stages: Explorations that are not done, in order.
+
+        Raises:
+            RunError: If the engine cannot go over to other weights while it answers.
+        """
+        self._session, self._recipe = session, session.recipe
+        self._version = _newest(session.run)
+        engine = session.engine(policy_of(self._recipe, self._version))
+        if not isinstance(engine, SwappingEngine):
+            raise RunError(
+                f"engine {self._recipe.engine['name']!r} cannot go over to other weights while it answers, which "
+                "staleness needs; set staleness=0."
+            )
+        engine.version = self._version
+        session.panels  # noqa: B018  looked up here, and not in two threads
+        explorer = explorer_of(self._recipe)
+        worlds = capacity(self._recipe, world_maker(self._recipe), explorer.concurrency)
+        self._slots = threading.Semaphore(min(worlds, explorer.concurrency))
+        self._shared = SharedEngine(engine)
+        self._lock = threading.RLock()
+        self._waiting, self._newest = deque(stages), ""
+        self._free = True
+        self._threads: list[threading.Thread] = []
+        self._found: dict[str, Future[dict[str, int]]] = {}
+        self._begin()
+
+    def port(self, policy: str) -> Port:
+        """Return an engine that serves a policy, which must be the newest one.
+
+        Raises:
+            RunError: If it is another.
+        """
+        if policy != (served := policy_of(self._recipe, self._version)):
+            raise RunError(
+                f"policy {policy!r} is to act while {served!r} explores; give `perturn evaluate` by itself first."
+            )
+        return self._shared.port()
+
+    def explored(self, stage: Stage) -> dict[str, int]:
+        """Wait until an exploration is whole; its counts."""
+        run = self._session.run
+        file = run.paths.trajectories(stage.name)
+        run.expect(file, len(explore_jobs(self._session, stage)), _lines(file))
+        counts = self._found[stage.name].result()
+        tell_filled("exploration episodes", counts)
+        return counts
+
+    def catch_up(self) -> None:
+        """Serve the newest policy from now on, in the middle of episodes.
+
+        Raises:
+            RunError: If the engine cannot take its weights.
+        """
+        newest = _newest(self._session.run)
+        if newest == self._version:
+            return
+        policy = policy_of(self._recipe, newest)
+        if not self._session.updated(policy, lambda folder, name: self._shared.swap(folder, name, newest)):
+            raise RunError(f"the engine cannot take the weights of {policy!r} in place; set staleness=0.")
+        self._version = newest
+        self._begin()
+
+    def close(self) -> None:
+        """Stop what is being played; what has ended is in its file."""
+        with self._lock:
+            self._waiting.clear()
+        self._shared.close()
+        for thread in self._threads:
+            thread.join(_LEAVE_S)
+
+    def _begin(self) -> None:
+        """Begin the next exploration, if it may begin."""
+        with self._lock:
+            if not (self._free and self._waiting):
+                return
+            stage = self._waiting[0]
+            if stage.iteration - 1 - self._recipe.staleness > self._version:
+                return
+            self._waiting.popleft()
+            self._newest, self._free = stage.name, False
+            found = self._found[stage.name] = Future[dict[str, int]]()
+            thread = threading.Thread(target=self._explore, args=(stage, found), name=stage.name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _explore(self, stage: Stage, found: Future[dict[str, int]]) -> None:
+        """Play an exploration; runs in a thread of its own."""
+        try:
+            counts = self._play(stage)
+        except BaseException as error:  # noqa: BLE001  it is raised where the exploration is waited for
+            found.set_exception(error)
+            return
+        found.set_result(counts)
+        self._make_way(stage)
+
+    def _play(self, stage: Stage) -> dict[str, int]:
+        session, recipe, explorer = self._session, self._recipe, explorer_of(self._recipe)
+        port = self._shared.port()
+
+        def played(
+            missing: Sequence[Job], make: WorldMaker, at_once: int, hear: Hear
+        ) -> Iterator[Trajectory]:
+            jobs = missing if explorer.traits.resumes_earlier else self._handed_out(missing, stage)
+            return play(
+                jobs,
+                port,
+                make,
+                protocol=session.rules(stage.policy),
+                sampling=explorer.sampling,
+                concurrency=at_once,
+                retries=recipe.worlds.retries,
+                slots=self._slots,
+            )
+
+        file, jobs = session.run.paths.trajectories(stage.name), explore_jobs(session, stage)
+        return session.record(file, jobs, played, explorer.concurrency, "exploration episodes", behind=True)
+
+    def _handed_out(self, jobs: Sequence[Job], stage: Stage) -> Iterator[Job]:
+        """The jobs; when none is left the next exploration may begin, whose episodes take the slots that get free."""
+        yield from jobs
+        self._make_way(stage)
+
+    def _make_way(self, stage: Stage) -> None:
+        with self._lock:
+            self._free = self._free or self._newest == stage.name
+        self._begin()
+
+
+def _newest(run: Run) -> int:
+    """Version of the newest policy: the last iteration that is trained."""
+    numbers = range(1, run.recipe.iterations + 1)
+    return max((each for each in numbers if run.is_done(f"align{mark(run.recipe, each)}")), default=0)
+
+
+def _lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n") if file.is_file() else 0

@@ -1,0 +1,15 @@
+"""Benchmarks as modules."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def benchmark(name):
+    """Import `benchmarks/NAME.py`, once in each process."""
+    if name not in sys.modules:
+        file = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(name, file)
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
