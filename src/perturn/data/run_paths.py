@@ -141,12 +141,12 @@ class RunPaths:
         return self.folder / "measure" / f"gradients{mark}"
 
     def measured(self, mark: str = "") -> Path:
-        """What `perturn measure` found of an iteration."""
+        """Findings of `perturn measure` on an iteration."""
         return self.folder / "measure" / f"measured{mark}.json"
 
     @property
     def all_measured(self) -> list[Path]:
-        """What `perturn measure` found of each iteration that was measured, in order."""
+        """Findings of `perturn measure` on each iteration that was measured, in order."""
         return sorted(self.measured().parent.glob("measured*.json"))
 
     def evaluation(self, policy: str) -> Path:

@@ -1,1 +1,1 @@
-"""What each turn of recorded episodes was worth, by continuations of them, and how well each credit finds it."""
+"""Values of recorded turns, by continuations of their episodes, and scores of credits against them."""

@@ -125,8 +125,8 @@ def measure(plan: Plan, returns: Mapping[Point, Floats], seed: int = 0) -> Measu
             gained = 0.0 if end is not None and end.acted else rewards[turn]
             found = gained + after.estimate.mean - before.estimate.mean
             low, high = _difference(after.estimate, before.estimate)
-            place = (task, number, turn, len(one.turns), succeeded(one))
-            rows.append((*place, found, gained + low, gained + high, before.estimate.mean))
+            known = (task, number, turn, len(one.turns), succeeded(one))
+            rows.append((*known, found, gained + low, gained + high, before.estimate.mean))
             halves.append(gained + after.halves - before.halves)
     return _stacked(rows, halves)
 

@@ -43,14 +43,14 @@ def products(turns: Measured, credit: Floats, sketches: Sketches) -> Products:
 
     Where there are few tasks, an episode stands for a task.
     """
-    _, place = np.unique(clusters_of(turns), return_inverse=True)
-    count = int(place.max()) + 1
+    _, number = np.unique(clusters_of(turns), return_inverse=True)
+    count = int(number.max()) + 1
     first = np.concatenate([[True], np.diff(turns.episode) != 0])
-    episodes = np.bincount(place[first], minlength=count).astype(np.float64)
+    episodes = np.bincount(number[first], minlength=count).astype(np.float64)
 
     def by_task(weight: Floats) -> Floats:
-        weights = np.zeros((count, len(place)))
-        weights[place, np.arange(len(place))] = weight
+        weights = np.zeros((count, len(number)))
+        weights[number, np.arange(len(number))] = weight
         found: Floats = (weights.astype(np.float32) @ sketches).astype(np.float64)
         return found
 

@@ -44,7 +44,7 @@ MEASURED = "measured advantage"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be measured."""
+    """Credits, episodes and continuations of a measurement."""
 
     credits: Sequence[str] = ("all",)
     """Names of credits, or MODULE:CLASS; `all`: each that can weigh the run's episodes."""
@@ -227,7 +227,7 @@ def _rows(
     """Scores of each credit, and of the measured advantage itself as a credit."""
     found = {}
     for name, one in weighed.items():
-        credit = np.array([one.weights[chosen[e].key][t] for e, t in _places(turns)])
+        credit = np.array([one.weights[chosen[e].key][t] for e, t in _turns_of(turns)])
         row: dict[str, Any] = {"settings": dict(one.section), "by_outcome": one.by_outcome, "cost": one.cost}
         row |= _plain(scores_of(turns, credit))
         row["by_third"] = {third: _plain(own) for third, own in by_third(turns, credit).items()}
@@ -242,7 +242,7 @@ def _rows(
     return found
 
 
-def _places(turns: Measured) -> list[tuple[int, int]]:
+def _turns_of(turns: Measured) -> list[tuple[int, int]]:
     """Episode and position of each turn."""
     return list(zip(turns.episode.tolist(), turns.position.tolist(), strict=True))
 
@@ -263,7 +263,7 @@ def _by_episode(
     chosen: Sequence[Trajectory], turns: Measured, weighed: Mapping[str, Weighed]
 ) -> list[dict[str, Any]]:
     """Each episode with the measured advantage of its turns, and what each credit gave them; None: not measured."""
-    at = {place: index for index, place in enumerate(_places(turns))}
+    at = {turn_of: index for index, turn_of in enumerate(_turns_of(turns))}
     found = []
     for number, one in enumerate(chosen):
         own = [at.get((number, turn)) for turn in range(len(one.turns))]

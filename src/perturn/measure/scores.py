@@ -116,9 +116,9 @@ def lost_auc(turns: Measured, credit: Floats) -> float | None:
     first, second = _both_orders(turns.halves)
     for start, stop in _failures(turns):
         mine = credit[start:stop]
-        places = first[:, start:stop].argmin(1)
-        loss = -second[np.arange(len(places)), start + places]
-        at = mine[places][:, None]
+        lowest = first[:, start:stop].argmin(1)
+        loss = -second[np.arange(len(lowest)), start + lowest]
+        at = mine[lowest][:, None]
         share = ((at < mine).sum(1) + ((at == mine).sum(1) - 1) / 2) / (len(mine) - 1)
         found += float((loss * share).mean())
         whole += float(loss.mean())
@@ -139,8 +139,8 @@ def loss_found(turns: Measured, credit: Floats) -> float | None:
     for start, stop in _failures(turns):
         mine = credit[start:stop]
         found += float(turns.advantage[start:stop][mine == mine.min()].mean())
-        places = first[:, start:stop].argmin(1)
-        most += float(second[np.arange(len(places)), start + places].mean())
+        lowest = first[:, start:stop].argmin(1)
+        most += float(second[np.arange(len(lowest)), start + lowest].mean())
     return found / most if most < 0 else None
 
 

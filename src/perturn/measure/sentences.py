@@ -33,7 +33,7 @@ def _claims(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_chance(estimate: Any) -> str:
-    """What an AUC says; nothing where its interval holds both 0.5 and what would matter."""
+    """Return the verdict on an AUC; nothing where its interval holds both 0.5 and what would matter."""
     if not estimate or None in estimate:
         return ""
     _, low, high = estimate

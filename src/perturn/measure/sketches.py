@@ -114,15 +114,15 @@ def sketched(
     Args:
         model: The policy that acted.
         renderer: Conversation -> tokens, for the model.
-        episodes: The episodes; the file of each is named by its place.
+        episodes: The episodes; the file of each is named by its number.
         folder: Where the files are kept.
         track: Wraps the work to show progress.
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
     project = Projection(parameters)
     found = []
-    for place, one in enumerate(track(episodes)):
-        file = folder / f"{place:05d}.safetensors"
+    for number, one in enumerate(track(episodes)):
+        file = folder / f"{number:05d}.safetensors"
         if not file.is_file():
             own = turn_gradients(model, renderer, one, project)
             with replacing(file) as fresh:

@@ -1,4 +1,4 @@
-"""What `perturn measure` found of a run, as the page shows it: a table of credits, and one episode turn by turn."""
+"""Findings of `perturn measure`, as the page shows them: a table of credits, and one episode turn by turn."""
 
 from __future__ import annotations
 
