@@ -105,7 +105,7 @@ class RunPaths:
         return self.folder / "checkpoints" / f"{policy}.partial"
 
     def launch(self, policy: str) -> Path:
-        """Folder of what the processes that train a policy together are told, and of what they tell."""
+        """Folder of the files between a driver and the processes that train a policy together."""
         return self.partial(policy) / "launch"
 
     def forks(self, mark: str = "") -> Path:

@@ -171,8 +171,8 @@ class ShardedTrainer(Trainer):
             like = weights[index]
             for name, value in of_weight.items():
                 if isinstance(like, DTensor) and value.shape == like.shape:
-                    place = (like.device_mesh, like.placements)
-                    of_weight[name] = distribute_tensor(value.to(like.device), *place, src_data_rank=None)
+                    layout = (like.device_mesh, like.placements)
+                    of_weight[name] = distribute_tensor(value.to(like.device), *layout, src_data_rank=None)
         self.optimizer.load_state_dict(found)
         self._load_schedule(folder)
 

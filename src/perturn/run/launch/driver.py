@@ -32,7 +32,7 @@ _KINDS = {each.__name__: each for each in (ConfigError, DataError, ModelError, R
 FREED = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
 """Has glibc return a layer that was gathered on a CPU. It else keeps freed blocks, as much as the whole model has."""
 _KILLED = re.compile(r"Root Cause.*?rank +: (\d+) .*?\((SIG[A-Z]+)\)", re.DOTALL)
-"""What torchrun writes of the first process that failed, if a signal has ended it."""
+"""Report of torchrun on the first process that failed, if a signal has ended it."""
 _PAUSE = 0.2
 """Seconds between two looks at the processes and their files."""
 _TAIL = 12
@@ -115,7 +115,7 @@ def _follow(run: Run, shown: Work, files: LaunchFiles, metrics: Path) -> None:
 
 
 def _result(run: Run, files: LaunchFiles, code: int) -> dict[str, Any]:
-    """What the processes have counted.
+    """Return the counts of the training data.
 
     Raises:
         PerturnError: If they did not end well.

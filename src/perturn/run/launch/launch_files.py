@@ -19,7 +19,7 @@ class LaunchFiles:
 
     @property
     def log(self) -> Path:
-        """What torchrun and the processes print."""
+        """The output of torchrun and of the processes."""
         return self.folder / "log.txt"
 
     @property
