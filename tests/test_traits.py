@@ -55,6 +55,8 @@ ALLOWED = {
     "free_memory.py:_trim": _SYSTEM,
     "free_memory.py:_used": _SYSTEM,
     "policy/attention.py:forest_attention": _MODEL,
+    "training/sharding.py:divide": _MODEL,
+    "training/sharding.py:ShardedTrainer._load_divided_optimizer": "an optimizer, which accelerate may wrap",
     "training/turn_config.py:TurnConfig._check_optimizer": "an enum of transformers, or its value",
     "training/turn_config.py:_reentrant": _MODEL,
     "chat/control_tokens.py:declared_ends": _MODEL,

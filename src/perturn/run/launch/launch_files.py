@@ -15,7 +15,7 @@ class LaunchFiles:
     @property
     def recipe(self) -> Path:
         """The recipe, with the settings that this command was given."""
-        return self.folder / "recipe.yaml"
+        return self.folder / "launched.yaml"
 
     @property
     def log(self) -> Path:
