@@ -50,7 +50,7 @@ FINDINGS = (
         "expert",
         "Offline, what gains is an expert who takes over in the policy's own failures.",
         against("offline", "sft", "oec", "rft", "nat", "coh", "sft-2100", "correction-dpo"),
-        [("Learning offline", "offline"), ("When the expert takes over", "takeover")],
+        [("Learning offline", "offline"), ("Corrections by an expert", "takeover")],
         {("offline", "oec", "sft"): "above"},
         {"oec": "on-policy expert corrections", "sft-2100": "SFT on 600 more expert episodes"},
     ),
@@ -68,7 +68,7 @@ FINDINGS = (
             *(("offline", "tlm-dre", each) for each in ("dpo", "dmpo", "dil", "tlm-dpo")),
             *(("weak", "tlm-dre", each) for each in ("dpo", "dmpo", "dil", "tlm-dpo")),
         ],
-        [("Learning offline", "offline"), ("What the papers leave open", "ablations")],
+        [("Learning offline", "offline"), ("Ablations of tlm-DRE", "ablations")],
         {("offline", "tlm-dre", each): "around" for each in ("dpo", "dmpo", "dil", "tlm-dpo")},
     ),
     Finding(
@@ -100,7 +100,7 @@ FINDINGS = (
             ("online", "rloo-once", "sft"),
             ("own", "rloo", "sft"),
         ],
-        [("Online, on ALFWorld", "online"), ("Offline, on own episodes", "own")],
+        [("Online, on ALFWorld", "online"), ("Offline learning on own episodes", "own")],
         {("online", "dpo", "dpo-once"): "above"},
         {"dpo-once": "DPO, played once", "rloo-once": "RLOO, played once"},
     ),
@@ -123,7 +123,7 @@ FINDINGS = (
             "rerank-frequency-4",
             "sampled",
         ),
-        [("Choosing at test time", "best-of")],
+        [("Best-of-n at test time", "best-of")],
         {("best-of", "likelihood-8", "sft"): "above"},
         {
             "outcome-8": "best of eight by outcome, a bound",
@@ -141,7 +141,7 @@ FINDINGS = (
             *against("choose", "sampled", "value-8", "rerank-value-4"),
             *against("choose", "dpo-sampled", "implicit-8", "rerank-implicit-4"),
         ],
-        [("Choosing by what training has left", "choose")],
+        [("Best-of-n by learned values", "choose")],
         {("choose", "value-8", "sampled"): "above", ("choose", "rerank-value-4", "sampled"): "around"},
         {
             "value-8": "best of eight by value",
@@ -186,16 +186,16 @@ _PAGES = """
 | [The demo](results/demo.md), [on ScienceWorld](results/demo-scienceworld.md) | what `make demo` shows |
 | [Learning offline](results/offline.md) | eleven ways, each tuned, on ten bases |
 | [From a weaker policy](results/weak.md) | six losses on pairs, where SFT solves 42 % |
-| [What the papers leave open](results/ablations.md) | kernels, reductions, pivot and weight, γ and length |
+| [Ablations of tlm-DRE](results/ablations.md) | kernels, reductions, pivot and weight, γ and length |
 | [Pairs of single turns](results/steps.md) | Step-DPO, TP-LLaMA, RL on Incorrect Data and SCOPE |
-| [When the expert takes over](results/takeover.md) | at which turns, at how many, in whose failures |
-| [Offline, on own episodes](results/own.md) | RLOO on 2560 episodes that were played once |
+| [Corrections by an expert](results/takeover.md) | at which turns, at how many, in whose failures |
+| [Offline learning on own episodes](results/own.md) | RLOO on 2560 episodes that were played once |
 | [Online, on ALFWorld](results/online.md) | eleven credits, and losses on own pairs or steps of trees |
 | [Critics, implicit rewards, trees](results/credits.md) | nine credits after ten iterations |
 | [Credits of groups](results/groups.md) | seven credits that compare episodes or shared states |
-| [A part of an episode](results/windows.md) | PPO over whole episodes, in windows, and on single turns |
-| [Choosing at test time](results/best-of.md) | the best of eight episodes by likelihood |
-| [Choosing by what training has left](results/choose.md) | by a value head, by DPO's implicit reward |
+| [Windows of an episode](results/windows.md) | PPO over whole episodes, in windows, and on single turns |
+| [Best-of-n at test time](results/best-of.md) | the best of eight episodes by likelihood |
+| [Best-of-n by learned values](results/choose.md) | by a value head, by DPO's implicit reward |
 | [The mechanism](results/mechanism.md) | whether the reference's confidence is low where an episode goes wrong |
 | [ScienceWorld](results/scienceworld.md) | five methods with a pretrained model of 135M |
 | [HotpotQA](results/hotpotqa.md) | credits by the likelihood of answers, same model |
