@@ -57,7 +57,7 @@ def test_what_changes_nothing_of_what_a_run_makes_is_marked_at_its_field():
     """All others make another run."""
     limits = {"concurrency", "requests_per_minute", "max_retries", "timeout", "max_tokens_total", "max_cost"}
 
-    assert efforts(Recipe) == {"name", "output", "worlds", "cluster", "report_to", "then"}
+    assert efforts(Recipe) == {"name", "output", "worlds", "cluster", "launch", "report_to", "then"}
     assert {name: efforts(entry) for name, entry in ENGINES.items()} == {
         "local": {"cache_gigabytes", "speculate"},
         "api": limits | {"prompt_price", "completion_price"},

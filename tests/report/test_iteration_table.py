@@ -241,7 +241,7 @@ def test_stages_of_all_iterations_are_one_row(online, make):
 
 
 def test_curves_of_the_alignment_go_on_from_one_iteration_to_the_next(online, make):
-    assert make.page_of(online).figure("align-4")["data"][0]["x"] == [1, 2, 3, 4, 5, 6]
+    assert make.page_of(online).figure("align-5")["data"][0]["x"] == [1, 2, 3, 4, 5, 6]
 
 
 def test_the_margin_has_what_the_credit_gave(online, make):

@@ -12,7 +12,7 @@ from perturn.config.recipe import read_recipe
 from perturn.credit import CREDITS
 from perturn.data.group_account import read_credits
 from perturn.data.run_folder import Run
-from perturn.errors import ConfigError, DataError, PerturnError, RunError
+from perturn.errors import ConfigError, PerturnError, RunError
 from perturn.group import groups_of
 from perturn.needs import names_of
 from perturn.quantities.readers import open_reader
@@ -224,7 +224,7 @@ def test_the_credits_of_groups_can_all_be_given(explored):
 
     assert make_credit({"name": "rloo"}) == CREDITS["rloo"]()
     assert len(list((explored / "credits").iterdir())) == len(given) == len(CREDITS) - 13
-    with pytest.raises(DataError, match=r"was not measured; a run measures it"):
+    with pytest.raises(ConfigError, match=r"reads how far .*guess-number-1\.0 has no method remaining"):
         credit_run(explored, ["credit.name=first-error"])
     with pytest.raises(PerturnError, match=r"the expert of guess-number-1\.0 "):
         credit_run(explored, ["credit.name=matchtir"])

@@ -80,7 +80,7 @@ def test_no_setting_is_read_by_nobody():
         if not any(key == each or key.startswith(f"{each}.") for each in read)
     ]
 
-    assert sorted(unread) == ["evaluate.every", "iterations"]
+    assert sorted(unread) == ["evaluate.every", "iterations", "staleness"]
 
 
 def test_weights_of_groups_are_shared_by_alignments_with_the_same_loss():

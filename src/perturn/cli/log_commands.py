@@ -45,31 +45,27 @@ _WORDS = {
 @command(
     "import-logs",
     "calls.jsonl --score feedback --rows labelled",
-    "traces.jsonl logs.jsonl --format otel --output production.jsonl",
     "observations.jsonl scores.jsonl --score thumbs --rows pairs --task metadata.task_id",
     "results.jsonl --format verifiers --output theirs.jsonl",
-    "rollouts/*.jsonl --format verl --model smollm2-135m",
     panel="Prepare",
 )
 def import_logs(
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILE [FILE ...]", help="Files or folders of one log: JSON lines, Parquet."),
+        typer.Argument(metavar="FILE [FILE ...]", help="Files or folders of one log."),
     ],
     format_name: Annotated[
         str | None,
         typer.Option(
             "--format",
-            help="otel, langsmith, langfuse or requests; of rollouts verifiers, verl, skyrl, trl, art or "
+            help="Of logs otel, langsmith, langfuse, requests; of rollouts verifiers, verl, skyrl, trl, art, "
             "agent-lightning; else the records tell.",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; else FILE's name and --rows, here.")
+        Path | None, typer.Option("--output", "-o", help="File to write; else FILE-ROWS.jsonl here.")
     ] = None,
-    rows: Annotated[
-        str, typer.Option(help="trajectories; labelled, for kto; or pairs, for dpo, dmpo and tlm-dre.")
-    ] = "trajectories",
+    rows: Annotated[str, typer.Option(help="trajectories, labelled or pairs.")] = "trajectories",
     score: Annotated[
         str | None, typer.Option(help="Name of the score that is the reward, or the path of its field.")
     ] = None,
@@ -84,9 +80,7 @@ def import_logs(
     keep_unscored: Annotated[
         bool, typer.Option("--keep-unscored", help="Also write episodes without a score.")
     ] = False,
-    model: Annotated[
-        str | None, typer.Option(help="Model whose tokenizer decodes token ids, for records without texts.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model whose tokenizer decodes token ids.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn logs of model calls, and rollouts of other trainers, into rows for offline training."""

@@ -26,6 +26,7 @@ _SCORE = (
     "evaluate.samples",
     "evaluate.select",
     "evaluate.turns",
+    "evaluate.distance",
 )
 _EXPERT = (*_WORLD, "expert", _JUDGE)
 _SFT = (*_EXPERT, *_MODEL, "backend", "sft")
