@@ -19,14 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perturn.engines.context_limit import context_full
 from perturn.engines.local.cache_blocks import Blocks, capacity_for
 from perturn.engines.local.draft_tokens import CONTEXT, Drafts, Pace
 from perturn.engines.local.kv_cache import CALL_BYTES, NAME, History, attending
 from perturn.engines.local.packed_linear import pack_linears
 from perturn.engines.local.prefix_tree import Beginning, Beginnings, Row
 from perturn.engines.local.sampling import choose
-from perturn.engines.local.served_models import CHECK, check_layers, words_alone
+from perturn.engines.local.served_models import CHECK, check_layers, why_not_answered, words_alone
 from perturn.engines.local.weight_files import stored_weights, take_weights
 from perturn.engines.protocol import Tokens
 from perturn.engines.streaming import answer_all, refuse_update
@@ -119,7 +118,7 @@ class LocalEngine:
         for prompt in prompts:
             ids = self._tokens.prompt_ids(prompt)
             self._prompt_tokens[prompt.conversation] = len(ids)
-            refusal = self._refusal(ids)
+            refusal = why_not_answered(ids, self._limit, self._vocabulary)
             if refusal is not None:
                 self._refused.append((prompt, refusal))
                 continue
@@ -208,17 +207,6 @@ class LocalEngine:
     def _said(self, ids: Sequence[int]) -> str:
         """Text of sampled tokens, in which stop texts are looked for."""
         return self._tokens.action(ids, ()).text
-
-    def _refusal(self, ids: Sequence[int]) -> EngineFailure | None:
-        """Why a prompt cannot be answered; None if it can."""
-        if len(ids) >= self._limit:
-            return context_full(len(ids), self._limit)
-        if max(ids) < self._vocabulary:
-            return None
-        return EngineFailure(
-            f"the prompt has token {max(ids)}, and the model has embeddings for {self._vocabulary}; resize them to the "
-            "tokenizer's size with resize_token_embeddings, and train the new ones."
-        )
 
     def _join(self, row: Row) -> None:
         """Find out what the prompt has in common with others."""

@@ -1,13 +1,15 @@
-"""Which models the engine can serve, and their own words to compare it with."""
+"""Which models and prompts the engine can serve, and a model's own words to compare the engine with."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from perturn.errors import ModelError
+from perturn.engines.context_limit import context_full
+from perturn.errors import EngineFailure, ModelError
 
 CHECK = 24
 """Tokens on which the engine is compared with the model's own forward pass."""
@@ -36,3 +38,15 @@ def check_layers(model: Any) -> None:
     if strange or not getattr(model, "_supports_attention_backend", False):
         why = f"it has layers of type {', '.join(sorted(strange))}" if strange else "its attention is its own"
         raise ModelError(f"the local engine cannot serve {name}: {why}; take another model or engine.")
+
+
+def why_not_answered(ids: Sequence[int], limit: int, vocabulary: int) -> EngineFailure | None:
+    """Return why a prompt of these tokens cannot be answered; None if it can."""
+    if len(ids) >= limit:
+        return context_full(len(ids), limit)
+    if max(ids) < vocabulary:
+        return None
+    return EngineFailure(
+        f"the prompt has token {max(ids)}, and the model has embeddings for {vocabulary}; resize them to the "
+        "tokenizer's size with resize_token_embeddings, and train the new ones."
+    )
