@@ -97,6 +97,36 @@ def test_a_world_that_never_comes_back_is_rejected():
         check_world(Other(), episodes_of(Other), PROTOCOL)
 
 
+@pytest.mark.parametrize("differs", ["reward", "end"])
+def test_a_world_whose_last_answer_alone_is_random_is_open(differs):
+    """No turn comes after the last answer, so no observation shows it; its reward and end are luck all the same."""
+    now = random.Random(0)
+
+    class Lottery(Fixed):
+        def step(self, action):
+            self.turn += 1
+            won = self.turn == 3 and now.random() < 0.5
+            over = self.turn == 3 and (won or differs == "reward")
+            return Observation("Nothing.", float(won and differs == "reward"), over, won)
+
+    found = check_world(Lottery(), episodes_of(Lottery), PROTOCOL)
+    assert found.kind == "open"
+    assert found.came_back < found.episodes
+
+
+def test_a_world_of_random_rewards_alone_is_measured():
+    now = random.Random(0)
+
+    class Gauss(Fixed):
+        def step(self, action):
+            self.turn += 1
+            last = self.turn == 3
+            return Observation("Nothing.", now.gauss(0, 1) if last else 0.0, last, last)
+
+    found = check_world(Gauss(), episodes_of(Gauss), PROTOCOL)
+    assert (found.kind, found.came_back) == ("open", 0)
+
+
 def test_in_an_open_world_the_action_is_answered_anew():
     """A toss wins by halves, whatever it showed when it was recorded: the value after it is that of both answers."""
     random.seed(1)

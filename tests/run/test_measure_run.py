@@ -91,6 +91,15 @@ def test_what_cannot_be_measured_is_rejected(run, monkeypatch, wanted, problem):
         measure_run(run, Wanted(wanted.credits, 6, wanted.continuations, wanted.iteration))
 
 
+@pytest.mark.parametrize(
+    ("names", "problem"), [(["rloo", "rlooo"], "unknown credit.name 'rlooo'"), ([], "no credit")]
+)
+def test_a_credit_that_is_not_there_is_refused_before_anything_is_played(run, monkeypatch, names, problem):
+    monkeypatch.chdir(run.parents[1])
+    with pytest.raises(ConfigError, match=problem):
+        forecast_run(run, Wanted(names, 6, 4))
+
+
 def test_the_report_shows_the_measurement(run, monkeypatch):
     """A table of credits, and one episode turn by turn; a run that was not measured has no such section."""
     monkeypatch.chdir(run.parents[1])

@@ -202,6 +202,11 @@ def test_the_page_shows_them(tmp_path):
         ("compare=[[dpo]]", "must have lists of two methods that differ, got ['dpo']"),
         ("compare=[[dpo, tlm-dre], [tlm-dre, dpo]]", "primary and compare name two methods twice"),
         ("primary=[[dpo, sft], [sft, dpo]]", "primary and compare name two methods twice"),
+        ("primary=[[[dpo, sft], [sft, dpo]]]", "must have lists of two methods that differ"),
+        (
+            "primary=[[[dpo, sft], tlm-dre], [[sft, dpo], tlm-dre]]",
+            "primary and compare name two methods twice",
+        ),
         ("primary=[[sft, dpo]]", "primary: sft is the baseline; name it second."),
         ("primary=[[[dpo], sft]]", "primary: a mean is of two methods or more that differ, got ['dpo']."),
         ("primary=[[[dpo, tlm], sft]]", "primary: unknown method 'tlm'. Did you mean 'tlm-dre'?"),

@@ -23,8 +23,8 @@ def play_script(steps: Episode, script: Sequence[Action], failure: BaseException
     raise AssertionError("an episode ends when its engine fails")
 
 
-def replay(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) -> list[str | None]:
-    """Play a recorded episode again, and see that the world answers as it did.
+def play_again(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) -> Trajectory:
+    """Play a recorded episode again, and see that the world says what it said; rewards and end may differ.
 
     Args:
         env: A world, free to be reset.
@@ -32,10 +32,10 @@ def replay(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) ->
         protocol: The rules that it was played by.
 
     Returns:
-        What the world was sent at each turn; None where the action broke the format, so that it was sent nothing.
+        The episode as it went now; FAILED where the world goes on after the turns that were recorded.
 
     Raises:
-        DataError: If the world answers otherwise.
+        DataError: If the world says something else.
     """
     task = recorded.task
     said = [turn.user_said for turn in recorded.turns]
@@ -50,4 +50,22 @@ def replay(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) ->
                 f"answers when the episode is played again, {heard!r:.200}, got {turn.observation!r:.200}. Is it of "
                 "another world or protocol? Record it again."
             )
-    return [understood(action, FORMATS[protocol.format], recorded.tools) for action in script]
+    return again
+
+
+def replay(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) -> list[str | None]:
+    """Play a recorded episode again, as `play_again` does.
+
+    Args:
+        env: A world, free to be reset.
+        recorded: The episode; turns may have been cut from its end.
+        protocol: The rules that it was played by.
+
+    Returns:
+        What the world was sent at each turn; None where the action broke the format, so that it was sent nothing.
+
+    Raises:
+        DataError: If the world says something else.
+    """
+    play_again(env, recorded, protocol)
+    return [understood(turn.action, FORMATS[protocol.format], recorded.tools) for turn in recorded.turns]

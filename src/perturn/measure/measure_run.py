@@ -30,7 +30,7 @@ from perturn.measure.points import Continuation, Plan, choose, plan, read_contin
 from perturn.measure.scores import by_third, scores_of
 from perturn.measure.sentences import sentences
 from perturn.measure.sketches import sketched
-from perturn.measure.weigh import Weighed, weigh
+from perturn.measure.weigh import Weighed, refuse_unknown, weigh
 from perturn.measure.worlds import WorldCheck, check_world
 from perturn.run.session import Session, engine_settings, policy_path, world_maker
 from perturn.run.stages.credit_stage import explored_stages
@@ -160,6 +160,7 @@ def _refuse(recipe: Recipe, wanted: Wanted) -> None:
         )
     if not wanted.width > 0:
         raise ConfigError(f"--width must be > 0, got {wanted.width}.")
+    refuse_unknown(recipe, wanted.credits)
 
 
 def _stage(run: Run, iteration: int | None) -> Stage:

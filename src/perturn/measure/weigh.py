@@ -12,11 +12,12 @@ from perturn.config.recipe import Recipe
 from perturn.config.stages import Stage
 from perturn.credit import CREDITS, Credit
 from perturn.data.run_paths import RunPaths
-from perturn.errors import PerturnError
+from perturn.errors import ConfigError, PerturnError
 from perturn.measure.advantages import Floats
 from perturn.quantities import wanted
 from perturn.run.stages.branch_stage import stored_branches
 from perturn.run.stages.credit_stage import weigh_stored
+from perturn.training.credit_choice import make_credit
 from perturn.types import Trajectory, succeeded
 
 
@@ -59,15 +60,32 @@ def weigh(
     found, left_out = {}, {}
     every = "all" in names
     for name in CREDITS if every else names:
-        own = recipe.credit is not None and recipe.credit.get("name") == name
-        section = dict(recipe.credit or {}) if own else {"name": name}
         try:
-            found[name] = _weighed(paths, recipe, stage, section, explored)
+            found[name] = _weighed(paths, recipe, stage, _section(recipe, name), explored)
         except PerturnError as error:
             if not every:
                 raise
             left_out[name] = str(error)
     return found, left_out
+
+
+def refuse_unknown(recipe: Recipe, names: Sequence[str]) -> None:
+    """Refuse a credit that cannot be made, before anything is played.
+
+    Raises:
+        PerturnError: If there is none of a name, or its settings are wrong.
+    """
+    if not names:
+        raise ConfigError("--credits names no credit; name one, such as rloo, or all.")
+    for name in names:
+        if name != "all":
+            make_credit(_section(recipe, name))
+
+
+def _section(recipe: Recipe, name: str) -> dict[str, Any]:
+    """The section `credit` for a name; that of the run's own credit keeps its settings."""
+    own = recipe.credit is not None and recipe.credit.get("name") == name
+    return dict(recipe.credit or {}) if own else {"name": name}
 
 
 def _weighed(

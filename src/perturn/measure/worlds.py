@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from perturn.episodes.replay import replay
+from perturn.episodes.replay import play_again
 from perturn.episodes.seeds import seed_of
 from perturn.errors import DataError, RunError
 from perturn.measure.points import Kind
@@ -28,7 +29,7 @@ class WorldCheck:
     """How the world answers."""
     episodes: int
     came_back: int
-    """Episodes that went as before each time, under their own seed."""
+    """Episodes that went as before each time, under their own seed, to the last reward."""
     under_another_seed: int
     """Episodes that went as before under another seed too."""
 
@@ -49,16 +50,17 @@ def check_world(
         has_user: Whether a model plays the user.
 
     Raises:
-        RunError: If no episode goes as it was recorded.
+        RunError: If no episode is answered as it was recorded.
     """
     chosen, problem = episodes[:REPLAYED], ""
-    back = other = 0
+    restored = back = other = 0
     for one in chosen:
         own = [_difference(env, one, protocol) for _ in range(_TIMES)]
-        back += not any(own)
-        problem = problem or next(filter(None, own), "")
-        other += not _difference(env, replace(one, seed=seed_of("another", one.seed)), protocol)
-    if chosen and not back:
+        restored += all(each.restored for each in own)
+        problem = problem or next((each.problem for each in own if each.problem), "")
+        back += not any(each.problem for each in own)
+        other += not _difference(env, replace(one, seed=seed_of("another", one.seed)), protocol).problem
+    if chosen and not restored:
         raise RunError(
             f"none of {len(chosen)} episodes went as it was recorded when it was played again, so that the world "
             f"cannot be restored to a turn: {problem}"
@@ -73,10 +75,26 @@ def check_world(
     return WorldCheck(kind, len(chosen), back, other)
 
 
-def _difference(env: Environment, one: Trajectory, protocol: EpisodeProtocol) -> str:
-    """Where an episode goes otherwise than it was recorded; empty: it does not."""
+class _Difference(NamedTuple):
+    """How an episode that is played again differs from its record."""
+
+    restored: bool
+    """Whether the world said the same before each turn."""
+    problem: str
+    """What differs; empty: nothing."""
+
+
+def _difference(env: Environment, one: Trajectory, protocol: EpisodeProtocol) -> _Difference:
+    """Where an episode goes otherwise than it was recorded, its rewards and its end among it."""
     try:
-        replay(env, one, protocol)
+        again = play_again(env, one, protocol)
     except DataError as error:
-        return str(error)
-    return ""
+        return _Difference(False, str(error))
+    then, now = ([turn.own_reward for turn in each.turns] for each in (one, again))
+    ends = [(each.terminated, each.terminated and each.success) for each in (one, again)]
+    where = f"task {one.task.id!r:.80}, sample {one.sample}"
+    if then != now:
+        return _Difference(True, f"{where}: expected the rewards {then}, got {now}.")
+    if ends[0] != ends[1]:
+        return _Difference(True, f"{where}: expected (ended, success) {ends[0]}, got {ends[1]}.")
+    return _Difference(True, "")

@@ -124,12 +124,12 @@ class Study:
         """Yield what is wrong with the comparisons, but for names of methods."""
         for part, pairs in (("primary", self.primary), ("compare", self.compare)):
             for pair in pairs:
-                if len(pair) != 2 or side_name(pair[0]) == side_name(pair[1]):
+                if len(pair) != 2 or _members(pair[0]) == _members(pair[1]):
                     yield f"{part} must have lists of two methods that differ, got {pair!r:.200}."
                 for side in pair:
                     if isinstance(side, list) and not len(side) == len(set(side)) > 1:
                         yield f"{part}: a mean is of two methods or more that differ, got {side!r:.200}."
-        named = [frozenset(map(side_name, pair)) for pair in (*self.primary, *self.compare)]
+        named = [frozenset(map(_members, pair)) for pair in (*self.primary, *self.compare)]
         if len(set(named)) < len(named):
             yield "primary and compare name two methods twice; leave one of them out."
         if len(self.primary) > MOST_PRIMARY:
@@ -154,6 +154,11 @@ class Study:
 def side_name(side: Side) -> str:
     """Return the name of one side of a comparison: a method, or the mean of several."""
     return side if isinstance(side, str) else f"mean of {', '.join(side)}"
+
+
+def _members(side: Side) -> frozenset[str]:
+    """Methods of one side of a comparison, whose order changes no mean."""
+    return frozenset([side] if isinstance(side, str) else side)
 
 
 def bad_names(part: str, names: Iterable[str]) -> Iterator[str]:
