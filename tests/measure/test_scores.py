@@ -121,17 +121,21 @@ def test_few_tasks_make_episodes_the_clusters():
 
 
 @pytest.mark.parametrize(
-    ("auc", "said"),
+    ("auc", "correlation", "said"),
     [
-        ([0.7, 0.6, 0.8], "better than chance"),
-        ([0.3, 0.2, 0.4], "worse than chance"),
-        ([0.5, 0.47, 0.53], "no better than chance"),
-        ([0.52, 0.3, 0.7], None),
-        ([0.52, None, None], None),
-        (None, None),
+        ([0.7, 0.6, 0.8], None, "better than chance"),
+        ([0.3, 0.2, 0.4], None, "worse than chance"),
+        ([0.5, 0.47, 0.53], [0.02, -0.04, 0.08], "no better than chance"),
+        ([0.5, 0.47, 0.53], [0.1, 0.02, 0.18], None),
+        ([0.5, 0.47, 0.53], None, None),
+        ([0.5, 0.5, 0.5], None, "no better than chance"),
+        ([0.52, 0.3, 0.7], [0.0, -0.01, 0.01], None),
+        ([0.52, None, None], None, None),
+        (None, None, None),
     ],
 )
-def test_a_sentence_needs_an_interval(auc, said):
-    found = sentences("gigpo", {"lost_auc": auc, "auc": None, "correlation": None}, "alfworld")
+def test_a_sentence_needs_an_interval(auc, correlation, said):
+    """Noise pulls an AUC to 0.5, so that it alone does not show that a credit is as good as chance."""
+    found = sentences("gigpo", {"lost_auc": auc, "auc": None, "correlation": correlation}, "alfworld")
 
     assert [f"turn that lost an episode {said}" in each for each in found] == ([True] if said else [])

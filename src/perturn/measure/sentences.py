@@ -7,6 +7,8 @@ from typing import Any
 
 MARGIN = 0.05
 """Distance from 0.5 within which the whole interval of an AUC must lie for `no better than chance`."""
+_UNCORRELATED = 0.1
+"""Correlation that the whole interval must stay below for it too: noise alone pulls an AUC to 0.5, but not this."""
 
 
 def sentences(name: str, row: Mapping[str, Any], environment: str) -> list[str]:
@@ -21,19 +23,22 @@ def sentences(name: str, row: Mapping[str, Any], environment: str) -> list[str]:
 
 
 def _claims(row: Mapping[str, Any]) -> Iterator[str]:
-    if claim := _of_chance(row.get("lost_auc")):
-        yield f"finds the turn that lost an episode {claim}"
-    if claim := _of_chance(row.get("auc")):
-        yield f"tells turns that gain from turns that lose {claim}"
     correlation, cosine = row.get("correlation"), row.get("expected_cosine")
+    if claim := _of_chance(row.get("lost_auc"), correlation):
+        yield f"finds the turn that lost an episode {claim}"
+    if claim := _of_chance(row.get("auc"), correlation):
+        yield f"tells turns that gain from turns that lose {claim}"
     if _is_below_zero(correlation):
         yield f"ranks the turns of an episode against their advantage (correlation {_said(correlation)})"
     if _is_below_zero(cosine):
         yield f"points its expected gradient away from the true one (cosine {_said(cosine)})"
 
 
-def _of_chance(estimate: Any) -> str:
-    """Return the verdict on an AUC; nothing where its interval holds both 0.5 and what would matter."""
+def _of_chance(estimate: Any, correlation: Any) -> str:
+    """Return the verdict on an AUC; nothing where its interval holds both 0.5 and what would matter.
+
+    A credit that gives the turns of an episode one number has an AUC of exactly 0.5, and no correlation.
+    """
     if not estimate or None in estimate:
         return ""
     _, low, high = estimate
@@ -41,7 +46,8 @@ def _of_chance(estimate: Any) -> str:
         return f"better than chance (AUC {_said(estimate)})"
     if high < 0.5:
         return f"worse than chance (AUC {_said(estimate)})"
-    if low > 0.5 - MARGIN and high < 0.5 + MARGIN:
+    known = bool(correlation) and None not in correlation and correlation[2] < _UNCORRELATED
+    if low > 0.5 - MARGIN and high < 0.5 + MARGIN and (known or low == high):
         return f"no better than chance (AUC {_said(estimate)})"
     return ""
 
