@@ -188,9 +188,9 @@ def test_a_port_tells_the_tokens_of_its_own_conversations(slow):
 
 
 def test_a_swap_falls_between_two_passes(slow):
-    """Prompts stay open, and the next answer is of the new weights."""
+    """Prompts stay open, and the next answer is of the new weights; a port keeps its name."""
     engine, shared = slow
-    port = shared.port()
+    port, before = shared.port(), engine.name
     port.submit([asked("a")], SAMPLED)
     port.submit([asked("b")], SAMPLED)
     engine.go.release(1)
@@ -202,7 +202,7 @@ def test_a_swap_falls_between_two_passes(slow):
     engine.go.release(1)
 
     assert [folder for folder, _ in engine.swaps] == ["folder"]
-    assert (port.name, engine.version) == ("new", 1)
+    assert (port.name, shared.port().name, engine.version) == (before, "new", 1)
 
 
 def test_what_the_engine_raises_is_raised_in_each_play(slow):

@@ -12,6 +12,7 @@ from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.data.token_lag import lags
 from perturn.errors import EnvironmentFailure, RunError
+from perturn.group import groups_of
 from perturn.run.ahead import look_ahead
 from perturn.run.stages.collect_stage import explore
 from support.benchmarks import benchmark
@@ -107,10 +108,32 @@ def test_a_run_that_is_resumed_plays_what_is_missing(opened):
     assert len({one.key for one in again}) == len(again) == 16
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_episodes_of_a_task_are_one_group_whichever_policy_they_begin_with(opened, monkeypatch, killed):
+    """Half of them begin with the next policy, after its weights are taken in place or after a kill."""
+    monkeypatch.setattr(found, "ANSWER", 0.01 if killed else 0.05)
+    run, planned = opened(1)
+    with run, found.SleepingSession(run, 0.0) as session:
+        done(session, planned, {"explore-001", "credit-001", "align-001"} if killed else {"explore-001"})
+        if not killed:
+            done(session, planned, train=0.02)
+    if killed:
+        with TrajectoryStore(run.paths.trajectories("explore-002")) as store:
+            kept = {one.key for one in list(store)[:5]}
+            assert len(kept) == 5
+            store.drop(lambda one: one.key not in kept)
+        run = Run(run.recipe)
+        with run, found.SleepingSession(run, 0.0) as session:
+            done(session, planned)
+    for number in range(1, 6):
+        assert [len(each) for each in groups_of(episodes(run, number))] == [found.SAMPLES] * found.TASKS
+
+
 def test_what_fails_in_the_background_is_raised_where_it_is_waited_for(opened, monkeypatch):
     """Not in the stage that is being done meanwhile; nothing further is begun."""
     run, planned = opened(1)
     with run, found.SleepingSession(run, 0.0) as session:
+        monkeypatch.setattr(found, "ANSWER", 0.1)  # else the second one may be over before it can fail
         done(session, planned, {"explore-001"})
         monkeypatch.setattr(found.Sleeping, "step", lambda self, action: 1 / 0)
         done(session, planned, {"credit-001", "align-001"})

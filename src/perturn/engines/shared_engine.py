@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -48,16 +49,15 @@ class SharedEngine:
         self._engine = engine
         self._ended = threading.Event()
         self._asked: dict[str, tuple[Port, Prompt]] = {}
-        self._ports: list[Port] = []
+        self._numbers = count()
         self._thread = EngineThread(engine, self._deliver)
 
-    def port(self) -> Port:
-        """Return a port for one play."""
-        prefix, abilities = f"{len(self._ports)}/", abilities_of(self._engine)
+    def port(self, name: str = "") -> Port:
+        """Return a port for one play, named as given or after the policy that is served now; it keeps its name."""
+        prefix, abilities = f"{next(self._numbers)}/", abilities_of(self._engine)
         asked, said = (_Own(prefix, each) for each in (abilities.prompt_tokens, abilities.answer_tokens))
         own = replace(abilities, concurrent=False, prompt_tokens=asked, answer_tokens=said)
-        self._ports.append(Port(self, prefix, self._engine.name, own))
-        return self._ports[-1]
+        return Port(self, prefix, name or self._engine.name, own)
 
     def swap(self, folder: str | Path, name: str, version: int) -> None:
         """Have the engine go over to other weights between two of its passes, in the middle of answers.
@@ -66,8 +66,6 @@ class SharedEngine:
             PerturnError: If the weights cannot be read.
         """
         self._thread.call(lambda: self._engine.swap_weights(folder, name, version)).result()
-        for port in self._ports:
-            port.name = name
 
     def close(self) -> None:
         """End the thread; plays that go on get an `Ended`."""
@@ -101,7 +99,7 @@ class Port:
     """A streaming engine for one play, from any thread; conversations may be named as in other ports."""
 
     def __init__(self, shared: SharedEngine, prefix: str, name: str, abilities: EngineAbilities) -> None:
-        """Only `SharedEngine` makes one, and keeps its name that of the policy that is served."""
+        """Only `SharedEngine` makes one."""
         self._shared, self.prefix, self.name, self.abilities = shared, prefix, name, abilities
         self.answers: SimpleQueue[tuple[Prompt, Answered]] = SimpleQueue()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from perturn.config.stages import Stage, mark, policy_of
 from perturn.data.run_folder import Run
+from perturn.data.store import read_trajectories
 from perturn.engines.protocol import SwappingEngine
 from perturn.engines.shared_engine import Port, SharedEngine
 from perturn.episodes.play_many import Job, play
@@ -51,7 +52,8 @@ class Ahead:
 
     That of iteration i begins when no episode of the one before is left to begin, and when a policy is served that is
     at most `staleness` versions older than the policy which iteration i trains, of version i - 1. So no token is older.
-    All share the engine and the slots for worlds.
+    All share the engine and the slots for worlds. The episodes of an exploration name the policy that was served when
+    it began, and so those of a task are one group. The tokens say which version each is of.
     """
 
     def __init__(self, session: Session, stages: Sequence[Stage]) -> None:
@@ -156,7 +158,8 @@ class Ahead:
 
     def _play(self, stage: Stage) -> dict[str, int]:
         session, recipe, explorer = self._session, self._recipe, explorer_of(self._recipe)
-        port = self._shared.port()
+        file, jobs = session.run.paths.trajectories(stage.name), explore_jobs(session, stage)
+        port = self._shared.port(_began_with(file))
 
         def played(
             missing: Sequence[Job], make: WorldMaker, at_once: int, hear: Hear
@@ -173,7 +176,6 @@ class Ahead:
                 slots=self._slots,
             )
 
-        file, jobs = session.run.paths.trajectories(stage.name), explore_jobs(session, stage)
         return session.record(file, jobs, played, explorer.concurrency, "exploration episodes", behind=True)
 
     def _handed_out(self, jobs: Sequence[Job], stage: Stage) -> Iterator[Job]:
@@ -191,6 +193,11 @@ def _newest(run: Run) -> int:
     """Version of the newest policy: the last iteration that is trained."""
     numbers = range(1, run.recipe.iterations + 1)
     return max((each for each in numbers if run.is_done(f"align{mark(run.recipe, each)}")), default=0)
+
+
+def _began_with(file: Path) -> str:
+    """Identity of the policy that the stored episodes name, so that those to come are of their groups; "": of none."""
+    return next((one.policy for one in read_trajectories(file)), "") if file.is_file() else ""
 
 
 def _lines(file: Path) -> int:
