@@ -36,9 +36,8 @@ def tasks(split):
     return [{"id": one.id, "kind": one.kind, "split": split} for one in ALFWorld().tasks(split)]
 
 
-ALFWorld().tasks(
-    "train"
-)  # each episode's process is a fork of the one that imports this file: the list is read once
+# Each episode is played in a fork of the process that imports this file, so the list of games is read once.
+ALFWorld().tasks("train")
 
 
 async def rollout(task, client):
@@ -139,7 +138,10 @@ def run(folder, name, recipe):
 
 
 def found(folder, seeds):
-    """Success of each policy by seed, and the difference of gains of the agent over the built-in environment."""
+    """Success of each policy by seed, and their differences.
+
+    The start is scored again with each seed: one score alone would hold the luck of one sampling.
+    """
     table = {name: [solved(folder, name, seed) for seed in seeds] for name in ("start", "built-in", "agent")}
     games = sorted(set.intersection(*(set(one) for rows in table.values() for one in rows)))
     scores = {name: [[one[game] for game in games] for one in rows] for name, rows in table.items()}
@@ -158,9 +160,9 @@ def found(folder, seeds):
 
 
 def solved(folder, name, seed):
-    """Whether each game was solved by the last policy of a run."""
-    policy = "sft" if name == "start" else f"ppo-clip-{ITERATIONS:03d}"
-    file = folder / (name if name == "start" else f"{name}-{seed}") / "evaluation" / f"{policy}.jsonl"
+    """Whether each game was solved by the policy that a run began with (start), or by its last one."""
+    run, policy = ("built-in", "base") if name == "start" else (name, f"ppo-clip-{ITERATIONS:03d}")
+    file = folder / f"{run}-{seed}" / "evaluation" / f"{policy}.jsonl"
     return {one.task.id: float(bool(one.success)) for one in read_trajectories(file)}
 
 
