@@ -81,7 +81,7 @@ class _Difference(NamedTuple):
     restored: bool
     """Whether the world said the same before each turn."""
     problem: str
-    """Return the difference in words; "" where there is none."""
+    """The difference in words; "" where there is none."""
 
 
 def _difference(env: Environment, one: Trajectory, protocol: EpisodeProtocol) -> _Difference:
