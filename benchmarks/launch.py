@@ -4,7 +4,7 @@
 
 A Llama drawn at random is trained for two steps of AdamW on four conversations, in float32, by 1, 2 and 4 processes
 with gloo. Memory is the highest resident memory of each process while it trains and then saves the policy, with and
-without what its imports take. Gradients are those of the first step.
+without what its imports take. Gradients are taken at the first step.
 """
 
 from __future__ import annotations
@@ -60,37 +60,42 @@ def peak() -> float:
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e9
 
 
-def work(folder: Path) -> None:
-    """Train and save in one of the processes; print what it measured."""
+def comparing(folder: Path, world: int, rank: int, seen: list[float]) -> Any:
+    """Return a callback that compares the gradients of the first step with the gradients that one process has written.
+
+    Args:
+        folder: Where they are written.
+        world: Processes.
+        rank: Of this one; the first one compares.
+        seen: Gets the largest difference of each weight.
+    """
     import torch
     from transformers import TrainerCallback
 
+    class Compare(TrainerCallback):
+        def on_pre_optimizer_step(
+            self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+        ) -> None:
+            for number, weight in enumerate([] if state.global_step else model.parameters()):
+                file = folder / f"gradient-{number}.pt"
+                whole = weight.grad if world == 1 else weight.grad.full_tensor()
+                if world == 1:
+                    torch.save(whole, file)
+                elif rank == 0:
+                    seen.append(float((whole - torch.load(file, weights_only=True)).abs().max()))
+
+    return Compare()
+
+
+def work(folder: Path) -> None:
+    """Train and save in one of the processes; print what it measured."""
     from perturn import TurnConfig
     from perturn.backends.local_training import LocalTraining
     from perturn.training.sharding import fsdp2
     from perturn.training.turn_trainer import TurnTrainer  # noqa: F401  its imports are counted as such
 
     world, rank, imports = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0)), peak()
-    difference = 0.0
-
-    class Compare(TrainerCallback):
-        """Compares the gradients of the first step with those of one process, which writes them."""
-
-        def on_pre_optimizer_step(
-            self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
-        ) -> None:
-            nonlocal difference
-            if state.global_step:
-                return
-            for number, weight in enumerate(model.parameters()):
-                file = folder / f"gradient-{number}.pt"
-                whole = weight.grad if world == 1 else weight.grad.full_tensor()
-                if world == 1:
-                    torch.save(whole, file)
-                elif rank == 0:
-                    other = torch.load(file, weights_only=True)
-                    difference = max(difference, float((whole - other).abs().max()))
-
+    seen: list[float] = []
     args = TurnConfig(
         output_dir=str(folder / f"out-{world}"),
         use_cpu=True,
@@ -110,7 +115,7 @@ def work(folder: Path) -> None:
         "args": args,
         "train_dataset": rows(),
         "processing_class": tokenizer,
-        "callbacks": [Compare()],
+        "callbacks": [comparing(folder, world, rank, seen)],
     }
     trainer = training.trainer(model, None, None, **settings)
     trainer.train()
@@ -122,7 +127,7 @@ def work(folder: Path) -> None:
         "imports_gb": imports,
         "trained_gb": trained,
         "saved_gb": peak(),
-        "difference": difference,
+        "difference": max(seen, default=0.0),
     }
     (folder / f"found-{world}-{rank}.json").write_text(json.dumps(found))
     sys.stdout.flush()

@@ -140,7 +140,7 @@ def start_server(python: str, place: Path, port: int) -> subprocess.Popen[bytes]
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))
         return int(opened.getsockname()[1])

@@ -41,7 +41,7 @@ class Game:
         return self._state([])
 
     def _state(self, commands: Sequence[str]) -> str:
-        """Key of the state that commands lead to, each of which can be said."""
+        """Key of the state after the commands, all of which must be admissible."""
         env = ALFWorldLike()
         seen = env.reset(self.task)
         for command in commands:
@@ -105,7 +105,7 @@ class Chooser:
         self._games = games
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action]:
-        """Choose for each prompt, by what was said in it."""
+        """Choose an action for each prompt from the words of the prompt."""
         return [self._choose(prompt) for prompt in prompts]
 
     def _choose(self, prompt: Prompt) -> Action:

@@ -10,7 +10,7 @@ from perturn.types import Sampling
 
 
 def test_plays_that_share_slots_have_no_more_worlds_than_slots():
-    """The second one's worlds come as those of the first are closed, while it still plays its last episode."""
+    """The second play's worlds open as worlds of the first are closed, while it still plays its last episode."""
     slots, worlds, hold, found = threading.Semaphore(2), [], threading.Event(), []
 
     class Held(Counter):

@@ -128,7 +128,7 @@ def test_a_world_of_random_rewards_alone_is_measured():
 
 
 def test_in_an_open_world_the_action_is_answered_anew():
-    """A toss wins by halves, whatever it showed when it was recorded: the value after it is that of both answers."""
+    """A toss wins by halves, whatever it showed when it was recorded: the value after it counts both answers."""
     random.seed(1)
     tossed = next(one for one in episodes_of(Coins) if one.turns[2].action.text == "Action: toss")
     planned = plan([tossed], "open")

@@ -126,7 +126,7 @@ def test_gradients_losses_and_weights_are_those_of_one_process(trained, world):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_a_checkpoint_of_two_processes_is_read_to_the_bit_by_one_two_and_four(trained, world):
-    """Weights and the moments of Adam; the step after it is the one that the two processes made."""
+    """Weights and the moments of Adam; the step after it equals the step of the two processes."""
     saved, read = trained("fresh", 2)["saved"], trained("resumed", world)["read"]
 
     assert_close(read[0], saved[0], rtol=0, atol=0)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from perturn.run.execute import open_run, run_stages
 from perturn.run.launch import driver
 from perturn.run.launch.launch_files import LaunchFiles
 from support.processes import Started
+from support.trainings import write_training
 
 RECIPE = """
 name: one
@@ -44,15 +44,7 @@ STEPS = 16
 def place(tmp_path_factory, tiny_folder):
     """A folder with a model, a recipe that aligns it, and 16 pairs."""
     folder = tmp_path_factory.mktemp("launch")
-    shutil.copytree(tiny_folder, folder / "tiny")
-    (folder / "recipe.yaml").write_text(RECIPE)
-    with (folder / "rows.jsonl").open("w") as file:
-        for n in range(16):
-            said = [{"role": "user", "content": "look " * (1 + n % 5)}]
-            sides = {"chosen": f"north {n}", "rejected": f"south {n} " * (1 + 3 * n % 7)}
-            row = {side: [{"role": "assistant", "content": text}] for side, text in sides.items()}
-            file.write(json.dumps({"prompt": said, **row}) + "\n")
-    return folder
+    return write_training(folder, tiny_folder, RECIPE)
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +116,7 @@ def test_two_processes_train_the_policy_of_one(whole):
 
 @pytest.mark.slow
 def test_adapters_that_two_processes_train_on_rounded_weights_are_merged_into_the_exact_ones(place):
-    """The weights that are not trained are to the bit those of the start; the others differ by rounding to bfloat16."""
+    """The frozen weights equal the start's to the bit; the others differ by rounding to bfloat16."""
     lora = "align.lora={target_modules: [q_proj]}"
     one, two = trained("lora", lora), trained("lora-two", lora, "launch={processes: 2, sharding: fsdp2}")
     before = load_file("tiny/model.safetensors")

@@ -114,7 +114,7 @@ WAITS = """
 
 
 def test_the_policy_goes_over_while_episodes_are_played(run_once):
-    """Episodes of the second iteration begin with the first policy and end with the one that is trained meanwhile."""
+    """Episodes of the second iteration begin with the first policy and end with a newer policy."""
     run = run_once("crossing", *WORDS, "iterations=2", "staleness=1", begin=begin_waiting)
     versions = [[turn.action.versions for turn in one.turns] for one in explored(run, 2)]
 
@@ -128,7 +128,7 @@ def turn(*versions):
 
 
 def test_a_group_with_a_token_that_is_too_old_is_counted_as_stale():
-    """Also the episodes of the group that are young enough; those that failed stay failed."""
+    """Also the episodes of the group that are young enough; failed episodes stay failed."""
     old = [
         replace(one, turns=(turn(0, 1),) * len(one.turns)) for one in EPISODES if one.task == EPISODES[0].task
     ]

@@ -1,7 +1,6 @@
 """Training of a run: stopped and gone on from there, in several processes, and what it saves and prints meanwhile."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from perturn.run.stages import train_stage
 from perturn.train_processes import share_of
 from perturn.training.turn_trainer import TurnTrainer
 from support.ports import free_port
+from support.trainings import write_training
 
 STEPS = 16
 RECIPE = """
@@ -45,15 +45,7 @@ INTERRUPTIBLE = (
 def place(tmp_path_factory, tiny_folder):
     """A folder with a model, a recipe that aligns it, and 16 pairs."""
     folder = tmp_path_factory.mktemp("training")
-    shutil.copytree(tiny_folder, folder / "tiny")
-    (folder / "recipe.yaml").write_text(RECIPE)
-    with (folder / "rows.jsonl").open("w") as file:
-        for n in range(16):
-            said = [{"role": "user", "content": "look " * (1 + n % 5)}]
-            sides = {"chosen": f"north {n}", "rejected": f"south {n} " * (1 + 3 * n % 7)}
-            row = {side: [{"role": "assistant", "content": text}] for side, text in sides.items()}
-            file.write(json.dumps({"prompt": said, **row}) + "\n")
-    return folder
+    return write_training(folder, tiny_folder, RECIPE)
 
 
 @pytest.fixture(autouse=True)

@@ -101,7 +101,7 @@ def weigh_episodes(
     """Return the number that a credit gives each turn of each episode `[episodes][turns]`.
 
     Args:
-        episodes: Of a batch, in any order; those of one group are compared.
+        episodes: Of a batch, in any order; episodes of one group are compared.
         weigher: The credit.
         needed: Quantities that the credit needs, by keyword, one entry an episode.
 

@@ -171,7 +171,7 @@ def _function(
     Args:
         function: From arguments to advantages and returns.
         name: For messages.
-        settings: Of the user; those that are read are removed.
+        settings: Of the user; each setting that is read is removed.
         given: From a batch to arguments.
     """
     parameters = inspect.signature(function).parameters

@@ -2,7 +2,7 @@
 
 SkyRL's registry of estimators is not used: an estimator is given `response_mask`, which holds observations too, so that
 turns cannot be told apart. `PerTurnAdvantages` is mixed into a trainer and reads `loss_mask`. With step-wise
-trajectories it also counts the rewards of all steps, where SkyRL's own estimators read that of the last one.
+trajectories it also counts the rewards of all steps, where SkyRL's own estimators read the last step's reward.
 """
 
 from __future__ import annotations

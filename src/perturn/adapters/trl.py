@@ -1,8 +1,8 @@
 """TRL 1.16: `GRPOTrainer` with an advantage for each turn.
 
-`PerTurnAdvantages` is mixed into `trl.GRPOTrainer`. Turns are the tokens that the model wrote, between those of tools.
-States and rewards of turns come from the attributes `state_keys` and `turn_rewards` of TRL's environments, or from
-columns of these names that a `rollout_func` returns.
+`PerTurnAdvantages` is mixed into `trl.GRPOTrainer`. Turns are the tokens that the model wrote, between the tokens of
+tools. States and rewards of turns come from the attributes `state_keys` and `turn_rewards` of TRL's environments, or
+from columns of these names that a `rollout_func` returns.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def error_row(trajectories: Sequence[Trajectory]) -> dict[str, Any] | None:
     2.1; tlm-DRE and DMPO (arXiv:2406.14868, Section 1) rest on it. Differs: it is measured here and assumed there.
 
     Args:
-        trajectories: Episodes of one policy; those that failed in the environment or the engine are left out.
+        trajectories: Episodes of one policy; episodes that failed in the environment or the engine are left out.
 
     Returns:
         `kind` (`wrong` or `invalid`), `before` and `after` (rates with intervals clustered by episode; None without a

@@ -32,7 +32,7 @@ class Measured:
     task: Ids
     """Number of the task, from 0."""
     episode: Ids
-    """Number of the episode among those that were planned, from 0."""
+    """Number of the episode among the planned episodes, from 0."""
     position: Ids
     """Place in its episode, from 0."""
     length: Ids

@@ -39,7 +39,7 @@ class Forecast:
     turns_to_play: int
     """Turns of these, as far as the recorded episodes tell."""
     from_pilot: bool
-    """Whether the variance is that of continuations, not of whole episodes of a task, which is larger on average."""
+    """Whether the variance is of continuations. The variance of whole episodes of a task is larger on average."""
 
 
 def forecast(

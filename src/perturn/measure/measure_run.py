@@ -114,7 +114,7 @@ def forecast_run(folder: Path, wanted: Wanted) -> Forecast:
 
 
 def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[Trajectory]]:
-    """The exploration that is measured, its episodes, and those of them that are continued.
+    """The exploration that is measured, all its episodes, and the episodes that are continued.
 
     Raises:
         PerturnError: If the run has none that can be continued.
@@ -209,7 +209,7 @@ def _counts(planned: Plan, played: Sequence[Continuation], turns: Measured) -> d
 def _gradients(
     paths: RunPaths, recipe: Recipe, stage: Stage, chosen: Sequence[Trajectory], turns: Measured
 ) -> Sketches | None:
-    """Gradients of the measured turns; None where the policy is not one that can be opened here."""
+    """Gradients of the measured turns; None where the policy cannot be opened here."""
     if not engine_settings(recipe).traits.serves_checkpoints:
         return None
     reader = open_policy(paths, recipe, stage.policy)

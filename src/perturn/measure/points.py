@@ -31,7 +31,7 @@ class Point(NamedTuple):
     task: str
     """Id of its task."""
     sample: int
-    """Index of the episode among those of the task."""
+    """Index of the episode among the episodes of the task."""
     turn: int
     """Turns of the episode that come before it."""
     acted: bool = False
@@ -78,7 +78,7 @@ class ContinuationFile:
         """Open the file, and drop a last line that a kill cut short."""
         self._file = GrowingFile(file, DataError, lambda: None)
         self.found = read_continuations(file)
-        """Continuations that were there, and those that were appended."""
+        """Continuations that were there, and the appended ones."""
 
     def append(self, one: Continuation) -> None:
         """Write a continuation."""

@@ -63,7 +63,7 @@ def error_after_scaling(turns: Measured, credit: Floats) -> float | None:
 
 
 def auc(turns: Measured, credit: Floats) -> float | None:
-    """Return the chance that the credit is higher at a turn that gained than at one that lost; ties count half.
+    """Return the chance that the credit is higher at a turn that gained than at a turn that lost; ties count half.
 
         AUC = mean sum_ij g_i l_j ([c_i > c_j] + [c_i = c_j] / 2) / mean (sum g)(sum l)
         g = [A1 > 0] A2,   l = -[A1 < 0] A2
@@ -126,7 +126,7 @@ def lost_auc(turns: Measured, credit: Floats) -> float | None:
 
 
 def loss_found(turns: Measured, credit: Floats) -> float | None:
-    """Return the loss at the turns that the credit blames most, as a share of the loss at those that lost most.
+    """Return the loss at the turns that the credit blames most, as a share of the loss at the turns that lost most.
 
         sum A at argmin c / mean sum A2 at argmin A1        over episodes that did not solve their task
 

@@ -33,7 +33,7 @@ class Weighed:
     """Whether all its weights are >= 0, as weights of pairs are. They count with a minus in episodes that did not solve
     their task, as on the rejected side of a pair."""
     cost: float
-    """Passes over the tokens of an episode: one to play it, those of quantities, and branches by their turns."""
+    """Passes over the tokens of an episode: one to play it, the passes of quantities, and branches by their turns."""
 
 
 def weigh(
@@ -83,7 +83,7 @@ def refuse_unknown(recipe: Recipe, names: Sequence[str]) -> None:
 
 
 def _section(recipe: Recipe, name: str) -> dict[str, Any]:
-    """The section `credit` for a name; that of the run's own credit keeps its settings."""
+    """The section `credit` for a name; the run's own credit keeps its settings."""
     own = recipe.credit is not None and recipe.credit.get("name") == name
     return dict(recipe.credit or {}) if own else {"name": name}
 

@@ -53,7 +53,7 @@ class Ahead:
     That of iteration i begins when no episode of the one before is left to begin, and when a policy is served that is
     at most `staleness` versions older than the policy which iteration i trains, of version i - 1. So no token is older.
     All share the engine and the slots for worlds. The episodes of an exploration name the policy that was served when
-    it began, and so those of a task are one group. The tokens say which version each is of.
+    it began, so the episodes of a task are one group. Each token says its version.
     """
 
     def __init__(self, session: Session, stages: Sequence[Stage]) -> None:

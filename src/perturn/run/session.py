@@ -366,13 +366,7 @@ class Session:
         """
         with TrajectoryStore(file) as store:
             failures = Failures(self.recipe.worlds.max_failed, len(jobs), concurrency)
-            failures.add(store.read())
-            if again or failures.too_many:
-                if dropped := store.drop(lambda one: failed(one) and not unjudged(one)):
-                    console.print(f"{dropped} failed episodes are played again")
-                failures.restart(store.read())
-            if blocks is not None and drop_broken(store, blocks_of(jobs, blocks)):
-                failures.restart(store.read())
+            _drop_unwanted(store, failures, again, blocks_of(jobs, blocks) if blocks is not None else ())
             held = store.keys()
             missing = [job for job in jobs if (job.task.id, job.sample) not in held]
             done = len(jobs) - len(missing)
@@ -381,10 +375,8 @@ class Session:
             if missing:
                 make = world_maker(self.recipe)
                 at_once = capacity(self.recipe, make, concurrency)
-                with (unseen if behind else episode_bar)(what, done, missing, protocol or self.protocol) as (
-                    shown,
-                    hear,
-                ):
+                progress = unseen if behind else episode_bar
+                with progress(what, done, missing, protocol or self.protocol) as (shown, hear):
                     if not behind:
                         self.run.follow(lambda: shown.seconds_left)
                     for trajectory in played(missing, make, at_once, hear):
@@ -396,3 +388,16 @@ class Session:
         if not behind:
             tell_filled(what, counts)
         return counts
+
+
+def _drop_unwanted(
+    store: TrajectoryStore, failures: Failures, again: bool, blocks: Sequence[Sequence[Job]]
+) -> None:
+    """Drop stored episodes that are to be played again: failed ones, if too many have failed, and broken blocks."""
+    failures.add(store.read())
+    if again or failures.too_many:
+        if dropped := store.drop(lambda one: failed(one) and not unjudged(one)):
+            console.print(f"{dropped} failed episodes are played again")
+        failures.restart(store.read())
+    if blocks and drop_broken(store, blocks):
+        failures.restart(store.read())

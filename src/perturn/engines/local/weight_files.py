@@ -31,7 +31,7 @@ class StoredWeights(Mapping[str, Tensor]):
 
 
 def take_weights(model: Any, folder: str | Path, stored: StoredWeights | None) -> None:
-    """Give a model other weights: those of a folder, which `stored_weights` has found or only transformers can read."""
+    """Give a model the weights of a folder, which `stored_weights` has found or only transformers can read."""
     if stored is None:
         model.load_state_dict(type(model).from_pretrained(folder, dtype=model.dtype).state_dict())
         return

@@ -29,7 +29,7 @@ class LaunchFiles:
 
     @property
     def steps(self) -> Path:
-        """Optimizer steps in total, and those that were done before."""
+        """Optimizer steps in total, and the steps that were done before."""
         return self.folder / "steps.json"
 
     @property

@@ -153,7 +153,7 @@ class LogSpool:
     def add_rollout(self, line: bytes, scores: Sequence[Score]) -> None:
         """Add the trajectory of a whole rollout, as a line, and its scores."""
         (rollouts,) = self._db.execute("select count(*) from rollouts").fetchone()
-        n = -1 - rollouts  # below those of calls
+        n = -1 - rollouts  # below the numbers of calls
         self._db.execute("insert into rollouts values (?, ?)", (n, line))
         self._db.executemany(
             "insert into scores (name, value, n) values (?, ?, ?)",

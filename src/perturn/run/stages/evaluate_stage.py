@@ -68,7 +68,7 @@ def evaluate(session: Session, stage: Stage) -> None:
 
 
 def _measure(session: Session, sense: str, file: Path) -> None:
-    """Write the scored episodes again, with the way that is left around each turn, but for those that failed."""
+    """Write the scored episodes again, with the way that is left around each turn, except failed episodes."""
     episodes = list(read_trajectories(file))
     over = measured(session.recipe, [one for one in episodes if not failed(one)], sense)
     _rewrite(file, [*over, *filter(failed, episodes)])

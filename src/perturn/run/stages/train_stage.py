@@ -86,7 +86,7 @@ def train_rows(
     Args:
         session: Of this process.
         stage: The training.
-        tell: Told the number of steps and of those that were done before, as `total` and `done`.
+        tell: Gets the number of steps, and of steps that were done before, as `total` and `done`.
         asked: Whether the driver has asked for a checkpoint and the end.
     """
     rows, episodes = _rows(session, stage)

@@ -65,7 +65,7 @@ class RecordedStudy:
     primary: list[Pair]
     """Comparisons that the study is made for."""
     further: list[Pair]
-    """All comparisons of the study file but those of one method with the baseline; primary ones come first."""
+    """All comparisons of the study file except a method's with the baseline; primary ones come first."""
     means: Mapping[str, Sequence[str]]
     """Methods of each mean that is compared, by its name."""
     cells: list[dict[str, Any]]
