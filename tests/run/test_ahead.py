@@ -117,6 +117,10 @@ def test_episodes_of_a_task_are_one_group_whichever_policy_they_begin_with(opene
         done(session, planned, {"explore-001", "credit-001", "align-001"} if killed else {"explore-001"})
         if not killed:
             done(session, planned, train=0.02)
+        ahead, until = run.paths.trajectories("explore-002"), time.monotonic() + 60
+        while not (ahead.is_file() and ahead.read_bytes().count(b"\n") >= 5):
+            assert time.monotonic() < until, "five episodes are stored in the background"
+            time.sleep(0.01)
     if killed:
         with TrajectoryStore(run.paths.trajectories("explore-002")) as store:
             kept = {one.key for one in list(store)[:5]}
