@@ -25,7 +25,7 @@ class Bound:
     below: float | None = None
 
     def broken_by(self, value: float) -> str | None:
-        """The side on which a number lies outside, such as `> 0`; None: it lies inside."""
+        """Return the side on which a number lies outside, such as `> 0`; None: it lies inside."""
         holds = {
             f">= {self.least}": self.least is None or value >= self.least,
             f"> {self.above}": self.above is None or value > self.above,
@@ -118,18 +118,18 @@ def bounded(kind: type[T]) -> type[T]:
 
 
 def efforts(kind: Any) -> set[str]:
-    """Names of the settings of a class that are marked as `EFFORT`; of a dataclass, or of what a constructor takes."""
+    """Return the settings of a class that are marked as `EFFORT`, among its fields or constructor arguments."""
     hints = typing.get_type_hints(kind if is_dataclass(kind) else kind.__init__, include_extras=True)
     return {name for name, hint in hints.items() if EFFORT in marks(hint)}
 
 
 def bounds(hint: Any) -> Iterator[Bound]:
-    """The bounds within a type, of the parts of a union too."""
+    """Yield the bounds within a type, of the parts of a union too."""
     yield from (each for each in marks(hint) if isinstance(each, Bound))
 
 
 def texts(kind: Any) -> dict[str, str]:
-    """The text below each field of a dataclass, in its source or in that of the one it extends."""
+    """Return the text below each field of a dataclass, in its own source or in the source of its base class."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     found = texts(kind.__base__) if is_dataclass(kind.__base__) else {}

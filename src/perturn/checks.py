@@ -23,7 +23,7 @@ def check_unit_interval(name: str, value: float) -> None:
 
 
 def are_factors(values: Sequence[float], count: int) -> bool:
-    """Whether these are so many numbers, each finite and above zero."""
+    """Return whether these are so many numbers, each finite and above zero."""
     return len(values) == count and all(math.isfinite(each) and each > 0 for each in values)
 
 

@@ -111,7 +111,7 @@ def _plain(word: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Sentence that names the closest known word and lists all of them."""
+    """Return the sentence that names the closest known word and lists all of them."""
     known = sorted(known)
     close = closest(word, known)
     guess = f" Did you mean {close!r}?" if close else ""
@@ -152,7 +152,7 @@ def within(where: str) -> Iterator[None]:
 
 
 def by_reason(refused: Iterable[T], reason: Callable[[T], str]) -> list[list[T]]:
-    """Refused things in groups whose reasons differ in numbers and names alone, by the first of each."""
+    """Return refused things in groups whose reasons differ in numbers and names alone, by the first of each."""
     groups: dict[str, list[T]] = {}
     for one in refused:
         groups.setdefault(_VARIES.sub("", reason(one)), []).append(one)

@@ -48,7 +48,7 @@ def plain_observation(answer: object) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A text or a scalar as Python's own."""
+    """Return a text or a scalar as Python's own."""
     if isinstance(value, str):
         return value if type(value) is str else str.__str__(value)
     if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
@@ -57,7 +57,7 @@ def _plain(value: Any) -> Any:
 
 
 def observation_faults(answer: object) -> list[str]:
-    """Faults of an environment's answer, each with its remedy; none if it is sound, perhaps with scalars of numpy."""
+    """Return faults of an environment's answer, each with its remedy; numpy scalars are no fault."""
     answer = plain_observation(answer)
     if is_unawaited(answer):
         return [UNAWAITED]
@@ -98,7 +98,7 @@ def observation_faults(answer: object) -> list[str]:
 
 
 def _is_user_turn(given: object) -> bool:
-    """Whether an object is the user's turn, of plain data, that ends with a message of the agent."""
+    """Return whether an object is the user's turn, of plain data, that ends with a message of the agent."""
     if not isinstance(given, UserTurn) or not isinstance(given.heard, tuple | list) or not given.heard:
         return False
     fields: list[object] = [given.instructions, *given.heard, given.scripted or ""]
@@ -109,7 +109,7 @@ def _is_user_turn(given: object) -> bool:
 
 
 def sound(answer: Observation, call: str) -> Observation:
-    """The answer as plain data, its reward a float, if it has no fault.
+    """Return the answer as plain data, its reward a float, if it has no fault.
 
     Raises:
         EnvironmentFailure: Naming the call and the first fault.
@@ -121,14 +121,14 @@ def sound(answer: Observation, call: str) -> Observation:
 
 
 def is_unawaited(answer: object) -> bool:
-    """Whether an answer is a coroutine or the like, which is no answer; a coroutine is closed."""
+    """Return whether an answer is a coroutine or the like, which is no answer; a coroutine is closed."""
     if inspect.iscoroutine(answer):
         answer.close()  # or Python would warn of it too
     return inspect.isawaitable(answer) or inspect.isasyncgen(answer)
 
 
 def _float(number: Real) -> float:
-    """The number as a float, infinity where it is larger than any."""
+    """Return the number as a float, infinity where it is larger than any."""
     try:
         return float(number)
     except OverflowError:
@@ -136,7 +136,7 @@ def _float(number: Real) -> float:
 
 
 def task_fault(task: Task) -> str | None:
-    """Why a task cannot be stored, with the remedy; None if it can."""
+    """Return why a task cannot be stored, with the remedy; None if it can."""
     given: object = task
     if not isinstance(given, Task):
         return f"a task is {reprlib.repr(given)}. Remedy: make it a perturn.types.Task."
@@ -152,7 +152,7 @@ def task_fault(task: Task) -> str | None:
 
 
 def close_world(env: Environment) -> None:
-    """Close a world that is not needed any more; one that cannot close stops nothing."""
+    """Close a world that is not needed any more; if it cannot close, the run goes on."""
     try:
         close: Callable[[], object] = env.close
         if is_unawaited(close()):
@@ -165,7 +165,7 @@ def close_world(env: Environment) -> None:
 
 @contextmanager
 def closing_world(env: Any) -> Iterator[Any]:
-    """A world that is closed at the end of the block, as `close_world` does it."""
+    """Yield a world, and close it at the end of the block with `close_world`."""
     try:
         yield env
     finally:

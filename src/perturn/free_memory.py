@@ -38,7 +38,7 @@ def release_memory() -> None:
 
 
 def set_heap_aside() -> None:
-    """Have the garbage collector leave out all objects that are there now, such as those of imported modules.
+    """Have the garbage collector leave out all objects that are there now, such as objects of imported modules.
 
     For a process that does nothing but one run: looking through a million objects after each stage takes longer than
     many a stage. What is set aside is freed when its last reference goes, but not if it is part of a cycle.
@@ -48,12 +48,12 @@ def set_heap_aside() -> None:
 
 
 def return_waste() -> None:
-    """Where work on the CPU holds the most: return what is free, if it is much.
+    """Return free memory to the operating system, if there is much of it; call it where work on the CPU holds the most.
 
-    Activations of ever other sizes fragment the memory that glibc keeps, which then is twice of what is in use. What
-    is free at the height of a pass serves none of its later parts; what is free between two passes serves the next,
-    and returning that, or each large block at once, costs up to half as much again as the training itself, since the
-    system clears the pages anew.
+    Activations of ever other sizes fragment the memory that glibc keeps, which then is twice of what is in use. Memory
+    that is free at the height of a pass serves none of its later parts. Memory that is free between two passes serves
+    the next. Returning it, or each large block at once, costs up to half as much again as the training itself, since
+    the system clears the pages anew.
 
     Needs glibc 2.33 or later; elsewhere nothing happens.
     """
@@ -70,7 +70,7 @@ def _trim() -> None:
 
 
 def _used() -> int:
-    """Bytes in use, as glibc counts them; 0 where it does not."""
+    """Return bytes in use, as glibc counts them; 0 where it does not."""
     if not hasattr(_libc, "mallinfo2"):
         return 0
     _libc.mallinfo2.restype = _Counts
@@ -79,13 +79,13 @@ def _used() -> int:
 
 
 def _held() -> int:
-    """Bytes of memory that are this process's own; files that it maps are not."""
+    """Return bytes of memory that are this process's own; files that it maps are not."""
     resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
     return (int(resident) - int(shared)) * mmap.PAGESIZE
 
 
 def memory_in_use() -> int:
-    """Resident memory of this process and its children, in bytes."""
+    """Return resident memory of this process and its children, in bytes."""
     total = 0
     own = psutil.Process()
     for process in [own, *own.children(recursive=True)]:

@@ -35,7 +35,7 @@ class Group(Sequence[Trajectory]):
 
     @property
     def branches(self) -> tuple[Trajectory, ...]:
-        """Those that resume another episode at one of its turns."""
+        """Members that resume another episode at one of its turns."""
         return tuple(one for one in self.trajectories if one.origin is not None)
 
     @overload

@@ -15,8 +15,8 @@ Returns = Callable[[Sequence["Trajectory"]], list[list[float]]]
 """Rewards that count, of each turn `[trajectories][turns]`, such as `perturn.credit.returns.Return`."""
 
 Targets = Callable[[Sequence["Trajectory"], Sequence[Sequence[int]]], list[list[list[float]]]]
-"""From trajectories, and the tokens of each of their turns `[trajectories][turns]`, to the return that V stands for at
-as many first tokens of each turn as V is read at `[trajectories][turns][tokens]`; NaN: not known."""
+"""Function from trajectories, and the tokens of each turn `[trajectories][turns]`, to the returns that V stands for
+`[trajectories][turns][tokens]`. It covers as many first tokens of each turn as V is read at; NaN: not known."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def request_of(needs: Iterable[str | Need], kind: type[N]) -> N | None:
 
 
 def reads(needs: Iterable[str | Need], kind: type[Need]) -> bool:
-    """Whether the quantity of a request type is among the needs."""
+    """Return whether the quantity of a request type is among the needs."""
     return kind.name in names_of(needs)
 
 
@@ -81,7 +81,7 @@ class Reference(Need):
 class Distance(Need):
     """Actions that the way to a success still takes around each turn, as the environment says.
 
-    It is measured into `Turn.remaining`. Given as `distance`, that of each turn `[trajectories][turns]`.
+    It is measured into `Turn.remaining`. It is given as `distance`, the distance of each turn `[trajectories][turns]`.
     """
 
     name: ClassVar[str] = "distance"

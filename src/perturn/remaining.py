@@ -48,7 +48,7 @@ def remaining_of(trajectory: Trajectory) -> list[Remaining]:
 
 
 def wrong_turns(trajectory: Trajectory) -> list[bool]:
-    """Whether each turn brought the success no nearer [turns]; the first one that did not is the first error.
+    """Return whether each turn brought the success no nearer [turns]; the first such turn is the first error.
 
     Raises:
         DataError: If that was not measured.

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def steady_length(config: Any) -> int | None:
-    """Tokens up to which a sequence's length does not change how its positions are encoded; None: it never does.
+    """Return tokens up to which a sequence's length does not change how its positions are encoded; None: it never does.
 
     Args:
         config: Of a transformers model.
@@ -34,7 +34,7 @@ def _steady_length(rope: dict[str, Any], config: Any) -> int | None:
 
 
 def usable_length(config: Any) -> int | None:
-    """Longest sequence that a model was made for and whose length changes nothing, in tokens; None: any.
+    """Return the longest sequence that a model was made for and whose length changes nothing, in tokens; None: any.
 
     Args:
         config: Of a transformers model.
@@ -45,7 +45,7 @@ def usable_length(config: Any) -> int | None:
 
 
 def too_long(config: Any) -> str:
-    """Why a model is not used beyond its steady length, and what to do: the end of a sentence.
+    """Return why a model is not used beyond its steady length, and what to do: the end of a sentence.
 
     Args:
         config: Of a transformers model that has a steady length.
@@ -55,7 +55,7 @@ def too_long(config: Any) -> str:
     if limit != config.max_position_embeddings:
         remedy = "or give short_factor (and short_mscale) in its config.json the values of long_factor (long_mscale)"
     return (
-        f"beyond {limit} tokens {config.model_type} encodes all positions of a pass in another way, by its longest "
-        f"sequence, so that neither packed sequences nor a conversation's turns would agree with a sequence alone. "
+        f"beyond {limit} tokens {config.model_type} encodes all positions of a pass by its longest sequence. Neither "
+        f"packed sequences nor a conversation's turns would agree with a sequence alone. "
         f"Set max_length to {limit} or less, {remedy}."
     )

@@ -56,7 +56,7 @@ class TurnControl:
 
 
 def check_example(example: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a worked example that an observation cannot follow.
+    """Reject a worked example that an observation cannot follow.
 
     Raises:
         ValueError: Saying what it must be.
@@ -77,7 +77,7 @@ def check_example(example: Sequence[Mapping[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How actions are decoded."""
+    """Decoding settings of actions."""
 
     temperature: Annotated[float, Bound(least=0)] = 0.0
     """0 is greedy."""
@@ -96,7 +96,7 @@ class SimulatedUser:
     model: str
     """Its name."""
     prompt: str | None = None
-    """System text of the user's model, in which `{instructions}` stands for those of the environment; None: these."""
+    """System text of the user's model; `{instructions}` becomes the environment's instructions; None: these."""
 
     def system(self, instructions: str) -> str:
         """Return the system text of the user's model.
@@ -125,7 +125,7 @@ class EpisodeProtocol:
     history: int | None = None
     """How many earlier turns are shown at each turn, besides the observation that posed the task; None: all."""
     suffix: str = ""
-    """Text on a line of its own after the one that poses the task, such as one that says what is asked for."""
+    """Text on a line of its own after the observation that poses the task, such as what is asked for."""
     list_admissible: bool = False
     """Whether an observation ends with the commands the world would understand, where it says them. Of a shortened
     history only the newest observation does."""
@@ -151,7 +151,7 @@ class EpisodeProtocol:
         check_example(self.example)
 
     def limit(self, task: Task) -> int:
-        """Turn limit of a task, before any extension."""
+        """Return the turn limit of a task, before any extension."""
         if self.turns is not None and self.turns.limit is not None:
             return self.turns.limit
         return self.max_turns_by_kind.get(task.kind, self.max_turns)

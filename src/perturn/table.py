@@ -105,7 +105,7 @@ def name_of(entries: Mapping[str, Any], kind: type) -> str:
 
 
 def locate(where: str) -> Any:
-    """The object that `module:object` names, loaded when it is asked for.
+    """Return the object that `module:object` names, loaded when it is asked for.
 
     So what costs something to load, such as torch, is a line of data where it may not be needed.
     """
@@ -162,7 +162,7 @@ def not_made(entry: Any, error: Exception) -> str:
 
 
 def require_library(package: str, who: str, extra: str, otherwise: str = "") -> None:
-    """Refuse to go on without an optional library, which an extra of ours brings, naming who needs it.
+    """Reject to go on without an optional library, which an extra of ours brings, naming who needs it.
 
     Raises:
         ConfigError: If it is missing.
@@ -172,7 +172,7 @@ def require_library(package: str, who: str, extra: str, otherwise: str = "") -> 
 
 
 def package_of(group: str, name: str) -> str | None:
-    """The installed package that adds an entry to a group, which is not loaded for that; None for ours."""
+    """Return the installed package that adds an entry to a group, which is not loaded for that; None for ours."""
     found = (point.dist for point in _entry_points(group=group, name=name) if not _is_ours(point))
     return next((package.name for package in found if package is not None), None)
 
@@ -188,12 +188,12 @@ def missing_methods() -> str:
 
 
 def _is_ours(point: EntryPoint) -> bool:
-    """Whether an entry point is one of our own distribution, by its module."""
+    """Return whether an entry point is one of our own distribution, by its module."""
     return point.value.startswith("perturn.")
 
 
 def _package(point: EntryPoint) -> str:
-    """The package that an entry point came with."""
+    """Return the package that an entry point came with."""
     return f"package {point.dist.name}" if point.dist else "a package"
 
 

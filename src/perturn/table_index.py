@@ -46,13 +46,13 @@ LISTED = {
 
 
 def table(kind: str) -> Mapping[str, Any]:
-    """The table of a kind."""
+    """Return the table of a kind."""
     found: Mapping[str, Any] = locate(TABLES[kind])
     return found
 
 
 def describe(kind: str) -> dict[str, str]:
-    """Each entry of a table and a line on it: how its own documentation begins, what it says, or its system text."""
+    """Return each entry of a table with a line on it: the start of its docstring, its text, or its system text."""
     return {name: _first_line(entry) for name, entry in table(kind).items()}
 
 
@@ -70,7 +70,7 @@ class Method:
 
 
 def methods(kind: str) -> dict[str, Method]:
-    """Each entry of the table of losses, of credits or of quantities."""
+    """Return each entry of the table of losses, of credits or of quantities."""
     read = {"losses": _reads_of_loss, "credits": _reads_of_credit, "quantities": _reads_of_quantity}[kind]
     return {name: _method(entry, read) for name, entry in table(kind).items()}
 
@@ -95,7 +95,7 @@ def _reads_of_credit(credit: Any) -> dict[str, str]:
     if credit.traits.needs_group:
         found["groups"] = ""
     if credit.traits.trains_branches:
-        found["branches"] = "episodes that are played on"
+        found["branches"] = "episodes that branch from recorded ones"
     return found
 
 

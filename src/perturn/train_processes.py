@@ -18,22 +18,22 @@ DRIVER = "PERTURN_DRIVER"
 
 
 def world_size() -> int:
-    """How many processes there are."""
+    """Return how many processes there are."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def leads() -> bool:
-    """Whether this process is the only one, or the first, which alone writes in the run folder."""
+    """Return whether this process is the only one, or the first, which alone writes in the run folder."""
     return world_size() == 1 or os.environ.get("RANK") == "0"
 
 
 def holds_run() -> bool:
-    """Whether this process takes the lock of a run folder and writes its manifest, or a driver that started it does."""
+    """Return whether this process, and not the driver that started it, takes the run folder's lock and writes to it."""
     return leads() and DRIVER not in os.environ
 
 
 def share_of(batch_size: int, processes: int) -> int:
-    """Rows of an optimizer step that are this process's.
+    """Return rows of an optimizer step that are this process's.
 
     Args:
         batch_size: Rows of the step.
@@ -53,7 +53,7 @@ def share_of(batch_size: int, processes: int) -> int:
 
 @contextmanager
 def leader_first() -> Iterator[None]:
-    """The others wait until the first one has left the block, and then enter it."""
+    """Let the first process run the block before the others enter it."""
     if world_size() == 1:
         yield
         return
@@ -65,7 +65,7 @@ def leader_first() -> Iterator[None]:
 
 
 def from_leader(value: T) -> T:
-    """The first process's value, in every process."""
+    """Return the first process's value, in every process."""
     shared = [value]
     if world_size() > 1:
         locate("accelerate.utils:broadcast_object_list")(shared)
@@ -73,5 +73,5 @@ def from_leader(value: T) -> T:
 
 
 def any_of(claim: bool) -> bool:
-    """Whether a claim is true in any process."""
+    """Return whether a claim is true in any process."""
     return claim if world_size() == 1 else any(locate("accelerate.utils:gather_object")([claim]))

@@ -57,7 +57,7 @@ class EnvironmentTraits:
     """Whether its episodes are programs that it plays by itself, with `play(job, protocol, policy)`, a generator like
     `perturn.episodes.episode.episode`. Its episodes cannot be resumed, and its worlds live in the loop's process."""
     abilities: Mapping[str, Ability] = field(default_factory=dict)
-    """Optional methods of its own, by name, beside those of the table `ABILITIES`."""
+    """Optional methods of its own, by name, besides the methods of the table `ABILITIES`."""
 
     def __post_init__(self) -> None:
         if taken := sorted(_OWN & self.abilities.keys()):

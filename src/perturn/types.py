@@ -28,7 +28,7 @@ SPARSE = {"sparse": True}
 
 
 class Status(StrEnum):
-    """How the recording of an episode ended."""
+    """End of an episode's recording."""
 
     COMPLETED = "completed"
     """The episode ran to its end, or to a limit of ours."""
@@ -83,7 +83,7 @@ class Action:
             )
 
     def message(self) -> Message:
-        """The action as an assistant message."""
+        """Return the action as an assistant message."""
         message: Message = {"role": "assistant", "content": self.text}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -172,7 +172,7 @@ class Trajectory:
     taken_over: int = 0
     """How many turns another had played, whose episode it was, before `policy` took over."""
     origin: int | None = None
-    """Sample of the explored episode that these turns are of, where an episode was played on from there; else None."""
+    """Sample number of the resumed episode, where this episode branches from it; else None."""
     filled_context: bool | None = field(default=None, metadata=SPARSE)
     """True where the episode was truncated since the model's context left no room for another answer; else None."""
     user_said: tuple[str, ...] = field(default=(), metadata=SPARSE)
@@ -215,7 +215,7 @@ class Trajectory:
     def seen_from(self, index: int) -> Trajectory:
         """Return the conversation in which a turn was taken: the turns whose contexts it extends, and the turn, last.
 
-        The rewards and the outcome stay those of the episode.
+        The rewards and the outcome still count the whole episode.
         """
         chain = [index]
         while (before := self.parent(chain[-1])) != OPENS:
@@ -241,37 +241,37 @@ class Trajectory:
 
 
 def failed(trajectory: Trajectory) -> bool:
-    """Whether the environment or the engine raised; such an episode stays in every denominator."""
+    """Return whether the environment or the engine raised; such an episode stays in every denominator."""
     return trajectory.status is Status.FAILED
 
 
 def unjudged(trajectory: Trajectory) -> bool:
-    """Whether an episode FAILED since a judge gave no rating of it, though it was played to its end."""
+    """Return whether an episode FAILED since a judge gave no rating of it, though it was played to its end."""
     return failed(trajectory) and (trajectory.error or "").startswith(JudgeFailure.__name__)
 
 
 def unfinished(trajectory: Trajectory) -> bool:
-    """Whether the episode goes on in the next iteration, so that its outcome is not known."""
+    """Return whether the episode goes on in the next iteration, so that its outcome is not known."""
     return trajectory.status is Status.UNFINISHED
 
 
 def came_back(trajectory: Trajectory) -> bool:
-    """Whether the world came back to where the episode was to go on; one that did not says nothing of any turn."""
+    """Return whether the world came back to the state at which the episode was to resume."""
     return len(trajectory.turns) >= trajectory.taken_over and not came_elsewhere(trajectory)
 
 
 def came_elsewhere(trajectory: Trajectory) -> bool:
-    """Whether the world did not come back to where the episode was to go on."""
+    """Return whether the world did not come back to where the episode was to go on."""
     return failed(trajectory) and (trajectory.error or "").startswith(NotComeBack.__name__)
 
 
 def score(trajectory: Trajectory) -> float:
-    """The worth of an episode wherever one is scored: its total reward; 0 if it FAILED."""
+    """Return the score of an episode: its total reward, or 0 if it FAILED."""
     return 0.0 if failed(trajectory) else trajectory.total_reward
 
 
 def succeeded(trajectory: Trajectory) -> bool:
-    """Whether the task was solved; not if it FAILED, whatever its record says."""
+    """Return whether the task was solved; not if it FAILED, whatever its record says."""
     return trajectory.success and not failed(trajectory)
 
 
@@ -336,7 +336,7 @@ class Prompt:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further variables for the chat template."""
     stop: tuple[str, ...] = ()
-    """Texts that end this answer, besides the end of turn. The answer holds the one that ended it."""
+    """Texts that end this answer, besides the end of turn. The answer keeps the text that ended it."""
     response_format: Mapping[str, Any] | None = None
     """Form that the answer must have, as in the chat-completions protocol, for engines that can keep to one."""
     of_user: bool = False
@@ -389,7 +389,7 @@ class Environment(Protocol):
     """Name and version, stamped on every trajectory."""
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split, in an order that never changes."""
+        """Return all tasks of a split, in an order that never changes."""
         ...
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -413,7 +413,7 @@ class Engine(Protocol):
     """Identity of the policy it serves, stamped on every trajectory."""
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """One action a prompt, in order; a prompt that cannot be answered gets its failure instead.
+        """Return one action a prompt, in order; a prompt that cannot be answered gets its failure instead.
 
         A prompt that leaves no room for an answer in the model's context gets a `ContextFull`. It ends the episode as a
         turn limit does, where other failures make the episode FAILED.
@@ -421,7 +421,7 @@ class Engine(Protocol):
         ...
 
     def forget(self, conversation: str) -> None:
-        """The conversation has ended: release what is kept for it."""
+        """Delete what is kept for a conversation that has ended."""
         ...
 
     def close(self) -> None:

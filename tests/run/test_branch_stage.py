@@ -621,7 +621,7 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
         ),
         (
             [*SPO, "explore.policy=sft"],
-            "credit spo does not take branches of another policy than the one that explored",
+            "credit spo does not take branches of another policy than the exploring one",
         ),
         ([*PAV, "sft=null"], "explore.policy is sft, and the recipe has no section sft"),
         (
@@ -676,7 +676,7 @@ def test_pairs_may_be_of_an_episode_and_of_those_that_another_policy_played_on(p
         ),
         (
             [*SPO, "credit.name=portool", "explore.policy=sft"],
-            "credit portool does not take branches of another policy than the one that explored",
+            "credit portool does not take branches of another policy than the exploring one",
         ),
         (
             [*GROUPS, "credit.name=arpo"],

@@ -228,7 +228,7 @@ def unknown(folder):
             IMPLICIT,
             r"name=implicit-reward: .*model\.safetensors has other content than was written",
         ),
-        (let_go, BEST, r"policy sft of .*made is not there any more; name one that is"),
+        (let_go, BEST, r"policy sft of .*made was deleted; name a policy that is still there"),
         (renamed, BEST, r"prm is no policy that .*made trains to act; name one of sft"),
         (of_no_section, IMPLICIT, r"base is no policy that .*made trains to act; name one of sft"),
         (of_another_world, BEST, r"explored guess-number-2\.0, and guess-number-1\.0 is scored, so nobody"),

@@ -147,9 +147,7 @@ def test_one_episode_of_a_task_is_enough_where_none_are_compared(place, monkeypa
         check(recipe_of(place, *WORDS, "explore.samples=1", *words))
 
     for credit in ("{name: rloo}", "{name: reinforce++, baseline: true}"):
-        with pytest.raises(
-            ConfigError, match=r"samples must be > 1 with credit r.*, which compares the samples"
-        ):
+        with pytest.raises(ConfigError, match=r"samples must be > 1 with credit r.*, which compares samples"):
             check(recipe_of(place, *WORDS, "explore.samples=1", f"credit={credit}"))
     with pytest.raises(
         ConfigError, match=r"samples must be > 1 with rows\.drop_equal_outcomes, since no other"

@@ -138,7 +138,7 @@ def weigh_episodes(
 
 @dataclass(frozen=True)
 class HostBatch:
-    """Sequences of tokens of a host. Those of one episode are in the order in which they were played."""
+    """Sequences of tokens of a host. The sequences of one episode are in the order in which they were played."""
 
     mask: Tensor
     """1 at tokens that the policy wrote; the turns are its runs of ones [sequences, tokens]."""

@@ -1,4 +1,4 @@
-"""Which credits another trainer can feed: what a credit reads against what the trainer gives."""
+"""Credits that another trainer can feed: compares what a credit reads with what the trainer gives."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Released advantage estimators of other libraries as credits, for the bias meter: `perturn check-credit verl:rloo`.
 
 The library's own code runs, on a batch of one group in the form that its rollouts have. Each turn is one token, and an
-observation of one token follows it: the choice that a turn makes is that of one token, and the meter measures choices.
+observation of one token follows it: a turn chooses one token, and the meter measures choices.
 Numbers are float64, where libraries train in float32.
 """
 
@@ -100,7 +100,7 @@ class _Library:
     """A library whose estimators can be measured."""
 
     package: str
-    """As pip installs it."""
+    """Name by which pip installs it."""
     module: str
     """Where its estimators are."""
     estimators: Callable[[Any], Iterable[str]]

@@ -34,7 +34,7 @@ class Iteration:
 
 
 def read_iterations(paths: RunPaths, stages: Mapping[str, Mapping[str, Any]]) -> list[Iteration]:
-    """All iterations of a run that have episodes, pairs or a credit, in order.
+    """Return all iterations of a run that have episodes, pairs or a credit, in order.
 
     Args:
         paths: Of the run.
@@ -67,7 +67,7 @@ def _read(paths: RunPaths, mark: str, stages: Mapping[str, Mapping[str, Any]]) -
 
 
 def joined_metrics(iterations: Iterable[Iteration]) -> list[dict[str, Any]]:
-    """Entries of all iterations' training, with steps counted on from one to the next."""
+    """Return entries of all iterations' training, with steps counted on from one to the next."""
     found: list[dict[str, Any]] = []
     before = 0.0
     for each in iterations:
@@ -80,11 +80,11 @@ def joined_metrics(iterations: Iterable[Iteration]) -> list[dict[str, Any]]:
 def iteration_rows(
     iterations: Sequence[Iteration], policies: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The section `iterations` of `summary.json`.
+    """Return the section `iterations` of `summary.json`.
 
     Args:
         iterations: In order.
-        policies: Rows of the evaluated policies; the one that an iteration made is named by its number.
+        policies: Rows of the evaluated policies; the policy that an iteration made is named by its number.
     """
     made = {iteration_of(row["name"]) or 1: row for row in policies if row["name"] not in ("base", "sft")}
     return [
@@ -102,7 +102,7 @@ def iteration_rows(
 
 
 def unbalanced(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A note on each iteration whose bins do not hold all that was asked for, once each."""
+    """Return a note on each iteration whose bins do not hold all that was asked for, once each."""
     sums = (
         (row["iteration"], sum(row["ledger"]["bins"].values()), row["ledger"]["asked"], row["ledger"]["unit"])
         for row in rows
@@ -116,7 +116,7 @@ def unbalanced(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def not_over(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A note on what explored episodes are, where some of them go on in the next iteration."""
+    """Return a note on what explored episodes are, where some of them go on in the next iteration."""
     count = sum(row["unfinished"] for row in rows)
     if not count:
         return []
@@ -127,12 +127,12 @@ def not_over(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def unit_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The unit of a run's ledgers, such as `episodes`; see `ledger_of`."""
+    """Return the unit of a run's ledgers, such as `episodes`; see `ledger_of`."""
     return next((row["ledger"]["unit"] for row in rows if row["ledger"]), "episodes")
 
 
 def _explored(episodes: Sequence[Outcome]) -> dict[str, Any]:
-    """Means over explored episodes, with intervals that allow for the samples of one task being alike."""
+    """Return means over explored episodes, with intervals that allow for the samples of one task being alike."""
     tasks = [one.task for one in episodes]
     scores = [one.score for one in episodes]
     success = cluster_interval([float(one.success) for one in episodes], tasks)
@@ -166,7 +166,7 @@ def _invalid(episodes: Sequence[Outcome]) -> Estimate | None:
 
 
 def _evaluation(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The score of the policy that the iteration made."""
+    """Return the score of the policy that the iteration made."""
     if row is None:
         return None
     keys = ("n", "mean_score", "interval", "success_rate", "success_interval")
@@ -174,5 +174,5 @@ def _evaluation(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def ends(found: Estimate) -> list[float | None]:
-    """Both ends of an interval; None for one that the data cannot give."""
+    """Return both ends of an interval; None for an end that the data cannot give."""
     return [end if math.isfinite(end) else None for end in (found.low, found.high)]

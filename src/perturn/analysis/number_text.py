@@ -1,4 +1,4 @@
-"""How the report writes numbers, times, intervals, comparisons and protocols."""
+"""Text of numbers, times, intervals, comparisons and protocols in the report."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from perturn.data.iteration_numbers import is_number
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number, or a dash for none."""
+    """Return a number, or a dash for none."""
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
 def percent(value: float | None) -> str:
-    """A share in percent."""
+    """Return a share in percent."""
     return "–" if value is None else f"{100 * value:.1f}\u00a0%"
 
 
 def interval(ends: Sequence[float | None], as_percent: bool = False) -> str:
-    """Both ends of an interval; one that the data cannot give is a question mark."""
+    """Return both ends of an interval; an end that the data cannot give is a question mark."""
     return " to ".join(
         "?" if end is None else f"{100 * end:.1f}" if as_percent else f"{end:.3f}" for end in ends
     )
 
 
 def time(seconds: float | None) -> str:
-    """A duration."""
+    """Return a duration."""
     if seconds is None:
         return "–"
     if seconds < 60:
@@ -38,17 +38,17 @@ def time(seconds: float | None) -> str:
 
 
 def short(value: str) -> str:
-    """A hash by its first digits; the whole of it stands elsewhere."""
+    """Return a hash by its first digits; the whole of it stands elsewhere."""
     return f"{value[:12]}…" if len(value) >= 40 and set(value) <= set(string.hexdigits) else value
 
 
 def count(value: Any) -> str:
-    """A count with its thousands apart."""
+    """Return a count with its thousands apart."""
     return f"{value:,}" if is_number(value) else str(value)
 
 
 def comparison_sentences(comparison: Mapping[str, Any] | None) -> tuple[str, str] | None:
-    """A paired comparison in words: the verdict and its evidence; None if there is none."""
+    """Return a paired comparison in words: the verdict and its evidence; None if there is none."""
     if comparison is None:
         return None
     a, b, n, difference = (comparison[key] for key in ("a", "b", "n", "mean_difference"))
@@ -96,7 +96,7 @@ def _p_value(value: float) -> str:
 
 
 def protocol_line(stamp: Mapping[str, Any]) -> str:
-    """Conditions of a score, in words: what must be equal before two are compared. An older stamp lacks some.
+    """Return conditions of a score, in words: what must be equal before two are compared. An older stamp lacks some.
 
     Args:
         stamp: `evaluation/protocol.json` of a run.
@@ -153,7 +153,7 @@ def _selection(settings: Any) -> str:
 
 
 def cost_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of each policy with several episodes of a task, several actions at a turn or controlled turns, what these cost.
+    """Return what several episodes of a task, several actions at a turn or controlled turns cost, for each policy.
 
     Args:
         policies: Rows of `summary.json`.
@@ -179,7 +179,7 @@ _ERRORS = {
 
 
 def error_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of each policy, how often its turns are errors without and after an earlier one, and how often it finds back.
+    """Return how often turns are errors without and after an earlier one, and how often a policy recovers.
 
     Args:
         policies: Rows of `summary.json`.

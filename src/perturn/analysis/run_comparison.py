@@ -55,7 +55,7 @@ def compare_runs(folders: Sequence[Path]) -> list[Versus]:
 
 
 def _between(a: str, b: str, scored: Mapping[str, Sequence[Trajectory]]) -> Versus:
-    """One policy of a run against another."""
+    """Return one policy of a run against another."""
     result = compare(scored[a], scored[b])
     if result is None:
         return Versus(a, b, None, "they share no task.")
@@ -120,7 +120,7 @@ def _versus(run: RecordedRun, first: RecordedRun, name: str, first_name: str) ->
 
 
 def _judge(run: RecordedRun, first: RecordedRun) -> tuple[str, tuple[str, ...]]:
-    """Why the scores of two runs cannot be compared, or what of their protocols differs."""
+    """Return why the scores of two runs cannot be compared, or what of their protocols differs."""
     ours, theirs = run.protocol, first.protocol
     if ours is None or theirs is None:
         file = run.paths.name(run.paths.stamp)
@@ -134,5 +134,5 @@ def _judge(run: RecordedRun, first: RecordedRun) -> tuple[str, tuple[str, ...]]:
 
 
 def _last(run: RecordedRun) -> str | None:
-    """The policy a run ends with."""
+    """Return the policy a run ends with."""
     return next(reversed(run.evaluation), None)

@@ -78,7 +78,7 @@ class RecordedRun:
 
     @property
     def over(self) -> list[Trajectory]:
-        """Explored episodes that are over: of one that goes on, success and half of its signals are not known yet."""
+        """Finished explored episodes; of an unfinished one, success and half of its signals are not known yet."""
         return [one for one in self.explored if not unfinished(one)]
 
     @property
@@ -94,7 +94,7 @@ class RecordedRun:
         return (last, start) if last is not None and start in self.evaluation else None
 
     def evaluated(self, policy: str) -> str:
-        """The set of a policy's evaluated episodes, as the page's links name it."""
+        """Return the set of a policy's evaluated episodes, as the page's links name it."""
         return self.paths.label(self.paths.evaluation(policy))
 
 
@@ -157,7 +157,7 @@ def read_run(path: Path) -> RecordedRun:
 
 
 def _confidence(paths: RunPaths, mark: str, pairs: int) -> tuple[list[dict[str, Any]], list[str]]:
-    """Confidence and weight of the turns of each pair; a note instead where there are not as many as pairs."""
+    """Return confidence and weight of the turns of each pair; a note instead where there are not as many as pairs."""
     file = paths.confidence(mark)
     found = read_sides(file, Confidences)
     if not found or len(found) == pairs:
@@ -179,9 +179,9 @@ def _shown(paths: RunPaths) -> str:
 def _credits(
     paths: RunPaths, mark: str, explored: Sequence[Trajectory], sealed: Mapping[str, Any]
 ) -> tuple[dict[str, list[CreditRow]], list[str]]:
-    """The credits of the explored episodes, the run's own first, and a note on each that is of others.
+    """Return the credits of the explored episodes, the run's own first, and a note on each that is of others.
 
-    One that is of branches of these as well is shown without them.
+    A stage that also reads branches of these episodes is shown without them.
     """
     turns = {one.key: len(one.turns) for one in explored}
     found = {name: (file, read_credits(file)) for name, file in paths.credits(mark).items()}
@@ -201,7 +201,7 @@ def _credits(
 
 
 def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None:
-    """The last policy that was evaluated, if it is one beyond base and SFT."""
+    """Return the last policy that was evaluated, if it is one beyond base and SFT."""
     aligned = [name for name in evaluation if name not in ("base", "sft")]
     return aligned[-1] if aligned else None
 
@@ -209,7 +209,7 @@ def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None
 def _missing(
     paths: RunPaths, mark: str, evaluation: Mapping[str, list[Trajectory]], settings: Mapping[str, Any]
 ) -> list[str]:
-    """The parts that a whole run has and this one lacks, but for those whose sections the recipe leaves out."""
+    """Return the parts that a whole run has and this one lacks, but for those whose sections the recipe leaves out."""
     expected = {
         paths.recipe: ("the recipe",),
         paths.manifest: ("versions, counts and cost",),
@@ -248,9 +248,7 @@ def _missing(
 def _mark_notes(mark: str) -> list[str]:
     if not mark:
         return []
-    return [
-        f"Explored episodes and pairs are those of iteration {int(mark[1:])}; curves and scores are of all."
-    ]
+    return [f"Explored episodes and pairs are from iteration {int(mark[1:])}; curves and scores are of all."]
 
 
 def _panel_notes(evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
@@ -261,7 +259,7 @@ def _panel_notes(evaluation: Mapping[str, list[Trajectory]]) -> list[str]:
 
 
 def _trajectories(path: Path) -> list[Trajectory]:
-    """In one order, whatever the order in which they ended, so that resampling draws the same."""
+    """Return trajectories in a fixed order, whatever the order in which they ended, so that resampling agrees."""
     return sorted(read_trajectories(path), key=lambda one: one.key) if path.exists() else []
 
 
@@ -271,7 +269,7 @@ def _pivot(settings: Mapping[str, Any], loss: Mapping[str, Any]) -> float | None
 
 
 def _find(settings: Any, key: str) -> Any:
-    """First value of a key at any depth of the recipe, or None."""
+    """Return the first value of a key at any depth of the recipe, or None."""
     if not isinstance(settings, Mapping):
         return None
     if key in settings:

@@ -26,7 +26,7 @@ from perturn.types import Trajectory, failed, score, succeeded
 
 
 def summary_of(run: RecordedRun) -> dict[str, Any]:
-    """The numbers of a run, as `summary.json` holds them; `report.summarize` says which."""
+    """Return the numbers of a run, as `summary.json` holds them; `report.summarize` says which."""
     compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared))
     policies = [
         {
@@ -52,7 +52,7 @@ def summary_of(run: RecordedRun) -> dict[str, Any]:
 
 
 def _drawn(run: RecordedRun, policy: str) -> dict[str, Any]:
-    """Cost of a score that is of the best of several episodes of each task."""
+    """Return the cost of a score that is of the best of several episodes of each task."""
     counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
     if not counts.get("drawn_episodes"):
         return {}
@@ -67,7 +67,7 @@ def _drawn(run: RecordedRun, policy: str) -> dict[str, Any]:
 
 
 def _candidates(run: RecordedRun, policy: str) -> dict[str, Any]:
-    """Cost of a score that was made with several actions at each turn."""
+    """Return the cost of a score that was made with several actions at each turn."""
     counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
     if not counts.get("candidates"):
         return {}
@@ -82,7 +82,7 @@ def _candidates(run: RecordedRun, policy: str) -> dict[str, Any]:
 
 
 def _taught(run: RecordedRun, policy: str) -> dict[str, Any]:
-    """Lessons of the value head by which a score was chosen."""
+    """Return lessons of the value head by which a score was chosen."""
     counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
     if not counts.get("value_episodes"):
         return {}
@@ -91,7 +91,7 @@ def _taught(run: RecordedRun, policy: str) -> dict[str, Any]:
 
 
 def _extended(run: RecordedRun, policy: str) -> dict[str, Any]:
-    """Cost of a score whose turns are controlled: of all episodes that were played for it."""
+    """Return the cost of a score whose turns are controlled: of all episodes that were played for it."""
     counts = (run.stages.get(f"evaluate-{policy}") or {}).get("counts") or {}
     if "extensions" not in counts:
         return {}
@@ -108,7 +108,7 @@ def _extended(run: RecordedRun, policy: str) -> dict[str, Any]:
 
 
 def _passed(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Pass^k and pass@k of a score with several episodes of each task: how often k of them all succeed, or any."""
+    """Return pass^k and pass@k of a score with several episodes of each task: how often all of k succeed, or any."""
     outcomes: dict[str, list[bool]] = {}
     for one in trajectories:
         outcomes.setdefault(one.task.id, []).append(succeeded(one))
@@ -123,12 +123,12 @@ def _passed(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def estimate_row(found: Estimate) -> dict[str, Any]:
-    """An estimate as JSON data; an end that the data cannot give is None."""
+    """Return an estimate as JSON data; an end that the data cannot give is None."""
     return {"mean": found.mean, "interval": _ends(found), "n": found.n}
 
 
 def compare(a: Sequence[Trajectory], b: Sequence[Trajectory]) -> PairedComparison | None:
-    """Two sets of episodes task by task, samples of a task averaged; None if they share no task."""
+    """Return two sets of episodes task by task, samples of a task averaged; None if they share no task."""
     first, second = scores_by_task(a), scores_by_task(b)
     if not first.keys() & second.keys():
         return None
@@ -136,7 +136,7 @@ def compare(a: Sequence[Trajectory], b: Sequence[Trajectory]) -> PairedCompariso
 
 
 def comparison_row(result: PairedComparison, a: str, b: str) -> dict[str, Any]:
-    """A comparison as JSON data; an end that the data cannot give is None."""
+    """Return a comparison as JSON data; an end that the data cannot give is None."""
     return {
         "a": a,
         "b": b,
@@ -160,7 +160,7 @@ def scores_by_task(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def set_rows(run: RecordedRun) -> list[dict[str, Any]]:
-    """A row of figures for each set of episodes of a run."""
+    """Return a row of figures for each set of episodes of a run."""
     sets = {
         "expert trajectories": run.expert,
         "explored trajectories": run.over,
@@ -171,7 +171,7 @@ def set_rows(run: RecordedRun) -> list[dict[str, Any]]:
 
 
 def signal_rows(sets: Mapping[str, Sequence[Trajectory]]) -> list[dict[str, Any]]:
-    """For each signal, the share of each set's episodes that show it, and success with and without it."""
+    """Return, for each signal, the share of a set's episodes that show it, and success with and without it."""
     found = {name: [(succeeded(one), signals_of(one)) for one in items] for name, items in sets.items()}
     all_found = [each for episodes in found.values() for each in episodes]
     return [
@@ -210,7 +210,7 @@ def _set_row(name: str, items: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def policy_row(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """The scores of a policy's episodes; see `report.summarize`."""
+    """Return the scores of a policy's episodes; see `report.summarize`."""
     mean = _mean(trajectories)
     success = _success(trajectories)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
@@ -244,12 +244,12 @@ def _by_kind(evaluation: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[s
 
 
 def _percentile(counts: Sequence[int], percent: int) -> int:
-    """The smallest count that so many percent of all do not exceed."""
+    """Return the smallest count that so many percent of all do not exceed."""
     return sorted(counts)[math.ceil(percent * len(counts) / 100) - 1]
 
 
 def _mean(trajectories: Sequence[Trajectory]) -> Estimate:
-    """Mean score; episodes of one task may be alike."""
+    """Return mean score; episodes of one task may be alike."""
     scores, tasks = [score(one) for one in trajectories], [one.task.id for one in trajectories]
     if len(set(tasks)) == len(tasks):
         return mean_interval(scores, bounds=_bounds(scores))
@@ -257,7 +257,7 @@ def _mean(trajectories: Sequence[Trajectory]) -> Estimate:
 
 
 def _success(trajectories: Sequence[Trajectory]) -> Estimate:
-    """Success rate; episodes of one task may be alike."""
+    """Return success rate; episodes of one task may be alike."""
     solved, tasks = [succeeded(one) for one in trajectories], [one.task.id for one in trajectories]
     if len(set(tasks)) == len(tasks):
         return rate_interval(sum(solved), len(solved))
@@ -265,7 +265,7 @@ def _success(trajectories: Sequence[Trajectory]) -> Estimate:
 
 
 def _bounds(scores: Sequence[float]) -> tuple[float, float] | None:
-    """Scores are meant to lie between 0 and 1; an environment that pays otherwise is taken as unbounded."""
+    """Return the bounds of scores: 0 and 1, unless the environment's rewards go beyond them."""
     return (0.0, 1.0) if all(0 <= score <= 1 for score in scores) else None
 
 

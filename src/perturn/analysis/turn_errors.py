@@ -27,7 +27,7 @@ class TurnError:
 
 
 def error_row(trajectories: Sequence[Trajectory]) -> dict[str, Any] | None:
-    """Error rates of turns, without and after an earlier error of the episode; None where nothing was played.
+    """Return error rates of turns, without and after an earlier error of the episode; None where nothing was played.
 
     An error is a turn that brought the success no nearer, where the way left was measured on all turns; else a turn
     that broke the format or that the environment did not understand. If errors compound, as the analyses of imitation
@@ -87,7 +87,7 @@ def _rate(turns: Sequence[TurnError]) -> dict[str, Any] | None:
 
 
 def _difference(turns: Sequence[TurnError]) -> dict[str, Any] | None:
-    """Error rate after an error less the rate before any; None where either has no turn.
+    """Return error rate after an error less the rate before any; None where either has no turn.
 
     With p the rate and n the turns of each side, an episode adds sum(error - p) / n of its turns after an error, less
     the same of its turns before; the interval is of these sums, so that both sides of an episode stay together.
@@ -107,7 +107,7 @@ def _difference(turns: Sequence[TurnError]) -> dict[str, Any] | None:
 
 
 def _back(played: Sequence[Trajectory]) -> dict[str, Any] | None:
-    """P(back on a shortest path | first wrong turn): share of episodes, of all with a wrong turn, that find back.
+    """Return P(back on a shortest path given the first wrong turn), over the episodes with a wrong turn.
 
     An episode is back once a later turn leaves a shorter way to the success than was left before its first wrong turn.
     None where no episode went wrong.

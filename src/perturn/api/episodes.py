@@ -156,10 +156,10 @@ def _check_explorer(explorer: Explorer, policy: Policy, experts: Sequence[Trajec
 
 @dataclass(frozen=True)
 class Score:
-    """A policy's score on a panel of tasks, with its protocol and its episodes."""
+    """A policy's score on a task list, with its protocol and its episodes."""
 
     n: int
-    """Episodes; one that failed counts as score 0 and no success."""
+    """Episodes; a FAILED episode counts as score 0 and no success."""
     mean_score: float
     interval: list[float | None]
     """Ends of the 95 % interval; None where the data cannot give one."""
@@ -177,7 +177,7 @@ class Score:
     trajectories: list[Trajectory] = field(repr=False)
 
     def against(self, other: Score) -> PairedComparison | None:
-        """This score minus another, paired by task; None if they share no task."""
+        """Return this score minus another, paired by task; None if they share no task."""
         return compare(self.trajectories, other.trajectories)
 
 
@@ -233,7 +233,7 @@ def evaluate(
 
 
 def _maker(environment: World) -> Callable[[], Environment]:
-    """The maker of the worlds: named ones run in processes of their own, as in a run."""
+    """Return the maker of the worlds: named ones run in processes of their own, as in a run."""
     section = _section(environment)
     if _is_world(environment):
         world = at_border(environment, type(environment).__name__, keep=True)
@@ -250,26 +250,26 @@ def _maker(environment: World) -> Callable[[], Environment]:
 
 
 def _is_world(environment: World) -> bool:
-    """Whether something is a world rather than what makes one."""
+    """Return whether something is a world rather than what makes one."""
     return (
         not isinstance(environment, type) and playable(environment, "reset") and playable(environment, "step")
     )
 
 
 def _at_once(environment: World, concurrency: int) -> int:
-    """Episodes that are played at the same time: in a world that is given, one."""
+    """Return episodes that are played at the same time: in a world that is given, one."""
     return 1 if _is_world(environment) else concurrency
 
 
 def _reader(policy: Policy, tokenizer: Any) -> Reader:
-    """A policy opened for an explorer that reads it."""
+    """Return a policy opened for an explorer that reads it."""
     if isinstance(policy, str | Path):
         return open_reader(resolve_model(str(policy), _logger.info))
     return open_reader(policy, tokenizer_of(policy, tokenizer))
 
 
 def _section(environment: World) -> Section | None:
-    """The section `environment`; None of what makes worlds itself."""
+    """Return the section `environment`; None of what makes worlds itself."""
     if isinstance(environment, str):
         return {"name": environment}
     return dict(environment) if isinstance(environment, Mapping) else None
@@ -292,7 +292,7 @@ def _check_sampling(sampling: Any) -> None:
 
 
 def _in_order(jobs: Sequence[Job], played: Iterable[Trajectory]) -> list[Trajectory]:
-    """Trajectories, which come as they end, in the order of their jobs."""
+    """Return trajectories, which come as they end, in the order of their jobs."""
     index_of = {(job.task.id, job.sample): index for index, job in enumerate(jobs)}
     found = sorted(played, key=lambda one: index_of[one.key])
     if filled := sum(one.filled_context is True for one in found):
@@ -309,7 +309,7 @@ def _in_order(jobs: Sequence[Job], played: Iterable[Trajectory]) -> list[Traject
 def _serving(
     policy: Policy, rules: EpisodeProtocol, tokenizer: Any, engine: Section | None
 ) -> Iterator[Engine]:
-    """The engine that answers for a policy; one that is given stays open."""
+    """Yield the engine that answers for a policy; an engine that the caller gave stays open."""
     if isinstance(policy, Engine):
         yield policy
         return
@@ -332,7 +332,7 @@ def _serving(
 
 
 def _loaded(model: Any, tokenizer: Any) -> Loaded:
-    """A model of the caller's, as it is."""
+    """Return a model of the caller's, as it is."""
     return Loaded(
         model=model,
         tokens=Renderer(tokenizer_of(model, tokenizer), ends=declared_ends(model)),

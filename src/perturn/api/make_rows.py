@@ -94,7 +94,7 @@ def _without_branches(
 
 
 def _rows_of(traits: RowTraits) -> Iterable[Any]:
-    """Rows of the user's own."""
+    """Return rows of the user's own."""
     assert traits.source is not None
     return rows_of(user_path(traits.source, "rows.path"), ROWS_OF[traits.makes])
 
@@ -151,7 +151,7 @@ def _weighing_faults(maker: RowMaker, credit: Any, weighing: Mapping[str, Any]) 
 def _trained(
     made: Made, traits: RowTraits, credit: Any, weighing: dict[str, Any]
 ) -> list[WeightedTrajectory]:
-    """The members of groups that are trained, with their weights, as a run accounts for them."""
+    """Return the members of groups that are trained, with their weights, as a run accounts for them."""
     weighed = weigh(made.rows, credit, failed=traits.failed, **weighing)
     groups = groups_of(made.rows)
     rows = [[weighed[index] for index in group.indices] for group in groups]

@@ -41,7 +41,7 @@ def train(
         model: A name, or a transformers model.
         rows: Pairs or trajectories, ours or TRL's.
         loss: Name of a loss, or a section `loss`.
-        credit: Name of a credit, or a section `credit`; None: that of the loss's paper.
+        credit: Name of a credit, or a section `credit`; None: the credit of the loss's paper.
         tokenizer: None: the model's own.
         ref_model: The reference; None: the model as it is now.
         peft_config: Train these adapters instead of all weights.
@@ -68,7 +68,7 @@ def train(
 
 
 def _unsaved(folder: str) -> dict[str, Any]:
-    """Settings of a training that saves nothing."""
+    """Return settings of a training that saves nothing."""
     return {"output_dir": folder, "save_strategy": "no", "report_to": "none"}
 
 
@@ -106,7 +106,8 @@ class Trainer:
         Args:
             model: A name, or a transformers model, which is trained in place.
             loss: Name of a loss, or a section `loss`.
-            credit: Name of a credit, or a section `credit`, for rows without weights; None: that of the loss's paper.
+            credit: Name of a credit, or a section `credit`, for rows without weights; None: the credit of the loss's
+            paper.
             tokenizer: None: the model's own.
             ref_model: The reference of all iterations; None: as `reference` says.
             reference: The policy that an iteration begins with (previous), or that the first one began with (start).
@@ -144,7 +145,7 @@ class Trainer:
             self.tokenizer = tokenizer_of(model, tokenizer)
 
     def _config(self) -> TurnConfig:
-        """Settings of the iteration."""
+        """Return settings of the iteration."""
         seed = self._seed if self.iteration <= 1 else seed_of(self._seed, "align", self.iteration)
         return TurnConfig(num_train_epochs=self._epochs, seed=seed, **self._settings)
 
@@ -198,7 +199,7 @@ def _wrong(numbers: Mapping[str, int], reference: str, settings: Mapping[str, An
 
 
 def _means(entries: Iterable[dict[str, float]]) -> dict[str, float]:
-    """Means of the metrics over the optimizer steps, without what is said of the whole training."""
+    """Return means of the metrics over the optimizer steps, without what is said of the whole training."""
     found: dict[str, list[float]] = defaultdict(list)
     for entry in entries:
         if "loss" in entry:

@@ -42,10 +42,10 @@ def weigh(
     Args:
         trajectories: What to weigh.
         credit: A credit, or the name of one, or a section `credit`.
-        model: The reference, a name or a transformers model, where the credit needs one; for one that reads answers,
-            what replies changed or what turns contributed, the policy that acted; for critics, any policy, on
-            whose hidden states they begin and learn from these trajectories alone; for one that reads progress, the
-            policy that was trained.
+        model: The reference, a name or a transformers model, where the credit needs one; for a credit that reads
+            answers, what replies changed or what turns contributed, the policy that acted; for critics, any policy, on
+            whose hidden states they begin and learn from these trajectories alone; for a credit that reads progress,
+            the policy that was trained.
         tokenizer: The reference's; None: of its `name_or_path`.
         chat_template: Jinja chat template to use instead of the tokenizer's own.
         answer: Text of a turn that gives an answer, with `{answer}` where that stands, such as

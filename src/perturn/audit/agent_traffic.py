@@ -1,4 +1,4 @@
-"""How much of the traffic of agents was append-only: requests that extend an earlier one, and what broke the others."""
+"""Share of an agent's requests that only extend an earlier request, and what broke the others."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Traffic:
 
 
 def _causes(episode: Trajectory) -> list[Cause | None]:
-    """Cause that broke the sequence before each turn, by the prefix rule; None where nothing did."""
+    """Return the cause that broke the sequence before each turn, by the prefix rule; None where nothing did."""
     known, found = Sequences(), list[Cause | None]()
     for index, turn in enumerate(episode.turns):
         seen = context_of(episode, index)

@@ -124,7 +124,7 @@ def _location(row: dict[str, Any]) -> str:
 
 
 def named(source: Source, refused: list[dict[str, Any]]) -> str:
-    """Where the refused rows of a source are and why, a line for each reason."""
+    """Return where the refused rows of a source are and why, a line for each reason."""
     groups = by_reason(refused, lambda row: f"{row.get('part', '')} {row['reason']}")
     at = f"{source.name}:" if source.by_line else f"{source.name}: row "
     lines = [f"{at}{_numbers(rows, source.by_line)}: {rows[0]['reason']}" for rows in groups[:_SHOWN]]
@@ -134,7 +134,7 @@ def named(source: Source, refused: list[dict[str, Any]]) -> str:
 
 
 def _numbers(rows: list[dict[str, Any]], by_line: bool) -> str:
-    """The numbers of the first rows, as a message names them."""
+    """Return the numbers of the first rows, as a message names them."""
     first, *more = [_location(row) for row in rows]
     if not more:
         return first
@@ -144,7 +144,7 @@ def _numbers(rows: list[dict[str, Any]], by_line: bool) -> str:
 
 
 def _lines(rows: list[dict[str, Any]], unit: str) -> str:
-    """Part and places of rows, the first of them if they are many."""
+    """Return part and places of rows, the first of them if they are many."""
     part, first = rows[0]["part"], [_location(row) for row in rows[:_LINES]]
     if len(rows) == 1:
         return f"{part}, {unit} {first[0]}"

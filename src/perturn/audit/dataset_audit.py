@@ -92,7 +92,7 @@ def audit(
 
 
 def _files_of(run: RunPaths, recipe: Recipe) -> dict[str, Path]:
-    """The files of rows that a run has, by the names of their parts."""
+    """Return the files of rows that a run has, by the names of their parts."""
     parts = {"expert": run.trajectories("expert"), "pairs": run.pairs(run.mark)}
     if makes(recipe, "groups"):
         parts["explored"] = run.trajectories(f"explore{run.mark}")
@@ -156,7 +156,7 @@ class _Part:
             )
 
     def _control_tokens(self, side: Trajectory) -> Iterator[tuple[int | None, str, list[str]]]:
-        """Each text of a trajectory that holds control tokens: its turn, if any, which text it is, and the tokens."""
+        """Yield each text of a trajectory that holds control tokens, with its turn, its place and these tokens."""
         renderer = self.view.renderer
         control = renderer.control
         texts: list[tuple[int | None, str, list[str]]] = [
@@ -171,7 +171,7 @@ class _Part:
         return (text for text in texts if text[2])
 
     def _is_as_sampled(self, action: Action, tools: Tools) -> bool:
-        """Whether an action's text is what its token ids say."""
+        """Return whether an action's text is what its token ids say."""
         if action.token_ids is None or action.tool_calls:
             return True
         read = self.view.renderer.action(action.token_ids, (), tools)
@@ -179,7 +179,7 @@ class _Part:
         return said.text.strip() == action.text.strip()
 
     def summary(self) -> dict[str, Any]:
-        """Counts, lengths, duplicates, cuts."""
+        """Return counts, lengths, duplicates, cuts."""
         sides = [side for example in self.examples for side in example.sides]
         cut = [
             number
@@ -213,7 +213,7 @@ class _Part:
         }
 
     def _duplicates(self) -> dict[str, Any]:
-        """Rows that are the same tokens, and chosen sides that several rows share."""
+        """Return rows that are the same tokens, and chosen sides that several rows share."""
         first: dict[tuple[tuple[int, ...], ...], int] = {}
         rows = []
         for number, example in zip(self.numbers, self.examples, strict=True):
@@ -233,12 +233,12 @@ def _sides(row: Trajectory | PreferencePair) -> tuple[Trajectory, ...]:
 
 
 def _turn_lengths(side: Encoded) -> Iterable[int]:
-    """Loss tokens of every turn."""
+    """Return loss tokens of every turn."""
     return Counter(turn for turn in side.turn if turn != NO_TURN).values()
 
 
 def _spread(values: Sequence[int]) -> dict[str, float]:
-    """Least, median, upper quantiles, most; empty if there is no value."""
+    """Return least, median, upper quantiles, most; empty if there is no value."""
     if not values:
         return {}
     points = {"min": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -246,7 +246,7 @@ def _spread(values: Sequence[int]) -> dict[str, float]:
 
 
 def _run_facts(run: RunPaths, rows: RowMaker | None) -> dict[str, Any]:
-    """Facts of a run on its data beyond the rows."""
+    """Return facts of a run on its data beyond the rows."""
     facts: dict[str, Any] = {}
     files = [run.trajectories(stage) for stage in ("expert", f"explore{run.mark}")]
     experts, explored = (list(read_trajectories(file)) if file.is_file() else [] for file in files)

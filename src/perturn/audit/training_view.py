@@ -1,4 +1,4 @@
-"""How data is looked at: as the training it is for would see it."""
+"""Data as the training would see it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class View:
     branches: Path | None = None
     """Branches of a run that are rows too."""
     own_turns: bool = False
-    """Whether an episode that was played on from another carries loss on the turns alone that it added."""
+    """Whether a branched episode carries loss only on the turns after its branching point."""
 
     @property
     def tokenizer(self) -> Any:
-        """That of the model."""
+        """Chat template of the model."""
         return self.renderer.tokenizer
 
 
@@ -48,12 +48,12 @@ def view_of(
     max_length: int | None = None,
     chat_template: str | None = None,
 ) -> View:
-    """A run's own settings, or those of a stranger's file.
+    """Return a run's own settings, or the settings of a file from elsewhere.
 
     Args:
         data: JSONL file or run folder.
         model: Whose tokenizer counts.
-        loss_name: Loss whose weights are shown; None: that of the run's alignment, else tlm-dre.
+        loss_name: Loss whose weights are shown; None: the loss of the run's alignment, else tlm-dre.
         max_length: Length limit in tokens; None: the run's, else none.
         chat_template: Name, file or Jinja; None: the run's, else the tokenizer's own.
 
@@ -79,24 +79,24 @@ def view_of(
 
 
 def _branches(run: RunPaths, loss: dict[str, Any], section: dict[str, Any] | None) -> Path | None:
-    """The newest branches of a run with groups, if its credit trains on them."""
+    """Return the newest branches of a run with groups, if its credit trains on them."""
     file = run.trajectories(f"branch{run.mark}")
     return file if file.is_file() and _credit(loss, section).traits.trains_branches else None
 
 
 def _credit(loss: dict[str, Any], section: dict[str, Any] | None) -> Any:
-    """The credit of a loss."""
+    """Return the credit of a loss."""
     return locate("perturn.training.credit_choice:named_credit")(loss, section)[1]
 
 
 def _trains_own_turns(loss: dict[str, Any], section: dict[str, Any] | None) -> bool:
-    """Whether the credit of a loss trains own turns alone."""
+    """Return whether the credit of a loss trains own turns alone."""
     found: bool = locate("perturn.training.credit_choice:trains_own_turns")(_credit(loss, section))
     return found
 
 
 def recipe_of(data: Path) -> Recipe | None:
-    """The recipe of a run folder, if it is one."""
+    """Return the recipe of a run folder, if it is one."""
     paths = RunPaths(data)
     return read_recipe(paths.recipe) if paths.is_run else None
 
@@ -111,7 +111,7 @@ class Drawn:
 
 
 def drawn_by(run: Path, policy: str) -> Drawn:
-    """All that a policy played on the evaluation panel, not only the episodes that are scored.
+    """Return all episodes of a policy on the evaluation tasks, not only the episodes that are scored.
 
     Raises:
         ConfigError: If there are none, naming the policies that have some.
@@ -130,9 +130,9 @@ def drawn_by(run: Path, policy: str) -> Drawn:
 
 
 def model_of(data: Path, model: str | None) -> str:
-    """The model to inspect with: the one given, or else the reference of the run's newest iteration.
+    """Return the model to inspect with: the one given, or else the reference of the run's newest iteration.
 
-    Where that was let go, as of an earlier iteration, it is the policy which that iteration made.
+    If the policy was deleted, as in earlier iterations, take the policy that this iteration made.
 
     Raises:
         ConfigError: If no model is given and the data is no run.
@@ -161,7 +161,7 @@ def _is_there(policy: Path) -> bool:
 
 
 def totals(examples: Sequence[Example]) -> dict[str, int]:
-    """Counts over all sides of all rows."""
+    """Return counts over all sides of all rows."""
     sides = [side for example in examples for side in example.sides]
     return {
         "trajectories": len(sides),

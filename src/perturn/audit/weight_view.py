@@ -43,7 +43,7 @@ def inspect_json(
     limit: int | None = None,
     chat_template: str | None = None,
 ) -> Iterator[str]:
-    """One JSON object a row: the tokens of each side with role, turn and whether they carry loss.
+    """Yield one JSON object a row: the tokens of each side with role, turn and whether they carry loss.
 
     Where the policy saw a shortened history, each turn is a `sequence` of its own, and the tokens have its number.
 
@@ -73,7 +73,7 @@ def inspect_json(
 def _encoded(
     source: Source, data: Path, view: View, tally: Tally | None = None
 ) -> Iterator[tuple[Record, Example | PerturnError]]:
-    """Each row's place, and the row as tokens with the weights it has, or why training would refuse it.
+    """Yield each row's place, and the row as tokens with the weights it has, or why training would refuse it.
 
     Episodes that FAILED are left out, as in training.
     """
@@ -116,7 +116,7 @@ def _numbered(source: Source, view: View, tally: Tally | None) -> Iterator[tuple
 
 
 def _file(data: Path) -> Path:
-    """The rows that are shown: of a run those that its newest alignment learns from."""
+    """Return the rows that are shown: of a run those that its newest alignment learns from."""
     paths, recipe = RunPaths(data), recipe_of(data)
     if recipe is None:
         return data
@@ -128,7 +128,7 @@ def _file(data: Path) -> Path:
 
 
 def _given(data: Path, view: View) -> dict[tuple[str, int], CreditRow]:
-    """Weights that a run has written down for its groups, by task and sample; none of pairs and files."""
+    """Return weights that a run has written down for its groups, by task and sample; none of pairs and files."""
     recipe, paths = recipe_of(data), RunPaths(data)
     if recipe is None or not makes(recipe, "groups"):
         return {}
@@ -140,7 +140,7 @@ def _given(data: Path, view: View) -> dict[tuple[str, int], CreditRow]:
 
 
 def _refuse(source: Source, refused: list[dict[str, Any]], empty: bool) -> None:
-    """Refuse a source with bad rows, or without any."""
+    """Reject a source with bad rows, or without any."""
     if refused:
         raise DataError(named(source, refused))
     if empty:
@@ -241,7 +241,7 @@ def _coloured(
 
 
 def _kind(weight: float, lowest: float, highest: float) -> str:
-    """How a weight is shown: advantages by their sign, others by whether they are the highest."""
+    """Return how a weight is shown: advantages by their sign, others by whether they are the highest."""
     if lowest < 0:
         return "high" if weight > 0 else "low" if weight < 0 else "one"
     return "one" if highest == lowest else "high" if weight == highest else "low"

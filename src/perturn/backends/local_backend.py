@@ -14,7 +14,7 @@ from perturn.table import locate, require_library
 
 @dataclass(frozen=True)
 class LocalBackend:
-    """Training in this process, or in those of `accelerate launch`, with PyTorch."""
+    """Training with PyTorch, in this process or in the processes of `accelerate launch`."""
 
     traits: ClassVar[BackendTraits] = BackendTraits(provides=frozenset(PROVIDED))
 

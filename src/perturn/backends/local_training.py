@@ -78,7 +78,7 @@ class LocalTraining:
             trainer.renderer.tokenizer.save_pretrained(fresh)
 
     def _undivided(self, trainer: TurnTrainer, state: dict[str, Any]) -> Any:
-        """The whole model with the weights that were gathered."""
+        """Return the whole model with the weights that were gathered."""
         if self._lora is None:
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(trainer.model.config)

@@ -42,7 +42,7 @@ class Backend(Protocol):
         Args:
             trainings: Settings of each training, by the name of its section.
             model: The setting `model.name`.
-            goes_on: Whether the optimizer of one iteration is that of the next.
+            goes_on: Whether the next iteration continues with the optimizer of the last one.
 
         Raises:
             PerturnError: Saying what is wrong.
@@ -89,7 +89,7 @@ class Training(Protocol):
         """Keep the trained policy as a folder, written whole or not at all."""
 
     def keep(self, start: str, target: Path, lora: Lora | None, optimizer: Sequence[Path]) -> None:
-        """Keep the policy that a training was to start from, which had no rows, as the one that it makes.
+        """Keep the policy that a training without rows was to start from, as the policy that it makes.
 
         Args:
             start: Name or folder of the policy.

@@ -56,37 +56,37 @@ class ControlTokens:
         self._broken = re.compile(f"({_any_of(broken)})" if broken else "(?!)")
 
     def quote(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with the control tokens in their text broken up."""
+        """Return the messages with the control tokens in their text broken up."""
         return [
             {_quoted(key, pattern): _quoted(value, pattern) for key, value, pattern in self._parts(message)}
             for message in messages
         ]
 
     def quote_values(self, values: Sequence[Any]) -> list[Any]:
-        """Other values that a template reads, such as schemas of tools, with the control tokens broken up."""
+        """Return other values that a template reads, such as schemas of tools, with the control tokens broken up."""
         return [_quoted(value, self._heard) for value in values]
 
     def quote_text(self, text: str) -> str:
-        """A text that a policy reads, with its control tokens broken up."""
+        """Return a text that a policy reads, with its control tokens broken up."""
         return str(_quoted(text, self._heard))
 
     def find(self, messages: Iterable[Message]) -> list[str]:
-        """The control tokens in the text of messages, each once, in their order."""
+        """Return the control tokens in the text of messages, each once, in their order."""
         parts = chain.from_iterable(map(self._parts, messages))
         return self._found(((key, value), pattern) for key, value, pattern in parts)
 
     def find_in_values(self, values: Iterable[Any]) -> list[str]:
-        """The control tokens in other values that a template reads, each once, in their order."""
+        """Return the control tokens in other values that a template reads, each once, in their order."""
         return self._found((value, self._heard) for value in values)
 
     def split(self, text: str) -> list[str]:
-        """A text divided at its broken control tokens, which are whole again: text, token, text, ..., token, text."""
+        """Return a text divided at its broken control tokens, which are whole again: text, token, text, token, text."""
         parts = self._broken.split(text)
         parts[1::2] = (part.replace(MARK, "", 1) for part in parts[1::2])
         return parts
 
     def _parts(self, message: Message) -> Iterator[tuple[str, Any, re.Pattern[str]]]:
-        """Keys and values of a message, and what is looked for in each. Arguments of calls are data, not an answer."""
+        """Yield keys and values of a message, and the tokens to look for in each; arguments of calls are data."""
         says = message.get("role") == "assistant"
         for key, value in message.items():
             yield key, value, self._said if says and key != "tool_calls" else self._heard
@@ -108,14 +108,14 @@ class PlainTokens:
         self._known: dict[str, tuple[int, ...]] = {}
 
     def context(self, token: str) -> str:
-        """Text to tokenize after which what follows the text of a control token.
+        """Return text to tokenize after which what follows the text of a control token.
 
         It is the token itself, with which nothing merges, unless the tokenizer drops white space after the token.
         """
         return ANCHORS[0] if token in self._strip else token
 
     def tokens(self, token: str) -> tuple[int, ...]:
-        """Tokens of the text of a control token, none of which controls anything.
+        """Return tokens of the text of a control token, none of which controls anything.
 
         A tokenizer of whole words may know that text as one word, so it is also tried in two parts.
 
@@ -137,7 +137,7 @@ class PlainTokens:
         return self._known[token]
 
     def _read(self, text: str) -> tuple[int, ...]:
-        """Tokens of a text in which no special token is looked for, as they are within a longer one."""
+        """Return tokens of a text in which no special token is looked for, as they are within a longer one."""
         for context in ANCHORS:
             known, both = self._alone(context), self._alone(context + text)
             if len(both) > len(known) and both[: len(known)] == known:
@@ -152,9 +152,9 @@ def find_control_tokens(tokenizer: Any, end_text: str, call_end_text: str, write
     """Find out which tokens of a tokenizer control a conversation.
 
     They are its special tokens, and the added ones with which the chat template begins and ends messages. In an
-    action, tokens are left as they are that the template writes within an answer, such as `[TOOL_CALLS]`, and those
-    that look like a tag, such as `<answer>`, unless they have a role in the tokenizer or the template. Parts of calls
-    stay even if the template writes them elsewhere too, such as where it explains calls.
+    action, tokens that the template writes within an answer are left as they are, such as `[TOOL_CALLS]`. So are
+    tokens that look like a tag, such as `<answer>`, unless they have a role in the tokenizer or the template. Parts of
+    calls stay even if the template writes them elsewhere too, such as where it explains calls.
 
     Args:
         tokenizer: A Hugging Face tokenizer.
@@ -214,7 +214,7 @@ def _written(tokens: Collection[str], end_text: str, write: _Write, talks: Itera
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value."""
+    """Yield all texts in a value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -224,7 +224,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _quoted(value: Any, pattern: re.Pattern[str]) -> Any:
-    """A value with each match in its texts broken up."""
+    """Return a value with each match in its texts broken up."""
     if isinstance(value, str):
         return pattern.sub(lambda match: _break(match[0]), value)
     if isinstance(value, Mapping):
@@ -239,7 +239,7 @@ def _break(token: str) -> str:
 
 
 def _any_of(words: Collection[str]) -> str:
-    """Regular expression for any of some words, the longest that fits; what words begin with alike is tried once."""
+    """Return a regular expression for the longest of some words; common beginnings of words are tried once."""
     found = [
         re.escape(first) + _any_of([word[1:] for word in group])
         for first, group in groupby(sorted({word for word in words if word}), key=lambda word: word[0])

@@ -68,7 +68,7 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
 
 
 def refuse_misspelt(name: str) -> None:
-    """Refuse a name that is meant for a bundled model, before a network is asked for it."""
+    """Reject a name that is meant for a bundled model, before a network is asked for it."""
     if name in BUNDLED or "/" in name or is_local(name):
         return
     begun = (each for each in BUNDLED if len(name) > 3 and each.startswith(name.casefold()))
@@ -97,7 +97,7 @@ class Adapters:
 
 
 def adapters_in(name: str) -> Adapters | None:
-    """The adapters in a local folder, as `save_model` writes them after training with a `peft_config`; None: none.
+    """Return the adapters in a local folder, as `save_model` writes them with a `peft_config`; None if there are none.
 
     Raises:
         ModelError: If peft is missing, or the folder lacks their weights or the name of their model.
@@ -132,7 +132,7 @@ def adapters_in(name: str) -> Adapters | None:
 
 
 def _merged(name: str, adapters: Adapters, say: Callable[[str], None]) -> Path:
-    """The model with its adapters merged, in the cache; an older merge of the same folder is removed."""
+    """Return the model with its adapters merged, in the cache; an older merge of the same folder is removed."""
     mark = hashlib.blake2b(str(adapters.folder.resolve()).encode(), digest_size=8).hexdigest()
     target = cache_folder() / "models" / "merged" / f"{mark}-{adapters.digest}"
     if (target / "config.json").is_file():
@@ -148,7 +148,7 @@ def _merged(name: str, adapters: Adapters, say: Callable[[str], None]) -> Path:
 
 
 def is_local(name: str) -> bool:
-    """Whether a model's name is the name of a local folder, which need not be there."""
+    """Return whether a model's name is the name of a local folder, which need not be there."""
     if name in BUNDLED:
         return False
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or user_path(name, "model.name").is_dir()
@@ -176,12 +176,12 @@ def convert_bundled(name: str, say: Callable[[str], None] = _logger.info) -> Pat
 
 
 def load_tokenizer(name: str, say: Callable[[str], None] = _logger.info) -> Any:
-    """Tokenizer of a model."""
+    """Return the tokenizer of a model."""
     return from_pretrained("AutoTokenizer", name, say)
 
 
 def load_config(name: str, say: Callable[[str], None] = _logger.info) -> Any:
-    """Config of a model, by the same names."""
+    """Return the config of a model, by the same names."""
     return from_pretrained("AutoConfig", name, say)
 
 
@@ -219,5 +219,5 @@ def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings
 
 
 def model_help() -> str:
-    """Names that a model can have: a sentence that ends an error."""
+    """Return names that a model can have: a sentence that ends an error."""
     return f"Give a Hugging Face Hub id, a local folder, or one of: {', '.join(BUNDLED)}."

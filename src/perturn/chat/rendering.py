@@ -53,7 +53,7 @@ class ChatTemplate:
         self._plain = PlainTokens(tokenizer, self.special_ids, self.end_id)
 
     def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
-        """The template with further variables, such as `enable_thinking`."""
+        """Return the template with further variables, such as `enable_thinking`."""
         if not variables:
             return self
         key = json.dumps(variables, sort_keys=True)
@@ -76,7 +76,7 @@ class ChatTemplate:
             return None
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any], generate: bool = False) -> str:
-        """The text of a conversation; with `generate`, up to where the policy starts to write.
+        """Return the text of a conversation; with `generate`, up to where the policy starts to write.
 
         Control tokens in the text of messages, tools and variables are broken up (`perturn.chat.control_tokens`).
 
@@ -119,7 +119,7 @@ class ChatTemplate:
             return None
 
     def added(self, before: str, after: str, what: str) -> str:
-        """Text that the template appended.
+        """Return the text that the template appended.
 
         Raises:
             ModelError: If it changed the text that was already there.
@@ -136,19 +136,19 @@ class ChatTemplate:
         )
 
     def end_of(self, text: str, action: Action) -> str:
-        """The end of a turn that decides how the next text is tokenized: the token that closed the turn, if one did."""
+        """Return the token that closed the turn, if one did, since it decides how the next text is tokenized."""
         end = next((end for end in (self.end_text, self.call_end_text) if text.endswith(end)), "")
         if not end or not action.token_ids or action.token_ids[-1] not in self.special_ids:
             return end
         return self.decode(action.token_ids[-1:])
 
     def before_end(self, text: str, message: Message) -> tuple[str, str]:
-        """A text up to the token that closes an assistant message, and that token; two empty texts without one."""
+        """Return a text up to the token that closes an assistant message, and that token; else two empty texts."""
         before, end, _ = text.rpartition(self.call_end_text if message.get("tool_calls") else self.end_text)
         return before, end
 
     def tokenize_after(self, before: str, text: str) -> tuple[int, ...]:
-        """Tokens of a text as they are where it follows another one, whose own tokens stay as they are.
+        """Return tokens of a text as they are where it follows another one, whose own tokens stay as they are.
 
         Some tokenizers put a space before whatever they are given, so a text alone may begin with another token. Where
         one would reach over the seam, the text begins with a token of its own, as it does for a policy that continues
@@ -165,7 +165,7 @@ class ChatTemplate:
         )
 
     def tokenize(self, text: str) -> tuple[int, ...]:
-        """Tokens of a text, and nothing besides; broken control tokens in it are plain text.
+        """Return tokens of a text, and nothing besides; broken control tokens in it are plain text.
 
         The newest ones are kept: an answer is tokenized after them, and sequences of an episode begin alike.
         """
@@ -185,7 +185,7 @@ class ChatTemplate:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _tokenize_quoted(self, text: str) -> tuple[int, ...]:
-        """Tokens of a text that may hold broken control tokens."""
+        """Return tokens of a text that may hold broken control tokens."""
         before, *parts = self.control.split(text)
         ids = self._tokenize(before)
         for token, following in zip(parts[::2], parts[1::2], strict=True):
@@ -194,11 +194,11 @@ class ChatTemplate:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, special ones with it."""
+        """Return the text of tokens, special ones with it."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _find_end_of_turn(self) -> int:
-        """The special token that closes an assistant message."""
+        """Return the special token that closes an assistant message."""
         messages: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
         tail = self.render(messages, ()).rpartition(_PROBE)[2]
         for token in self.tokenize(tail):
@@ -210,7 +210,7 @@ class ChatTemplate:
         )
 
     def _find_end_of_call(self) -> int:
-        """The special token that closes a message with calls, where it is not the end of turn."""
+        """Return the special token that closes a message with calls, where it is not the end of turn."""
         function = {"name": "probe", "description": "", "parameters": {}}
         tools = [{"type": "function", "function": function}]
         call = {"id": "probe0000", "type": "function", "function": {"name": "probe", "arguments": {}}}
@@ -226,7 +226,7 @@ class ChatTemplate:
 
 
 def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Length of the beginning that both have in common."""
+    """Return the length of the beginning that both have in common."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -245,7 +245,7 @@ class Thoughts:
     """Whether it opens an answer with an empty thought, even where the content has one."""
 
     def shown(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with thoughts where the template reads them, and arguments of calls as objects.
+        """Return the messages with thoughts where the template reads them, and arguments of calls as objects.
 
         Raises:
             DataError: If a message has a thought as a field, and the template reads none, or two different thoughts.
@@ -268,7 +268,7 @@ class Thoughts:
         return {**rest, self.key: thought}
 
     def refuse_second(self, text: str, where: str) -> None:
-        """Refuse a content that begins with a thought where the template would write an empty one before it.
+        """Reject a content that begins with a thought where the template would write an empty one before it.
 
         Raises:
             DataError: If the template has no field that the thought could be moved to.
@@ -298,13 +298,13 @@ def find_thoughts(render: Callable[[list[Message]], str | None]) -> Thoughts:
 
 
 def has_thought(text: str) -> bool:
-    """Whether a content begins with a thought, whose opening tag may stand in the prompt."""
+    """Return whether a content begins with a thought, whose opening tag may stand in the prompt."""
     thought, closed, _ = text.partition(_CLOSE)
     return bool(closed) and (thought.lstrip().startswith(_OPEN) or _OPEN not in thought)
 
 
 def _divided(message: Message) -> Message:
-    """The message with the thought of its content as a field; a thought that the field holds too is written once."""
+    """Return the message with the thought of its content as a field; a thought that is in both appears once."""
     content, field = message.get("content"), message.get("reasoning_content")
     if not isinstance(content, str) or not has_thought(content):
         return message
@@ -319,7 +319,7 @@ def _divided(message: Message) -> Message:
 
 
 def _with_objects(message: Message) -> Message:
-    """The message with arguments of its calls as objects, where they came as JSON text."""
+    """Return the message with arguments of its calls as objects, where they came as JSON text."""
     calls = []
     for call in message["tool_calls"]:
         function = call.get("function", call)

@@ -62,7 +62,7 @@ class Walk:
         self._added: list[str] = []  # the whole text, in parts
 
     def hear(self, observation: Sequence[Message]) -> Piece:
-        """Messages the policy reads, and the opening of its own turn."""
+        """Return messages the policy reads, and the opening of its own turn."""
         self._new = [*([] if self._added else self._messages), *observation]
         self._messages += observation
         self.partial |= len(self._context) + len(self._new) < len(self._messages)
@@ -76,7 +76,7 @@ class Walk:
         return Piece(self._template.tokenize_after(self._before, self._heard), role, NO_TURN)
 
     def by_role(self, heard: Piece) -> Iterator[Piece]:
-        """The newest messages, divided where the next one begins."""
+        """Yield the newest messages, divided where the next one begins."""
         start = 0
         known = self._closed.removesuffix(self._owed)
         for count, message in enumerate(self._new[:-1], start=1):
@@ -91,7 +91,7 @@ class Walk:
         yield Piece(heard.ids[start:], heard.role, NO_TURN)
 
     def say(self, action: Action) -> Piece:
-        """The policy's own turn: the tokens it sampled, or the tokens of its text."""
+        """Return the policy's own turn: the tokens it sampled, or the tokens of its text."""
         message = action.message()
         said = [*self._new, message]
         template, opened = self._template, self._opened
@@ -117,7 +117,7 @@ class Walk:
         return Piece(ids, "assistant", self.turns - 1)
 
     def fork(self) -> Walk:
-        """Another walk from here on, which leaves this one where it is."""
+        """Return another walk from here on, which leaves this one where it is."""
         other = copy(self)
         other._messages, other._added = list(self._messages), list(self._added)
         return other
@@ -147,7 +147,7 @@ class Walk:
             self._context = [*self._first, *said]
 
     def _beginning(self, said: list[Message], text: str) -> tuple[list[Message], str]:
-        """The messages up to the first answer, and their text; all where the text does not begin with it."""
+        """Return the messages up to the first answer, and their text; all where the text does not begin with it."""
         count = next(index for index, each in enumerate(said, start=1) if each["role"] == "assistant")
         if count < len(said) and (alone := self._template.try_render(said[:count], self._tools)):
             begun, end = self._template.before_end(alone, said[count - 1])
@@ -156,7 +156,7 @@ class Walk:
         return said, text
 
     def _check_heard(self, added: str) -> None:
-        """Refuse a template that leaves out a message, so that a policy would not read it.
+        """Reject a template that leaves out a message, so that a policy would not read it.
 
         A template may write a text otherwise than it is, such as with escapes. So a text that is not found is replaced
         by a plain one before the template is blamed.
@@ -174,7 +174,7 @@ class Walk:
                 )
 
     def _check_tool_calls(self, messages: Sequence[Message], written: str) -> None:
-        """Refuse a template that leaves out tool calls, so that an action does not reach the tokens.
+        """Reject a template that leaves out tool calls, so that an action does not reach the tokens.
 
         Which tool is called is up to the policy, and a template may write a strange name otherwise than it is, such as
         with an escaped quote. So a name that is not found is replaced by a plain one before the template is blamed.
@@ -207,7 +207,7 @@ class Asked:
         self._next_look = 0
 
     def leads_to(self, prompt: Prompt) -> bool:
-        """Whether the prompt asks for a later turn of the same conversation."""
+        """Return whether the prompt asks for a later turn of the same conversation."""
         known = len(self._turns)
         return (
             len(prompt.turns) > known
@@ -231,7 +231,7 @@ class Asked:
 
 
 def check_turns(trajectory: Trajectory) -> None:
-    """Refuse a trajectory without turns, ids that no tensor holds, and calls that no template reads."""
+    """Reject a trajectory without turns, ids that no tensor holds, and calls that no template reads."""
     if not trajectory.turns:
         raise DataError(f"trajectory of task {trajectory.task.id!r} has no assistant turn; remove the row.")
     for number, turn in enumerate(trajectory.turns):

@@ -34,7 +34,7 @@ class Template:
 
     @property
     def says(self) -> str:
-        """Whose it is, and what was changed."""
+        """Owner of the template, and what was changed."""
         return self.text.partition("\n")[0].removeprefix("{#- ").removesuffix(" -#}")
 
 
@@ -49,7 +49,7 @@ class _Variant:
     """Its first line."""
 
     def read(self, name: str, files: Mapping[str, str]) -> Template:
-        """The template."""
+        """Return the template."""
         text = f"{{#- {self.says} -#}}\n" + files[self.of].partition("\n")[2]
         for key, value in self.settings.items():
             head, line, tail = text.partition(f"{{%- set {key} = ")
@@ -113,7 +113,7 @@ _VARIANTS: Mapping[str, _Variant] = {
 
 
 def _read_all() -> dict[str, Template]:
-    """Ours by name, those with a file of their own and their variants."""
+    """Return ours by name, those with a file of their own and their variants."""
     folder = Path(__file__).parent / "chat_templates"
     files = {file.stem: file.read_text(encoding="utf-8") for file in folder.glob("*.jinja")}
     found = [Template(name, text) for name, text in files.items()]
@@ -132,7 +132,7 @@ def _user(text: str) -> Message:
 
 
 def _says(text: str, *calls: str, reasoning: str = "") -> Message:
-    """An assistant message with calls, and a thought in a field of its own."""
+    """Return an assistant message with calls, and a thought in a field of its own."""
     made = [
         {"id": name, "type": "function", "function": {"name": "look", "arguments": {"at": name}}}
         for name in calls
@@ -187,7 +187,7 @@ _DOUBLE = re.compile(r"</think>\s*<think>")
 
 
 def choose_template(tokenizer: Any, wanted: str | None) -> str | None:
-    """Text of the chat template to use instead of the tokenizer's own, if any.
+    """Return the text of the chat template to use instead of the tokenizer's own, if any.
 
     Args:
         tokenizer: A Hugging Face tokenizer.
@@ -211,7 +211,7 @@ def choose_template(tokenizer: Any, wanted: str | None) -> str | None:
 
 
 def with_template(tokenizer: Any, text: str) -> Any:
-    """The tokenizer with a chat template of its own, which is saved with a policy, so that it is served as trained."""
+    """Return the tokenizer with its own chat template; it is saved with a policy, so that it is served as trained."""
     if tokenizer.chat_template == text:
         return tokenizer
     own = copy.copy(tokenizer)
@@ -220,7 +220,7 @@ def with_template(tokenizer: Any, text: str) -> Any:
 
 
 def chat_template(settings: ModelSettings) -> str | None:
-    """Text of the chat template that a recipe names, if any."""
+    """Return the text of the chat template that a recipe names, if any."""
     named = settings.chat_template
     return None if named is None else read_template(named, "model.chat_template")
 
@@ -241,7 +241,7 @@ def read_template(wanted: str, where: str) -> str:
 
 
 def fitting(tokenizer: Any) -> list[str]:
-    """Names of our templates whose control tokens are all tokens of a tokenizer; those with plain text alone last."""
+    """Return our templates whose control tokens are all tokens of a tokenizer; templates of plain text come last."""
     known = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(
         tokenizer.all_special_tokens
     )
@@ -258,7 +258,7 @@ def _marks(tokenizer: Any, template: str) -> set[str]:
 
 
 def replacement(tokenizer: Any) -> Template | None:
-    """The template of ours that is to be used in place of a tokenizer's own, if any.
+    """Return the template of ours that is to be used in place of a tokenizer's own, if any.
 
     Its own is recognised by what it writes, so that all revisions of a stock template count. It stays where it can
     write the conversations of agents that ours can, each as the beginning of the next.
@@ -277,7 +277,7 @@ def replacement(tokenizer: Any) -> Template | None:
 
 
 def _is_stock_of(tokenizer: Any, own: str, ours: str) -> bool:
-    """Whether two templates write short conversations alike, as far as both can, but for empty thoughts."""
+    """Return whether two templates write short conversations alike, as far as both can, but for empty thoughts."""
     for number, talk in enumerate(_ASKED):
         old, new = (_write(tokenizer, each, talk) for each in (own, ours))
         if old != new and (number == 0 or None not in (old, new)):
@@ -292,13 +292,13 @@ def _is_stock_of(tokenizer: Any, own: str, ours: str) -> bool:
 
 
 def _alike(tokenizer: Any, own: str, ours: str, talk: list[Message]) -> bool:
-    """Whether two templates write a conversation, and both alike but for empty thoughts."""
+    """Return whether two templates write a conversation, and both alike but for empty thoughts."""
     old, new = (_write(tokenizer, each, talk) for each in (own, ours))
     return old is not None and new is not None and _EMPTY_THOUGHT.sub("", old) == _EMPTY_THOUGHT.sub("", new)
 
 
 def _serves(tokenizer: Any, template: str, talk: list[Message]) -> bool:
-    """Whether a template writes all that was said, and what it writes up to each turn begins the whole."""
+    """Return whether a template writes all that was said, and what it writes up to each turn begins the whole."""
     tools = [_TOOL] if any(each["role"] == "tool" for each in talk) else None
     whole = _write(tokenizer, template, talk, tools=tools)
     thinks = any(_DARK in each["content"] for each in talk)
@@ -321,7 +321,7 @@ def _serves(tokenizer: Any, template: str, talk: list[Message]) -> bool:
 
 
 def _stop_clock(template: str) -> str:
-    """A template that writes the day of ours in place of today's."""
+    """Return a template that writes the day of ours in place of today's."""
     days = {form: _DAY.strftime(form) for form in _CLOCK.findall(template)}
     macro = f"{{%- macro strftime_now(form) -%}}{{{{- {days!r}[form] -}}}}{{%- endmacro -%}}"
     return macro + template if days else template
@@ -330,7 +330,7 @@ def _stop_clock(template: str) -> str:
 def _write(
     tokenizer: Any, template: str, messages: list[Message], tools: list[dict[str, Any]] | None = None
 ) -> str | None:
-    """A conversation as a template writes it; None if it refuses."""
+    """Return a conversation as a template writes it; None if it refuses."""
     try:
         return str(
             tokenizer.apply_chat_template(

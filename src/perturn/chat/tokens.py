@@ -56,7 +56,7 @@ class Encoded:
 
     @property
     def sequences(self) -> list[slice]:
-        """Where each sequence lies."""
+        """Position of each sequence."""
         return [slice(*span) for span in pairwise((*self.starts, len(self.ids)))]
 
     @property
@@ -80,9 +80,9 @@ class Renderer:
 
     Each message is rendered and tokenized once as a conversation grows, by a `Walk`. A training sequence is compared
     with one rendering of the whole; so is a prompt each time the conversation has doubled, and each prompt where the
-    template carries something from message to message (`namespace`). Where a template writes a message otherwise
-    because of others far before it, all messages are rendered at each turn, in a time that grows with the square of
-    the turns.
+    template carries something from message to message (`namespace`). If a template writes a message otherwise
+    because of others far before it, all messages are rendered at each turn. That takes a time that grows with the
+    square of the turns.
     """
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None, *, ends: Iterable[int] = ()) -> None:
@@ -126,7 +126,7 @@ class Renderer:
         self._check_template()
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Tokens an engine continues: everything up to the place where the policy starts to write."""
+        """Return tokens an engine continues: everything up to the place where the policy starts to write."""
         asked = self._asked.pop(prompt.conversation, None)
         if asked is None or not asked.leads_to(prompt):
             asked = self._ask(prompt)
@@ -145,7 +145,7 @@ class Renderer:
     def encode(
         self, trajectory: Trajectory, max_length: int | None = None, *, every_turn: bool = False
     ) -> Encoded:
-        """Tokens of a whole trajectory; turns that do not fit in `max_length` tokens are dropped from the end.
+        """Return tokens of a whole trajectory; turns that do not fit in `max_length` tokens are dropped from the end.
 
         Of a trajectory that is several sequences, each must fit. Where a turn's does not, the turns that extend it are
         dropped too; turns of other sequences stay. Of a shortened history, all later turns are dropped.
@@ -193,7 +193,7 @@ class Renderer:
         )
 
     def check(self, trajectory: Trajectory) -> None:
-        """Refuse a trajectory that the chat template rejects; nothing is tokenized, so this is fast.
+        """Reject a trajectory that the chat template rejects; nothing is tokenized, so this is fast.
 
         Raises:
             DataError: If its turns or thoughts are none that training takes.
@@ -209,14 +209,14 @@ class Renderer:
         return [] if action.token_ids else self.control.find([action.message()])
 
     def walk(self, trajectory: Trajectory, whole: bool = False) -> Walk:
-        """A walk from before the first turn of a trajectory; with `whole`, all messages are rendered at each step."""
+        """Return a walk from before a trajectory's first turn; with `whole`, each step renders all messages."""
         chat = self._chat.with_variables(trajectory.template_kwargs)
         return Walk(chat, trajectory.prompt, trajectory.tools, whole or self._whole)
 
     def action(
         self, ids: Sequence[int], logprobs: Sequence[float], tools: Sequence[Mapping[str, Any]] = ()
     ) -> Action:
-        """Sampled tokens -> an action that keeps them.
+        """Turn sampled tokens into an action that keeps them.
 
         Its text has no special tokens. If tools are offered, special tokens that are parts of calls stay in the text,
         for `understand` to read.
@@ -230,7 +230,7 @@ class Renderer:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def require_tools(self) -> None:
-        """Refuse a template that shows no tools, or writes calls in a way that would not be read back."""
+        """Reject a template that shows no tools, or writes calls in a way that would not be read back."""
         call = ToolCall("find_lamp", {"room": "hall", "count": 2})
         types = {"room": {"type": "string"}, "count": {"type": "integer"}}
         schema = {"type": "object", "properties": types}
@@ -260,7 +260,7 @@ class Renderer:
                 thoughts.refuse_second(turn.action.text, where)
 
     def _text(self, ids: Sequence[int], with_calls: bool) -> str:
-        """Text of sampled tokens without special tokens; with calls, special tokens that are parts of calls stay."""
+        """Return the text of sampled tokens without special tokens, except special tokens that are parts of calls."""
         if with_calls and not self._kept.isdisjoint(ids):
             shown = [token for token in ids if token not in self._left_out]
             return str(self.tokenizer.decode(shown, skip_special_tokens=False))
@@ -271,7 +271,7 @@ class Renderer:
         return Asked(Walk(chat, prompt.messages, prompt.tools, whole or self._whole), prompt)
 
     def _sequences(self, trajectory: Trajectory, most: int | None, whole: bool) -> list[list[Piece]]:
-        """Pieces of each sequence, with the turns that fit; empty if none does."""
+        """Return pieces of each sequence, with the turns that fit; empty if none does."""
         found = []
         for seen, own in sequences_of(trajectory):
             kept, read = self._fit(seen, most, whole), len(seen.turns) - len(own)
@@ -288,7 +288,7 @@ class Renderer:
         return found
 
     def _fit(self, seen: Trajectory, most: int | None, whole: bool) -> list[list[Piece]]:
-        """Pieces of each turn of a sequence, its action last, as far as they fit."""
+        """Return pieces of each turn of a sequence, its action last, as far as they fit."""
         walk = self.walk(seen, whole)
         kept: list[list[Piece]] = []
         length = 0
@@ -304,7 +304,7 @@ class Renderer:
         return kept
 
     def _check_template(self) -> None:
-        """Refuse a template that rewrites history, or pieces that are not the whole, before any work starts."""
+        """Reject a template that rewrites history, or pieces that are not the whole, before any work starts."""
         turns = [
             Turn(
                 ({"role": "user", "content": f"observation {i}"},),
@@ -327,14 +327,14 @@ class Renderer:
         self._check_pieces(ids, self._chat.render(shown, ()).rpartition(self.end_text)[0] + self.end_text)
 
     def _probe(self, prompt: Sequence[Message], turns: Sequence[Turn], whole: bool) -> list[int]:
-        """Tokens of a conversation."""
+        """Return tokens of a conversation."""
         walk = Walk(self._chat, prompt, (), whole)
         pieces = [piece for turn in turns for piece in (walk.hear(turn.observation), walk.say(turn.action))]
         walk.confirm()
         return [token for piece in pieces for token in piece.ids]
 
     def _check_pieces(self, ids: list[int], text: str) -> None:
-        """Refuse tokens of pieces that stand for another text than the tokens of the whole.
+        """Reject tokens of pieces that stand for another text than the tokens of the whole.
 
         They may be other tokens: a policy continues the tokens of its prompt, even if the tokenizer would merge the
         last of them with what follows.
@@ -352,7 +352,7 @@ class Renderer:
 
 
 def _special_tokens(tokenizer: Any) -> tuple[set[int], set[int]]:
-    """Special tokens that are parts of calls, and all others."""
+    """Return special tokens that are parts of calls, and all others."""
     texts = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items() if added.special}
     special = set(texts) | set(tokenizer.all_special_ids)
     kept = {token for token, text in texts.items() if text in kept_tokens()}
@@ -360,7 +360,7 @@ def _special_tokens(tokenizer: Any) -> tuple[set[int], set[int]]:
 
 
 def _working(tokenizer: Any) -> list[str]:
-    """Names of our templates whose control tokens the tokenizer has, and that serve many turns with it."""
+    """Return names of our templates whose control tokens the tokenizer has, and that serve many turns with it."""
     found = []
     for name in fitting(tokenizer):
         try:
@@ -372,7 +372,7 @@ def _working(tokenizer: Any) -> list[str]:
 
 
 def _check_thought(action: Action, walk: Walk) -> None:
-    """Refuse a template that leaves out the thought of a turn, so that a policy would not learn it."""
+    """Reject a template that leaves out the thought of a turn, so that a policy would not learn it."""
     if action.token_ids is not None:
         return
     within, closed, _ = action.text.partition("</think>")
@@ -387,5 +387,5 @@ def _check_thought(action: Action, walk: Walk) -> None:
 
 
 def silent_turns(trajectory: Trajectory) -> set[int]:
-    """Turns that training puts no loss on, because they are empty or not to be trained."""
+    """Return turns that training puts no loss on, because they are empty or not to be trained."""
     return {index for index, turn in enumerate(trajectory.turns) if not turn.carries_loss}

@@ -38,7 +38,7 @@ _NUMBERED = re.compile(r"\b[a-z]+ \d+")
 
 
 def make_tokenizer(texts: Iterable[str], context: int) -> PreTrainedTokenizerFast:
-    """A tokenizer that knows every piece of these texts; of an object, all numbers up to the highest.
+    """Return a tokenizer that knows every piece of these texts; of an object, all numbers up to the highest.
 
     Args:
         texts: Messages: observations, actions, instructions.

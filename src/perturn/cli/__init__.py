@@ -35,7 +35,7 @@ __all__ = ["ORDER", "app", "main"]
 
 
 def main() -> None:
-    """Entry point: mistakes that are explained exit with 2 and no traceback."""
+    """Run the command line; explained mistakes exit with 2 and no traceback."""
     try:
         app()
     except (PerturnError, OSError) as error:

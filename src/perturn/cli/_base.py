@@ -50,7 +50,7 @@ def _options(
         bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Print the version.")
     ] = False,
 ) -> None:
-    """The options that come before a command."""
+    """Read the options that come before a command."""
     if world_size() > 1 and context.invoked_subcommand != "train":
         raise ConfigError(
             f"`perturn {context.invoked_subcommand}` runs in one process, got {world_size()}; start it without "
@@ -64,7 +64,7 @@ results = Console()
 
 
 def existing(path: Path | None) -> Path | None:
-    """A path of the command line, refused if there can be no such file."""
+    """Return a path of the command line, refused if there can be no such file."""
     return None if path is None else user_path(path, "path")
 
 

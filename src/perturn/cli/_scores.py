@@ -1,4 +1,4 @@
-"""How scores and comparisons look in the terminal."""
+"""Print scores and comparisons in the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perturn.cli._base import results
 
 
 def print_summary(summary: Mapping[str, Any]) -> None:
-    """The headline table of a run, and its comparison, from `summary.json`."""
+    """Print the headline table of a run, and its comparison, from `summary.json`."""
     from perturn.analysis.number_text import cost_lines, error_lines, interval, number, protocol_line
     from perturn.analysis.run_summary import headline
 
@@ -50,7 +50,7 @@ def print_summary(summary: Mapping[str, Any]) -> None:
 
 
 def print_comparison(found: Mapping[str, Any] | None) -> None:
-    """A paired comparison in two sentences, if there is one."""
+    """Print a paired comparison in two sentences, if there is one."""
     from perturn.analysis.number_text import comparison_sentences
 
     for sentence in comparison_sentences(found) or ():

@@ -72,7 +72,7 @@ def credit(
 
 
 def _print_iterations(found: Mapping[str, Any]) -> None:
-    """Episodes by bin with the weights of trained turns, then groups, of each iteration."""
+    """Print episodes by bin with the weights of trained turns, then groups, of each iteration."""
     counted = list(found["iterations"][0]["counts"])
     groups = counted.index("groups")
     name = escape(str(found["credit"]["name"]))
@@ -92,7 +92,7 @@ def _print_iterations(found: Mapping[str, Any]) -> None:
 
 
 def _print_turns(one: Mapping[str, Any]) -> None:
-    """Weights by turn of an iteration."""
+    """Print an iteration's weights by turn."""
     shown = Table(title=f"weights by turn, iteration {one['iteration']}")
     for column in ("turn", "episodes", "mean", "spread"):
         shown.add_column(column)
@@ -102,7 +102,7 @@ def _print_turns(one: Mapping[str, Any]) -> None:
 
 
 def _print_comparison(found: Mapping[str, Any], name: str, other: str) -> None:
-    """How two credits agree, and where they do not."""
+    """Print how far two credits agree, and where they do not."""
     from perturn.report.credit_figures import sentences
 
     for sentence in sentences(found, name, other):

@@ -48,7 +48,7 @@ def check_judge(
 
 
 def _cells(found: Any) -> tuple[str, str, str]:
-    """Value, interval and n of a figure; a dash where it is not defined."""
+    """Return value, interval and n of a figure; a dash where it is not defined."""
     if not isinstance(found, dict):
         return ("-" if found is None else f"{found:.3f}"), "", ""
     low, high = ("-" if end is None else f"{end:.3f}" for end in found["interval"])

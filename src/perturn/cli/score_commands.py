@@ -179,13 +179,13 @@ def play(
 
 
 def _free(store: TrajectoryStore, task: str) -> int:
-    """The first sample of a task that is not recorded yet."""
+    """Return the first sample of a task that is not recorded yet."""
     taken = store.keys()
     return next(sample for sample in count() if (task, sample) not in taken)
 
 
 def _ask() -> str:
-    """A person's line; an empty one asks again."""
+    """Return a person's line; an empty one asks again."""
     while not (typed := input("> ")).strip():
         pass
     return typed

@@ -160,7 +160,7 @@ def list_table(
 
 
 def _told(says: str, source: str, reads: Sequence[str], cost: str) -> str:
-    """A loss, a credit or a quantity in a few lines."""
+    """Return a loss, a credit or a quantity in a few lines."""
     lines = {"Reads": ", ".join(reads), "Costs": cost, "Source": source}
     told = (f"[dim]{name}: {escape(text.rstrip('.'))}.[/]" for name, text in lines.items() if text)
     return "\n".join([says, *told])

@@ -38,7 +38,7 @@ class WorldServer:
         self._worlds: dict[int, PlainWorld] = {}
 
     def identity(self) -> str:
-        """Which perturn is here."""
+        """Return which perturn is here."""
         return identity()
 
     def start(self, most: int) -> Reply:
@@ -108,7 +108,7 @@ class EngineServer:
         """Load the policy: by the name of its model, or from files; these are references to bytes, by name.
 
         Returns:
-            Identity of the policy: the given name, or the one that `serve` gives it.
+            Identity of the policy: the given name, or the name that `serve` gives it.
         """
 
         def load() -> Engine:
@@ -158,7 +158,7 @@ class EngineServer:
         return found
 
     async def forget(self, conversation: str) -> None:
-        """A conversation has ended."""
+        """Delete what is kept for a conversation that has ended."""
         self._thread.forget([conversation])
 
     def _arrived(self, answered: Sequence[tuple[Prompt, Answered]]) -> None:
@@ -173,7 +173,7 @@ class EngineServer:
 
 @contextmanager
 def _folder_of(files: dict[str, Any]) -> Iterator[str]:
-    """A folder that holds the files for a while."""
+    """Yield a temporary folder that holds the files."""
     get = importlib.import_module("ray").get
     with tempfile.TemporaryDirectory(prefix="perturn-") as folder:
         for name, data in files.items():

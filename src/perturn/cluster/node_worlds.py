@@ -39,9 +39,9 @@ _ALIVE: weakref.WeakValueDictionary[Any, ClusterWorlds] = weakref.WeakValueDicti
 
 
 def cluster_worlds(section: Section, limits: Worlds, cluster: Cluster, most: int) -> ClusterWorlds:
-    """The maker of worlds on a cluster; while it or a world of it is in use, the same one.
+    """Return the maker of worlds on a cluster; while it or a world of it is in use, the same one.
 
-    Its arguments and errors are those of `ClusterWorlds`.
+    It has the arguments and errors of `ClusterWorlds`.
     """
     key = repr((section, limits, cluster, most))
     found = _ALIVE.get(key)
@@ -87,15 +87,15 @@ class ClusterWorlds:
             raise
 
     def __call__(self) -> RemoteWorld:
-        """A world; it moves to a node with its first episode."""
+        """Return a world; it moves to a node with its first episode."""
         return RemoteWorld(_OnNode(self))
 
     def capacity(self, wanted: int) -> int:
-        """How many of so many worlds may be alive at a time on the nodes that are there now."""
+        """Return how many of so many worlds may be alive at a time on the nodes that are there now."""
         return max(1, min(wanted, sum(server.capacity for server in self._living.values())))
 
     def enter(self) -> tuple[_Server, int]:
-        """The least busy server, and the number of a slot on it.
+        """Return the least busy server, and the number of a slot on it.
 
         Raises:
             RunError: If no node is left, and none comes.
@@ -118,7 +118,7 @@ class ClusterWorlds:
             return server, next(self._numbers)
 
     def leave(self, server: _Server) -> None:
-        """A world of the server has closed."""
+        """Count a closed world of the server."""
         with self._lock:
             server.open -= 1
 
@@ -171,7 +171,7 @@ class ClusterWorlds:
                 self._coming.append(_Server(actor, identity, started, node))
 
     def _admit(self, seconds: float, strict: bool) -> None:
-        """Take in the servers that are ready in time; one that cannot be used is left out, or an error if `strict`."""
+        """Add the servers that are ready in time; leave out an unusable server, or raise an error if `strict`."""
         for server in self.connection.started(self._coming, seconds):
             self._coming.remove(server)
             try:
@@ -208,7 +208,7 @@ class ClusterWorlds:
 
 
 def _everywhere(section: Section) -> Section:
-    """The section with a path that does not depend on the current folder."""
+    """Return the section with a path that does not depend on the current folder."""
     file, colon, attribute = str(section["name"]).rpartition(":")
     return section | {"name": os.path.abspath(file) + colon + attribute} if file.endswith(".py") else section
 

@@ -84,7 +84,7 @@ class Connection:
             ) from error
 
     def nodes(self) -> list[Node]:
-        """The nodes that are alive and have processors to give: one started with none is not meant to work."""
+        """Return the nodes that are alive and have processors to give: one started with none is not meant to work."""
         found = [
             Node(
                 node["NodeID"],
@@ -98,7 +98,7 @@ class Connection:
         return [node for node in found if node.cpus > 0]
 
     def require_node(self, what: str, cpus: float, gpus: float = 0.0) -> None:
-        """Refuse what no node could ever hold."""
+        """Reject what no node could ever hold."""
         there = self.nodes()
         if not any(node.cpus >= cpus and node.gpus >= gpus for node in there):
             sizes = (
@@ -108,7 +108,7 @@ class Connection:
 
     @contextmanager
     def reached(self) -> Iterator[None]:
-        """Around what has to reach the cluster; that it is gone is a `RunError`."""
+        """Guard calls that must reach the cluster; a lost cluster is a `RunError`."""
         try:
             yield
         except self._losses as error:
@@ -132,11 +132,11 @@ class Connection:
         return self._ray.remote(kind).options(scheduling_strategy=where, **options).remote(*arguments)
 
     def put(self, data: Any) -> Any:
-        """A reference to data in Ray's object store."""
+        """Return a reference to data in Ray's object store."""
         return self._ray.put(data)
 
     def ready(self, references: Sequence[Any], seconds: float = 0.0) -> list[Any]:
-        """All of the references that are there, once one of them is; it is waited for so long."""
+        """Return all of the references that are there, once one of them is; it is waited for so long."""
         if not references:
             return []
         first, _ = self._ray.wait(list(references), timeout=seconds)
@@ -146,12 +146,12 @@ class Connection:
         return list(found)
 
     def started(self, coming: Sequence[Server], seconds: float) -> list[Any]:
-        """Those of the servers that have started, waited for so long."""
+        """Return the numbers of the servers that have started, after waiting for a number of seconds."""
         ready = self.ready([server.started for server in coming], seconds)
         return [server for server in coming if server.started in ready]
 
     def are_coming(self, coming: Sequence[Server], until: float) -> bool:
-        """Whether servers are to be waited for: some until a time, those that have found room until they start."""
+        """Return whether to wait for servers: until a time, or without a limit once a server has room to start."""
         return bool(coming) and (
             time.monotonic() < until or bool(self.ready([server.identity for server in coming]))
         )
@@ -199,7 +199,7 @@ def _knock(address: str) -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """An error in one line; of a traceback its end, of Ray's reports their gist."""
+    """Return an error in one line; of a traceback its end, of Ray's reports their gist."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     said = [
         line for line in lines if line.startswith(("The actor died because", "The actor's node", "The node"))
@@ -209,7 +209,7 @@ def last_line(error: BaseException) -> str:
 
 @cache
 def identity() -> str:
-    """Which perturn this is: equal texts are equal code under the same Python."""
+    """Return which perturn this is: equal texts are equal code under the same Python."""
     digest = hashlib.blake2b(digest_size=4)
     package = Path(__file__).parents[1]
     for file in sorted(package.rglob("*.py")):
@@ -219,7 +219,7 @@ def identity() -> str:
 
 
 def check_identity(where: str, theirs: str) -> None:
-    """Refuse an installation of perturn somewhere that differs from the one of this process."""
+    """Reject an installation of perturn somewhere that differs from the one of this process."""
     if theirs != identity():
         raise ConfigError(
             f"{where} has perturn {theirs}, and this process has {identity()}; install the same on all machines."

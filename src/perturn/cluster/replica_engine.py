@@ -48,7 +48,7 @@ class Replicas:
     """A streaming engine whose replicas answer side by side, each its own conversations; none waits for another.
 
     A prompt is passed on at once. It joins what the replica's engine answers, which keeps batches of its own. A
-    conversation stays with a replica, which keeps its keys and values; those of a replica that is lost move to
+    conversation stays with a replica, which keeps its keys and values; conversations of a lost replica move to
     others, which compute them again. A replica that is lost is started again wherever there is room.
     """
 
@@ -86,7 +86,7 @@ class Replicas:
             _logger.warning("replica %d of the policy has no room yet; going on without it", replica.number)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """One action a prompt; those of a replica that is lost meanwhile are answered by another.
+        """Return one action a prompt; another replica answers the prompts of a replica that is lost meanwhile.
 
         Raises:
             RunError: If no replica is left, or one after the other is lost.
@@ -251,7 +251,7 @@ class Replicas:
 
 
 def _send(connection: Connection, model: str) -> dict[str, Any]:
-    """The files of a model folder in Ray's object store, by name: nodes need share no disk. Nothing for a Hub id."""
+    """Put the files of a model folder in Ray's object store, by name, so nodes share no disk; nothing for a Hub id."""
     if not Path(model).is_dir():
         return {}
     files = [file for file in sorted(Path(model).iterdir()) if file.suffix in _MODEL_FILES]

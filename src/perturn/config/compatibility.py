@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 IMPOSED = {
     "unfinished": "episodes that are not over",
     "some-episodes": "branches of some episodes alone, which tell how these ended",
-    "prover": "branches of another policy than the one that explored",
+    "prover": "branches of another policy than the exploring one",
     "cut-branches": "branches that are not over",
     "dependent-branches": "branches at turns that depend on the other samples of the task",
 }
@@ -45,7 +45,7 @@ def providers(*needs: str) -> list[str]:
 
 
 def _explorers() -> dict[str, ExploreSettings]:
-    """The explorers with their default settings, without explorers that have a setting without a default."""
+    """Return the explorers with their default settings, without explorers that have a setting without a default."""
     found = {name: at_defaults(entry) for name, entry in table("explorers").items()}
     return {name: one for name, one in found.items() if one is not None}
 
@@ -80,7 +80,7 @@ def misfit(recipe: Recipe, reader: str, needs: Needs, takes: Collection[str]) ->
 
 
 def _without(explorer: ExploreSettings, imposed: str) -> str:
-    """How to have episodes without a property: the setting that brings it, else another explorer."""
+    """Return how to have episodes without a property: the setting that brings it, else another explorer."""
     for each in fields(explorer):
         default: Any = each.default_factory() if each.default_factory is not MISSING else each.default
         if default is MISSING:
@@ -177,7 +177,7 @@ def row_faults(recipe: Recipe) -> Iterator[str]:
         ),
         (
             grouped and explore and not explore.sampling.temperature == explore.sampling.top_p == 1,
-            "has the gradient of the policy itself, and not of a sharper one that acts in its place; "
+            "has the gradient of the policy itself, and not of a sharper policy that acts in its place; "
             "explore.sampling must have temperature 1 and top_p 1",
         ),
     ):

@@ -51,7 +51,7 @@ class ExploreSettings:
 
     @property
     def traits(self) -> ExplorerTraits:
-        """Traits of the episodes; those of plain rollouts by default."""
+        """Traits of the episodes; plain rollouts by default."""
         return ExplorerTraits()
 
     @property

@@ -63,7 +63,7 @@ def picks(kind: Any, where: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """The dataclasses within a type, but not those within a list or a mapping."""
+    """Yield the dataclasses within a type, but not those within a list or a mapping."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         yield hint
     elif typing.get_origin(hint) not in (list, tuple, dict, Sequence, Mapping):
@@ -113,13 +113,13 @@ def unknown_key(
 
 
 def _listed(siblings: Sequence[str], further: Sequence[str]) -> list[str]:
-    """The keys of a section that a message lists: `name` only where there is no other one."""
+    """Return the keys of a section that a message lists: `name` only where there is no other one."""
     every = sorted([*siblings, *further])
     return [each for each in every if each in siblings or each.rpartition(".")[2] != "name"] or every
 
 
 def _entry(key: str, picked: Iterable[tuple[str, str]]) -> str | None:
-    """The word that picks the entry of a name like the last part of a key, such as `rows.name=groups` for `groups`."""
+    """Return the word that picks the entry named like a key's last part, such as `rows.name=groups` for `groups`."""
     section, _, last = key.rpartition(".")
     for path, kind in picked:
         if path.startswith(section) and (name := closest(last, table(kind), cutoff=0.85)):
@@ -128,7 +128,7 @@ def _entry(key: str, picked: Iterable[tuple[str, str]]) -> str | None:
 
 
 def _of_others(key: str, others: Sequence[str]) -> str:
-    """Which entries have a setting that the chosen one lacks."""
+    """Return which entries have a setting that the chosen one lacks."""
     section, _, last = key.rpartition(".")
     more = f" and {len(others) - _MOST_ENTRIES} more" if len(others) > _MOST_ENTRIES else ""
     return f"{last} is a setting of {section}.name={' or '.join(others[:_MOST_ENTRIES])}{more}."
@@ -155,7 +155,7 @@ def unknown_name(where: str, name: str, entries: Mapping[str, Any]) -> str:
 
 
 def _rest(value: Any) -> list[str]:
-    """The keys below a key, where there is one at each level."""
+    """Return the keys below a key, where there is one at each level."""
     found: list[str] = []
     while isinstance(value, Mapping) and len(value) == 1:
         key, value = next(iter(value.items()))
@@ -164,7 +164,7 @@ def _rest(value: Any) -> list[str]:
 
 
 def _elsewhere(key: str, rest: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Keys with the same last part in other sections: within the section of the key first, then in the usual ones."""
+    """Return keys with the same last part in other sections: first within the key's section, then in the usual ones."""
     section, _, last = key.rpartition(".")
     within = [section] if section else []
     first = list(dict.fromkeys((*within, *_FIRST)))
@@ -176,7 +176,7 @@ def _elsewhere(key: str, rest: Sequence[str], known: Sequence[str]) -> list[str]
 
 
 def _completed(key: str, rest: Sequence[str], known: Sequence[str]) -> str:
-    """A key with the keys below it, each as it was probably meant."""
+    """Return a key with the keys below it, each as it was probably meant."""
     for part in rest:
         below = [each for each in known if each.rpartition(".")[0] == key]
         key = closest(f"{key}.{part}", below) or f"{key}.{part}"

@@ -1,4 +1,4 @@
-"""Which settings of a recipe name files from outside its run folder: each setting declares that at its field."""
+"""Find the settings of a recipe that name files outside its run folder; each setting declares this at its field."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Named:
 
 
 def written(name: str) -> bool:
-    """Whether a setting or a file that nobody declares to be read is, by its name, more likely written."""
+    """Return whether a setting or a file that nobody declares to be read is, by its name, more likely written."""
     return _WRITTEN.search(name) is not None
 
 

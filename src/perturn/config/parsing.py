@@ -39,7 +39,7 @@ _SECRET = re.compile(r"(?<![\w-])(sk-(?=[\w-]*\d)[\w-]{16,}|Bearer\s+\S+)")
 
 
 def refuse_secrets(data: Any) -> None:
-    """Refuse what looks like a key of an API, without showing it: a recipe is copied into runs and reports."""
+    """Reject what looks like a key of an API, without showing it: a recipe is copied into runs and reports."""
     for where, key, value in _leaves(data):
         if value is not None and (_SECRET_NAME.fullmatch(key) or _SECRET.search(str(value))):
             raise ConfigError(
@@ -49,7 +49,7 @@ def refuse_secrets(data: Any) -> None:
 
 
 def _leaves(data: Any, where: str = "", key: str = "") -> Iterator[tuple[str, str, Any]]:
-    """(path, name of the setting, value) of everything that is no mapping or list."""
+    """Yield (path, name of the setting, value) of everything that is no mapping or list."""
     if isinstance(data, Mapping):
         for name, value in data.items():
             yield from _leaves(value, _join(where, str(name)), str(name))
@@ -61,7 +61,7 @@ def _leaves(data: Any, where: str = "", key: str = "") -> Iterator[tuple[str, st
 
 
 def to_yaml(recipe: Any) -> str:
-    """The resolved recipe as YAML that `read_recipe` reads back; escaped, since some characters break lines."""
+    """Return the resolved recipe as YAML that `read_recipe` reads back; escaped, since some characters break lines."""
     return yaml.dump(to_mapping(recipe), Dumper=_DUMPER, sort_keys=False)
 
 
@@ -86,7 +86,7 @@ def parse(
     table: Mapping[str, Any] | None = None,
     guarded: bool = False,
 ) -> T:
-    """Mapping -> a settings dataclass, nested ones included; or any class made with keyword arguments.
+    """Turn mapping into a settings dataclass, nested ones included; or any class made with keyword arguments.
 
     Args:
         kind: The class.
@@ -146,7 +146,7 @@ def build(
     root: Any = None,
     guarded: bool = True,
 ) -> Any:
-    """Section -> the object its `name` picks from a table, made with its other keys.
+    """Turn section into the object its `name` picks from a table, made with its other keys.
 
     Args:
         table: Name -> class.
@@ -194,12 +194,12 @@ def section_of(given: Any, where: str) -> Mapping[str, Any]:
 
 
 def _null_name(where: str, table: Mapping[str, Any]) -> ConfigError:
-    """The error about a section whose `name` is null."""
+    """Return the error about a section whose `name` is null."""
     return ConfigError(f"{where}.name must be a name, got null. Known: {', '.join(sorted(table))}.")
 
 
 def _require_name(section: Any, where: str, mark: EntryOf) -> None:
-    """Refuse a section that picks from a table by a misspelt `name`, by null, or that is the name alone."""
+    """Reject a section that picks from a table by a misspelt `name`, by null, or that is the name alone."""
     if isinstance(section, Mapping):
         if section.get("name", "") is None:
             raise _null_name(where, table_of(mark.table))
@@ -213,7 +213,7 @@ def _require_name(section: Any, where: str, mark: EntryOf) -> None:
 
 
 def _settings(kind: Any) -> dict[str, inspect.Parameter]:
-    """The keyword arguments a class is made with, by name."""
+    """Return the keyword arguments a class is made with, by name."""
     found = inspect.signature(kind).parameters
     return {
         name: item for name, item in found.items() if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
@@ -221,7 +221,7 @@ def _settings(kind: Any) -> dict[str, inspect.Parameter]:
 
 
 def _value(hint: Any, value: Any, where: str, root: Any) -> Any:
-    """One value -> the type its field declares."""
+    """Turn one value into the type its field declares."""
     _refuse_infinite(value, where)
     for part in (hint, *typing.get_args(hint)):
         if dataclasses.is_dataclass(part) and isinstance(part, type):
@@ -244,13 +244,13 @@ def _value(hint: Any, value: Any, where: str, root: Any) -> Any:
 
 
 def _first_key(hint: Any) -> str:
-    """The first setting of the first dataclass of a type."""
+    """Return the first setting of the first dataclass of a type."""
     part = next(each for each in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(each))
     return dataclasses.fields(part)[0].name
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
-    """A value of YAML as plain Python: the text it was written with where a text is expected, else what it means."""
+    """Return a value of YAML as plain Python: its text where a text is expected, else what it means."""
     hints = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     if isinstance(value, Mapping):
         return _typed_mapping(hints, value, where)
@@ -276,7 +276,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
 
 
 def _typed_mapping(hints: Sequence[Any], value: Mapping[Any, Any], where: str) -> dict[Any, Any]:
-    """A mapping of YAML as plain Python, its values by the types that are expected of them."""
+    """Return a mapping of YAML as plain Python, its values by the types that are expected of them."""
     shape = next((each for each in hints if typing.is_typeddict(each)), None)
     inner = next((args for each in hints if len(args := typing.get_args(each)) == 2), (Any, Any))
     by_key = typing.get_type_hints(shape) if shape is not None else {}
@@ -289,7 +289,7 @@ def _typed_mapping(hints: Sequence[Any], value: Mapping[Any, Any], where: str) -
 
 
 def _refuse_infinite(value: Any, where: str) -> None:
-    """Refuse numbers that are not finite, in lists and mappings too."""
+    """Reject numbers that are not finite, in lists and mappings too."""
     for path, _, each in _leaves(value, where):
         if isinstance(each, float) and not math.isfinite(each):
             raise ConfigError(f"{path} must be a finite number, got {each}.")

@@ -89,8 +89,8 @@ class Recipe:
     """A second recipe, which `perturn run` does next. It starts from the last policy of this one, in the folder
     `NAME-then`. It has sections of its own to train, and takes the others, such as `environment`, from this one."""
     deterministic: bool = False
-    """Whether exploration and evaluation play `concurrency` episodes at a time in lock-step, each such block together
-    from its first turn to its last, so that what shares a batch never depends on timing. It costs throughput."""
+    """Whether exploration and evaluation play `concurrency` episodes at a time in lock-step: each block together, from
+    its first turn to its last. Then batches never depend on timing. It costs throughput."""
     worlds: Annotated[Worlds, EFFORT] = field(default_factory=Worlds)
     cluster: Annotated[Cluster | None, EFFORT] = None
     launch: Annotated[Launch, EFFORT] = field(default_factory=Launch)
@@ -171,7 +171,7 @@ class Recipe:
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe file, or one that comes with the package by its name, and apply `key=value` words.
+    """Read a recipe from a file, or by its name from the package, and apply `key=value` words.
 
     Raises:
         ConfigError: If the file is missing, is not YAML, or a key or value is wrong; one line saying where.
@@ -195,7 +195,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _code_beside(value: Any, folder: Path) -> Any:
-    """A recipe's mapping in which `file.py:Class` names a file beside the recipe if the current folder has none."""
+    """Return a recipe's mapping in which `file.py:Class` is beside the recipe unless the current folder has it."""
     if isinstance(value, dict):
         return {key: _code_beside(each, folder) for key, each in value.items()}
     if isinstance(value, list):

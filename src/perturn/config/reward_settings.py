@@ -30,8 +30,8 @@ class RewardModel(Train):
     """Pairs of a task, at most; None: as many as there are, each episode in one."""
     reference: Literal["previous", "start"] = "start"
     """Reference of the model, in training and for its rewards: the policy that the first iteration started from
-    (start), or the one that explored (previous), as OPRL has it. With start, a model that has met no pair yet rewards
-    nothing."""
+    (start), or the policy that explored (previous), as OPRL has it. With start, a model that has met no pair yet
+    rewards nothing."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Reward:
     """Rewards beside the environment's: of a judge, of a model that learns in the run, or both."""
 
     judge: JudgeSettings | None = None
-    """Rates the episodes that are explored, and those of the expert where rows compare them. None: nobody rates."""
+    """Rates explored episodes, and the expert's episodes where rows compare them. None: nobody rates."""
     model: RewardModel | None = None
     """Learns in each iteration, for credits of groups that read it, such as oprl. None: no model learns."""
 

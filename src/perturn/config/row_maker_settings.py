@@ -22,7 +22,7 @@ Key = tuple[str, int]
 """(task id, sample), as `Trajectory.key`."""
 
 BRANCHES = frozenset({"branches", "wrong-branches", "expert-branches"})
-"""Episodes that branch off, by what provides them: all but those of a tree."""
+"""Episodes that branch off, by what provides them; branches of a tree are not among them."""
 
 ANY_BRANCHES = frozenset({"some-episodes", "prover", "dependent-branches"})
 """Properties of branches that pairs do not mind; see `perturn.config.compatibility.IMPOSED`."""

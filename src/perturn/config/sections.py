@@ -23,7 +23,7 @@ Section = dict[str, Any]
 
 
 def refuse(faults: Iterable[str]) -> None:
-    """Refuse settings that do not go together: a ValueError with the first fault, to which `parse` adds the place."""
+    """Reject settings that do not go together: a ValueError with the first fault, to which `parse` adds the place."""
     for fault in faults:
         raise ValueError(fault)
 
@@ -47,12 +47,12 @@ class ModelSettings:
     that limit."""
     chat_template: Annotated[str | None, TEMPLATE] = None
     """Chat template to use instead of the tokenizer's own: a name of `perturn list templates`, a file, or Jinja. None:
-    its own, or ours in place of a stock one that does not serve many turns."""
+    its own, or ours in place of a stock template that does not serve many turns."""
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """A panel of tasks: a fixed choice from a split, of each kind or of all kinds together."""
+    """A task list: a fixed choice from a split, of each kind or of all kinds together."""
 
     split: str = "train"
     per_kind: Annotated[int, COUNT] | None = None
@@ -70,7 +70,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class HeldOutTasks(Tasks):
-    """A panel of tasks that nobody trains on."""
+    """A task list that nobody trains on."""
 
     split: str = "test"
 
@@ -94,7 +94,7 @@ class ProtocolSettings:
     list_admissible: bool | None = None
     """Whether observations list the commands the world would understand; None: the named protocol's, else no."""
     suffix: str | None = None
-    """Text on a line of its own after the one that poses the task; None: the named protocol's, else none."""
+    """Text on a line of its own after the observation that poses the task; None: the named protocol's, else none."""
     example: list[Message] | None = None
     """Worked example before the first observation, as messages; None: the named protocol's, [] leaves it out."""
 
@@ -178,7 +178,7 @@ class Sft(Train):
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama that is made from nothing; its vocabulary is that of the episodes."""
+    """A Llama that is made from nothing; its vocabulary comes from the episodes."""
 
     hidden: Annotated[int, COUNT] = 128
     """Features of a hidden state."""
@@ -202,7 +202,7 @@ class Shape:
 class Base(Sft):
     """Pretraining from nothing: a small Llama learns to continue episodes of the expert, and of one who errs.
 
-    The defaults are those of 0.9M parameters and 10,000 episodes of ALFWorld, ten minutes of one core.
+    The defaults give 0.9M parameters and 10,000 episodes of ALFWorld, ten minutes of one core.
     """
 
     loss: Annotated[Section, EntryOf("losses")] = field(default_factory=lambda: {"name": "sft"})
@@ -238,7 +238,7 @@ class Align(Train):
     Optimizer and learning rate then go on from iteration to iteration, and `batch_size` is not read. None: steps of
     `batch_size` rows, and a fresh optimizer and schedule in each iteration."""
     reference: Literal["previous", "start", "average"] = "previous"
-    """Reference of an iteration: the policy it starts from, the one that the first iteration started from, or a moving
+    """Reference of an iteration: the policy it starts from, the start of the first iteration, or a moving
     average of both and all between."""
     reference_decay: Annotated[float, Bound(least=0, below=1)] = 0.9
     """Share of itself that the moving average keeps when an iteration ends."""
@@ -285,7 +285,7 @@ class Launch:
 @dataclass(frozen=True)
 @bounded
 class Worlds:
-    """Where environments run, and how long they may take; none of it changes what an episode is."""
+    """Place and limits of environments; nothing here changes an episode."""
 
     processes: Annotated[int, Bound(least=0)] | None = None
     """Worlds alive at a time on a machine, each in a process of its own. None: one for each episode that is played at
@@ -317,7 +317,7 @@ class Cluster:
     address: str
     """`ray://host:10001`; `auto` or `host:port` on a machine of the cluster; `local` for one of this machine alone."""
     engines: Annotated[int, Bound(least=0)] = 1
-    """Replicas of the policy; 0 keeps the engine in this process, where one that serves an API always is."""
+    """Replicas of the policy; 0 keeps the engine in this process, as an engine for an API always is."""
     engine_cpus: Annotated[float, Bound(least=0)] = 1.0
     """CPUs, and threads, of a replica."""
     engine_gpus: Annotated[float, Bound(least=0)] = 0.0

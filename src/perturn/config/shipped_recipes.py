@@ -9,17 +9,17 @@ _FOLDER = Path(__file__).parents[1] / "recipes"
 
 
 def shipped() -> dict[str, Path]:
-    """Recipe -> its file, by the name of the file."""
+    """Turn recipe into its file, by the name of the file."""
     return {file.stem: file for file in sorted(_FOLDER.glob("*.yaml"))}
 
 
 def shipped_recipe(name: str) -> Path | None:
-    """The file of a recipe, by the name of the file or by that of its run, as in `perturn run demo`."""
+    """Return the file of a recipe, by the name of the file or of its run, as in `perturn run demo`."""
     return _by_any_name().get(name)
 
 
 def shipped_names() -> list[str]:
-    """All names under which a recipe can be given: of its run, such as demo, and of its file."""
+    """Return all names under which a recipe can be given: of its run, such as demo, and of its file."""
     return sorted(_by_any_name())
 
 
@@ -34,7 +34,7 @@ def _by_any_name() -> dict[str, Path]:
 
 
 def describe_shipped() -> dict[str, str]:
-    """Recipe -> the comment that it begins with."""
+    """Turn recipe into the comment that it begins with."""
     return {name: _first_line(file) for name, file in shipped().items()}
 
 

@@ -1,4 +1,4 @@
-"""Which explored episodes are learned from, by what can be told of them without a model."""
+"""Choose the explored episodes to learn from, by signals that need no model."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ class Signals:
             )
 
     def __bool__(self) -> bool:
-        """Whether it may leave any out."""
+        """Return whether it may leave any out."""
         return bool(self.without or self.only)

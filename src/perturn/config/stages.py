@@ -60,11 +60,11 @@ class Stage:
     reads: tuple[str, ...] = ()
     """Keys of all settings that it and the stages before it read, so that stages of two recipes that are equal in
     these make the same; empty: nobody else makes it. So it is of several iterations from the first alignment on, since
-    policies and optimizers are let go on the way."""
+    policies and optimizers are deleted on the way."""
 
 
 def stages(recipe: Recipe) -> list[Stage]:
-    """The stages of a recipe, in order. A recipe without a section is a list without its stages."""
+    """Return the stages of a recipe, in order. A recipe without a section is a list without its stages."""
     found = list(_first(recipe))
     for iteration in range(1, recipe.iterations + 1):
         trained = {stage.policy: stage.name for stage in found if stage.command == "train"}
@@ -73,7 +73,7 @@ def stages(recipe: Recipe) -> list[Stage]:
 
 
 def is_read(key: str, reads: Iterable[str]) -> bool:
-    """Whether a dotted key is among keys that a stage reads, of which a section stands for all that is in it."""
+    """Return whether a dotted key is among keys that a stage reads, of which a section stands for all that is in it."""
     return any(key == each or key.startswith(f"{each}.") for each in reads)
 
 
@@ -83,7 +83,7 @@ def mark(recipe: Recipe, iteration: int) -> str:
 
 
 def policy_of(recipe: Recipe, iteration: int) -> str:
-    """The policy that an iteration makes; the one that the loop begins with is that of iteration 0."""
+    """Return the policy that an iteration makes; iteration 0 stands for the policy that the loop begins with."""
     if recipe.align is None or iteration == 0:
         return "sft" if recipe.sft else "base"
     by_rows = recipe.rows is not None and recipe.rows.traits.names_policy
@@ -92,7 +92,7 @@ def policy_of(recipe: Recipe, iteration: int) -> str:
 
 
 def rows_name(recipe: Recipe) -> str:
-    """The name of the row maker of a recipe that has one."""
+    """Return the name of the row maker of a recipe that has one."""
     return name_of(table(ROWS.table), type(recipe.rows))
 
 
@@ -102,17 +102,17 @@ def traits_of(recipe: Recipe) -> RowTraits | None:
 
 
 def makes(recipe: Recipe, *kinds: str) -> bool:
-    """Whether the rows of a recipe are of one of some kinds."""
+    """Return whether the rows of a recipe are of one of some kinds."""
     return recipe.rows is not None and recipe.rows.traits.makes in kinds
 
 
 def starts_over(recipe: Recipe) -> bool:
-    """Whether the alignment trains the policy before SFT, and not the one that explored."""
+    """Return whether the alignment trains the policy before SFT, and not the policy that explored."""
     return recipe.rows is not None and recipe.rows.traits.starts_over
 
 
 def own_files(recipe: Recipe) -> dict[str, str]:
-    """Files of the user's that a recipe learns from, by their keys."""
+    """Return files of the user's that a recipe learns from, by their keys."""
     rows = recipe.rows.traits.source if recipe.rows else None
     expert = recipe.expert.file if recipe.expert else None
     explored = recipe.explore.traits.source if recipe.explore else None
@@ -121,48 +121,48 @@ def own_files(recipe: Recipe) -> dict[str, str]:
 
 
 def suffix_of(recipe: Recipe, policy: str) -> str | None:
-    """The suffix that a policy is asked for success with, if it was told how its episodes end."""
+    """Return the suffix that a policy is asked for success with, if it was told how its episodes end."""
     told = recipe.rows.traits.told if recipe.rows else None
     aligned = {policy_of(recipe, number) for number in range(1, recipe.iterations + 1)}
     return told[0] if told and policy in aligned else None
 
 
 def reward_model_of(recipe: Recipe, iteration: int) -> str:
-    """The reward model that an iteration makes; that of iteration 0 is the policy that the loop begins with."""
+    """Return the reward model that an iteration makes; for iteration 0, the policy that the loop begins with."""
     return f"prm{mark(recipe, iteration)}" if iteration else policy_of(recipe, 0)
 
 
 def learned_from(recipe: Recipe, policy: str) -> str | None:
-    """The policy that SFT, or the whole of the alignment, began with to make one; None for the base."""
+    """Return the policy that SFT, or the whole of the alignment, began with to make one; None for the base."""
     if policy == "base":
         return None
     return "base" if policy == "sft" or starts_over(recipe) else policy_of(recipe, 0)
 
 
 def explored_before(recipe: Recipe, policy: str) -> str:
-    """The stage that explores last before a policy is evaluated; of what the loop begins with, the first."""
+    """Return the stage that explores last before a policy is evaluated; of what the loop begins with, the first."""
     its = [number for number in range(1, recipe.iterations + 1) if policy_of(recipe, number) == policy]
     return f"explore{mark(recipe, its[0] if its else 1)}"
 
 
 def _explores_first(recipe: Recipe) -> bool:
-    """Whether the selector of an evaluation needs what is explored here, so that this comes first."""
+    """Return whether the selector of an evaluation needs what is explored here, so that this comes first."""
     return recipe.explore is not None and recipe.evaluate is not None and "explored" in recipe.evaluate.needs
 
 
 def average_of(recipe: Recipe, iteration: int) -> str:
-    """The moving average of policies that an iteration leaves."""
+    """Return the moving average of policies that an iteration leaves."""
     return f"average{mark(recipe, iteration)}" if iteration else policy_of(recipe, 0)
 
 
 def is_scored(recipe: Recipe, iteration: int) -> bool:
-    """Whether the policy of an iteration is evaluated."""
+    """Return whether the policy of an iteration is evaluated."""
     part = recipe.evaluate
     return part is not None and (iteration % part.every == 0 or iteration == recipe.iterations)
 
 
 def _first(recipe: Recipe) -> Iterator[Stage]:
-    """The stages that are done once: the base, the expert's episodes, the base's score, SFT and its score.
+    """Yield the stages that are done once: the base, the expert's episodes, the base's score, SFT and its score.
 
     Where the selector of the evaluation needs explored episodes, these scores come after the first exploration.
     """
@@ -191,7 +191,7 @@ def _first(recipe: Recipe) -> Iterator[Stage]:
 
 
 def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator[Stage]:
-    """One iteration: exploration, pairs or credit, alignment, and the aligned policy's score."""
+    """Yield one iteration: exploration, pairs or credit, alignment, and the aligned policy's score."""
     end, start = mark(recipe, number), policy_of(recipe, number - 1)
     before = (*_EXPLORE, *_explored(recipe)) if number == 1 else ()
     after = _LOOP if recipe.iterations == 1 else ()
@@ -233,14 +233,14 @@ def _iteration(recipe: Recipe, number: int, trained: dict[str, str]) -> Iterator
 
 
 def _explored(recipe: Recipe) -> tuple[str, ...]:
-    """Settings of the explorer that its rollouts read: those of every explorer, or all."""
+    """Return settings of the explorer that its rollouts read: the settings of every explorer, or all."""
     if recipe.explore is None or recipe.explore.traits.resumes_earlier:
         return ("explore",)
     return tuple(f"explore.{each.name}" for each in fields(ExploreSettings))
 
 
 def _reference(recipe: Recipe, number: int) -> str:
-    """The reference of an iteration."""
+    """Return the reference of an iteration."""
     kind = recipe.align.reference if recipe.align else "previous"
     if kind == "average":
         return average_of(recipe, number - 1)
@@ -248,7 +248,7 @@ def _reference(recipe: Recipe, number: int) -> str:
 
 
 def _judged(recipe: Recipe, explore: str, its: Any) -> Iterator[Stage]:
-    """The stages that make an iteration's reward model: pairs of own episodes, and training on them."""
+    """Yield the stages that make an iteration's reward model: pairs of own episodes, and training on them."""
     if recipe.reward_model is None:
         return
     number, end = its["iteration"], its["mark"]
@@ -260,7 +260,7 @@ def _judged(recipe: Recipe, explore: str, its: Any) -> Iterator[Stage]:
 
 
 def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its: Any) -> Iterator[Stage]:
-    """The stage that makes the rows of the alignment."""
+    """Yield the stage that makes the rows of the alignment."""
     if recipe.rows is None:
         return
     traits = recipe.rows.traits
@@ -280,15 +280,15 @@ def _rows(recipe: Recipe, explore: str, judged: Sequence[Stage], seen: str, its:
 
 
 def compares_expert(recipe: Recipe) -> bool:
-    """Whether rows are made of the expert's episodes, or of branches of these."""
+    """Return whether rows are made of the expert's episodes, or of branches of these."""
     of_his = recipe.explore is not None and recipe.explore.traits.expert
     return of_his or (recipe.rows is not None and recipe.rows.traits.expert)
 
 
 def _rows_read(recipe: Recipe, before: tuple[str, ...]) -> tuple[str, ...]:
-    """Settings that are read up to the rows, if those up to the exploration are known.
+    """Return settings that are read up to the rows, if those up to the exploration are known.
 
-    Of several iterations reward models are let go, and so nobody else makes the weights that follow from them.
+    Reward models of earlier iterations are deleted, so nothing else can make the weights that follow from them.
     """
     if recipe.reward_model is not None and recipe.iterations > 1:
         return ()
@@ -299,7 +299,7 @@ def _rows_read(recipe: Recipe, before: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _evaluation(policy: str, needs: tuple[str, ...], reads: tuple[str, ...], iteration: int = 1) -> Stage:
-    """The score of a policy."""
+    """Return the score of a policy."""
     does = "perturn.run.stages.evaluate_stage:evaluate"
     reads = reads and (*reads, *_SCORE)
     return Stage(f"evaluate-{policy}", "evaluate", does, needs, policy, iteration=iteration, reads=reads)

@@ -18,7 +18,7 @@ from perturn.types import Trajectory
 def bi_level_advantages(
     rewards: Sequence[float], values: Numbers, *, gamma: float, lam: float, high_level_gamma: float
 ) -> Numbers:
-    """Advantage of each token of a trajectory.
+    """Return the advantage of each token of a trajectory.
 
         turns:  A_i = delta_i + h lam A_(i+1),   delta_i = r_i + h V(end of turn i+1) - V(end of turn i)
         tokens: GAE with gamma and lam inside turn i, whose last token has the reward A_i + V(end of turn i)

@@ -31,7 +31,7 @@ class Stretch:
     stop: int
     """One more than its last turn."""
     value: float
-    """Reward that it came to from its first turn on, in the mean."""
+    """Mean reward from its first turn on."""
     before: float
     """Rewards before it."""
     leaves: int
@@ -58,7 +58,7 @@ class Tree:
 
     @property
     def value(self) -> float:
-        """Reward that it came to in the mean."""
+        """Mean reward from its first turn on."""
         return self.stretches[0].value
 
 
@@ -67,7 +67,7 @@ Forks = dict[int, list[int]]
 
 
 def forest(group: Sequence[Trajectory], rewards: Numbers, value: str = "tree") -> list[Tree]:
-    """The trajectories of a task as trees.
+    """Return the trajectories of a task as trees.
 
         V(stretch) = its rewards + mean over the children of the fork after it of V(child)      tree
         V(stretch) = mean over the leaves below it of the rewards from its first turn on         leaves
@@ -89,7 +89,7 @@ def forest(group: Sequence[Trajectory], rewards: Numbers, value: str = "tree") -
 
 
 def forks_of(group: Sequence[Trajectory]) -> dict[int, Forks]:
-    """Index of each explored episode -> its forks.
+    """Turn the index of each explored episode into its forks.
 
     Raises:
         ValueError: See `forest`.
@@ -110,7 +110,7 @@ def forks_of(group: Sequence[Trajectory]) -> dict[int, Forks]:
 
 
 def _check_shared(branch: Trajectory, explored: Trajectory) -> None:
-    """Refuse a branch that does not begin as the explored episode does, such as a branch from a branch.
+    """Reject a branch that does not begin as the explored episode does, such as a branch from a branch.
 
     Raises:
         ValueError: Saying where it differs.

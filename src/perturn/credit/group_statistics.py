@@ -368,5 +368,5 @@ def similar_keys(group: Sequence[Trajectory], similarity: float) -> dict[str, st
 
 
 def _is_similar(keys: SequenceMatcher[str], least: float) -> bool:
-    """Whether two keys are similar; what bounds their similarity from above is cheaper and comes first."""
+    """Return whether two keys are similar; what bounds their similarity from above is cheaper and comes first."""
     return keys.real_quick_ratio() >= least and keys.quick_ratio() >= least and keys.ratio() >= least

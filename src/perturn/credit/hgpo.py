@@ -73,6 +73,6 @@ class HGPO(GroupCredit):
 
 
 def _mean(levels: list[tuple[float, float]]) -> float:
-    """Weighted mean of the advantages that are not 0."""
+    """Return the weighted mean of the advantages that are not 0."""
     counted = [(weight, advantage) for weight, advantage in levels if advantage]
     return sum(w * a for w, a in counted) / (sum(w for w, _ in counted) + EPSILON)

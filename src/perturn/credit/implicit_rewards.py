@@ -13,7 +13,7 @@ Logprobs = Sequence[Sequence[Sequence[float] | Tensor]]
 """Log-probabilities of the tokens of each turn, in nats `[trajectories][turns][tokens]`."""
 
 REDUCTIONS = ("sum", "mean")
-"""The number of a turn: of all its tokens, or of one in the mean."""
+"""The number of a turn: the sum over its tokens, or the mean over them."""
 
 
 def turn_log_ratios(
@@ -56,7 +56,7 @@ def turn_log_ratios(
 
 
 def _log_ratio(ours: Sequence[float] | Tensor, theirs: Sequence[float] | Tensor, reduction: str) -> float:
-    """Of the tokens of one turn."""
+    """Return the implicit reward of one turn's tokens."""
     known = [each.tolist() if isinstance(each, Tensor) else each for each in (ours, theirs)]
     if len(known[0]) != len(known[1]) or not known[0]:
         raise ValueError(

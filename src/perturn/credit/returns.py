@@ -24,7 +24,7 @@ def recorded_rewards(trajectory: Trajectory) -> list[float]:
 
 
 def solved(trajectory: Trajectory) -> bool:
-    """Whether the task was solved; never in a trajectory that FAILED."""
+    """Return whether the task was solved; never in a trajectory that FAILED."""
     return trajectory.success and trajectory.status is not Status.FAILED
 
 

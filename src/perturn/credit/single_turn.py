@@ -48,7 +48,7 @@ def weigh_group(
 
 
 def _confidence(turns: Sequence[Tensor]) -> Tensor:
-    """Geometric mean of pi_ref over each turn [turns]; added up as `TurnLogprobs` does, to the last bit."""
+    """Return the geometric mean of pi_ref over each turn [turns]; added up as `TurnLogprobs` does, to the last bit."""
     counts = torch.tensor([len(turn) for turn in turns])
     turn_index = torch.arange(len(turns)).repeat_interleave(counts)
     tokens = torch.cat(list(turns))
@@ -135,13 +135,13 @@ class Confidence:
         return weigh_group(self, group, reference)
 
     def weigh(self, position: Tensor, turns: Tensor, confidence: Tensor | None) -> Tensor:
-        """Return omega of every turn, without unit [turns]."""
+        """Return the omega of every turn, without unit [turns]."""
         assert confidence is not None
         return confidence_weights(confidence, pivot=self.pivot, low=self.low, high=self.high)
 
 
 def derived_discount(position: Tensor, turns: Tensor, *, gamma: float) -> Tensor:
-    """Discount of turn t of T, as it follows from the occupancy measure.
+    """Return the discount of turn t of T, as it follows from the occupancy measure.
 
         phi(t, T) = gamma^t (1 - gamma^(T - t)) / (1 - gamma^T)
 
@@ -163,7 +163,7 @@ def derived_discount(position: Tensor, turns: Tensor, *, gamma: float) -> Tensor
 
 
 def printed_discount(position: Tensor, turns: Tensor, *, gamma: float) -> Tensor:
-    """Discount of turn t of T, as the paper prints it.
+    """Return the discount of turn t of T, as the paper prints it.
 
         phi(t, T) = (1 - gamma^(T - t)) / (1 - gamma^T)
 

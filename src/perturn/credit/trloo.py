@@ -57,7 +57,7 @@ class TRLOO(GroupCredit):
     def _baselines(
         self, i: int, rewards: list[float], same: Sequence[Mapping[int, float]], others: float
     ) -> list[float]:
-        """b_it of one trajectory, in units of reward [turns]."""
+        """Return b_it of one trajectory, in units of reward [turns]."""
         collected, found = 0.0, []
         for t, reward in enumerate(rewards):
             found.append(same[t].get(i, (others - collected) / self.gamma**t))

@@ -48,9 +48,9 @@ class TurnGAE:
 
         A_t = delta_t + gamma lam A_(t+1),   delta_t = r_t + gamma V_(t+1) - V_t,   V = 0 after the last turn
 
-    Where an episode goes on in the next iteration (explorer `window`), V of its last turn stands for the missing one
-    behind it, and V is learned from the other episodes alone; with `truncated: bootstrap` so it is where a limit cut an
-    episode.
+    If an episode goes on in the next iteration (explorer `window`), V of its last turn stands for the missing value
+    after it. V is then learned from the other episodes alone. With `truncated: bootstrap` this also holds where a limit
+    cut an episode.
 
     Source: VAGEN's `no_concat_gae.py`; Schulman et al. 2016, arXiv:1506.02438, over turns instead of tokens. Episodes
     that are not over: extended GAE of "Truncated Proximal Policy Optimization" (T-PPO), 2025, by its abstract.
@@ -99,7 +99,7 @@ class TurnGAE:
         ]
 
     def _goes_on(self, trajectory: Trajectory) -> bool:
-        """Whether something comes after the last turn, or would have."""
+        """Return whether something comes after the last turn, or would have."""
         return unfinished(trajectory) or (self.truncated == "bootstrap" and trajectory.truncated)
 
     def __call__(
@@ -116,12 +116,12 @@ class TurnGAE:
         )
 
     def _paid(self, group: Sequence[Trajectory]) -> Numbers:
-        """Rewards that count, without an outcome where something comes after, whose V has it."""
+        """Return rewards that count, without an outcome where something comes after, whose V has it."""
         return self.returns(
             [replace(one, status=Status.UNFINISHED) if self._goes_on(one) else one for one in group]
         )
 
 
 def _was_lost(trajectory: Trajectory) -> bool:
-    """Whether an episode that was to go on FAILED before it had, which says nothing of the turns that it had."""
+    """Return whether an episode that was to go on FAILED before it had, which says nothing of the turns that it had."""
     return failed(trajectory) and trajectory.taken_over > 0 and not came_back(trajectory)

@@ -12,7 +12,7 @@ def _chance(probability: float) -> tuple[Outcome, ...]:
 
 
 def _same(outcomes: tuple[Outcome, ...]) -> dict[str, tuple[Outcome, ...]]:
-    """Two actions that do the same."""
+    """Return two actions that do the same."""
     return {"this": outcomes, "that": outcomes}
 
 

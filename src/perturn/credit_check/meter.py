@@ -1,4 +1,4 @@
-"""How biased and how noisy a credit is: exactly, by listing every group that small decision processes can give.
+"""Measure bias and noise of a credit exactly, by listing every group that small decision processes can give.
 
 The gradient that a group of N trajectories gives is g = (1/N) sum_i sum_t A_it grad log pi(a_it | s_it). Its
 expectation over all groups is compared with the true gradient of the expected return.
@@ -62,7 +62,7 @@ def check_credit(
     Args:
         credit: A credit. It is given the exact value of each quantity that it needs, by `Quantity.exact`; with the
             trait `takes_prover`, branches are of a prover that takes all actions of a state alike. A group of one with
-            `trains_branches` is of so many trees: episodes, each played on once from its third turn.
+            `trains_branches` is of so many trees: episodes, each with one branch from its third turn.
         gamma: Discount of the return whose gradient is the true one; None: the credit's own.
         processes: What to measure it on.
 
@@ -91,13 +91,13 @@ def measure(credit: Credit, process: Process, size: int, gamma: float | None = N
 def tree_estimates(
     credit: Credit, episodes: Episodes, size: int, every: int = 2, samples: int = 1
 ) -> tuple[Tensor, Tensor, float]:
-    """Gradient that each group of trees gives, its chance, and the tolerance of the credit's numbers.
+    """Return the gradient that each group of trees gives, its chance, and the tolerance of the credit's numbers.
 
     Args:
-        credit: One that trains on branches.
+        credit: A credit that trains on branches.
         episodes: All of the process.
         size: Trees of a group.
-        every: Turns from one that is played on from to the next.
+        every: Turns from one branching turn to the next.
         samples: Branches from each.
 
     Raises:
@@ -119,7 +119,7 @@ def tree_estimates(
 
 
 def _estimates(credit: Credit, episodes: Episodes, size: int, gamma: float) -> tuple[Tensor, Tensor, float]:
-    """Gradient that each group of episodes gives, its chance, and the tolerance of the credit's numbers."""
+    """Return the gradient that each group of episodes gives, its chance, and the tolerance of the credit's numbers."""
     groups = list(combinations_with_replacement(range(len(episodes.steps)), size))
     found, dtypes = zip(*_advantages(credit, episodes, groups, gamma), strict=True)
     members = torch.tensor(groups)
@@ -130,7 +130,7 @@ def _estimates(credit: Credit, episodes: Episodes, size: int, gamma: float) -> t
 
 
 def _padded(credit: Credit, found: Sequence[Tensor], lengths: Sequence[int], horizon: int) -> Tensor:
-    """Numbers of a credit, 0 after the end of an episode, float64 [trajectories, turns].
+    """Return numbers of a credit, 0 after the end of an episode, float64 [trajectories, turns].
 
     Raises:
         ValueError: If they are not one a turn.
@@ -176,7 +176,7 @@ def summary(
 def _advantages(
     credit: Credit, episodes: Episodes, groups: Sequence[tuple[int, ...]], gamma: float
 ) -> Iterator[tuple[Tensor, torch.dtype]]:
-    """Numbers of the credit for each group, 0 after the end of an episode [trajectories, turns], and their dtype."""
+    """Yield the credit's numbers for each group, 0 after an episode's end [trajectories, turns], and their dtype."""
     prover = episodes.process.prover.episodes if credit.traits.takes_prover else episodes
     ground = Ground(episodes, gamma, prover)
     exact = {
@@ -196,7 +196,7 @@ def _advantages(
 
 
 def _compare(estimates: Tensor, chances: Tensor, true: Tensor) -> tuple[float, float, float, float]:
-    """Cosine, scale, relative bias and noise of the gradients that all groups give."""
+    """Return cosine, scale, relative bias and noise of the gradients that all groups give."""
     expected = chances @ estimates
     length, size = float(expected.norm()), float(true.norm())
     if length <= _NOTHING * max(size, 1.0) or not size:

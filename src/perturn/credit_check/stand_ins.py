@@ -15,7 +15,7 @@ from perturn.types import Trajectory, Turn
 
 
 def _ends(reward: float, chance: float) -> tuple[Outcome, ...]:
-    """A success with some chance, and a failure with the rest; the episode is over in both."""
+    """Return a success with some chance, and a failure with the rest; the episode is over in both."""
     return (Outcome(chance, reward, success=True), Outcome(1 - chance))
 
 
@@ -53,6 +53,6 @@ def stand_ins(need: str | Need, episodes: Sequence[Trajectory]) -> Sequence[Any]
 
 
 def _step(turn: Turn) -> Step:
-    """The step of a turn: by its state key alone."""
+    """Return the step of a turn: by its state key alone."""
     number = crc32(repr(turn.state_key).encode())
     return Step(number // 2 % len(_PROCESS.actions), number % 2, 0.0)

@@ -1,4 +1,4 @@
-"""Every group that a small decision process gives where episodes are played on: trees, with what each is likely to be.
+"""Enumerate the groups of trees that a small decision process gives when episodes branch, with their probabilities.
 
 The ground on which `meter` measures a credit that trains on branches.
 """
@@ -14,7 +14,7 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class ListedTree:
-    """An episode that was explored, and those that were played on from its turns, by their index among all episodes."""
+    """An explored episode and its branches, by their index among all episodes."""
 
     explored: int
     branches: tuple[tuple[int, int], ...]
@@ -22,7 +22,7 @@ class ListedTree:
     probability: float
 
     def trajectories(self, episodes: Episodes, origin: int, first: int) -> list[Trajectory]:
-        """As they would be recorded.
+        """Return the groups in the form of a recording.
 
         Args:
             episodes: All of the process.
@@ -44,13 +44,13 @@ def list_trees(
     samples: int,
     forked: Callable[[int, int], bool] = lambda episode, turn: True,
 ) -> list[ListedTree]:
-    """All trees of a process.
+    """Return all trees of a process.
 
     Args:
         episodes: All of the process.
-        every: Turns from one that is played on from to the next.
+        every: Turns from one branching turn to the next.
         samples: Branches from each.
-        forked: Whether such a turn of an episode, by its index, is played on from.
+        forked: Whether a branch starts at this turn of an episode, by the turn's index.
     """
     found = []
     for explored, steps in enumerate(episodes.steps):
@@ -66,7 +66,7 @@ def list_trees(
 def _played_on(
     episodes: Episodes, explored: int, turn: int, samples: int
 ) -> list[tuple[tuple[tuple[int, int], ...], float]]:
-    """All that can be played from before a turn, in whatever order, and the chance of each."""
+    """Return all that can be played from before a turn, in whatever order, and the chance of each."""
     begun = episodes.steps[explored][:turn]
     state = episodes.steps[explored][turn].state
     same = [
@@ -86,14 +86,14 @@ def _played_on(
 
 
 def orders(drawn: Sequence[int]) -> int:
-    """In how many orders what was drawn can come."""
+    """Return the number of orders in which the drawn episodes can come."""
     return factorial(len(drawn)) // prod(factorial(len(list(alike))) for _, alike in groupby(sorted(drawn)))
 
 
 def list_groups(
     episodes: Episodes, trees: Sequence[ListedTree], size: int
 ) -> Iterator[tuple[list[Trajectory], list[int], float]]:
-    """All groups of so many trees: trajectories, their indices among all episodes, and the chance of the group."""
+    """Yield all groups of a number of trees: trajectories, their indices among all episodes, and the probability."""
     for drawn in combinations_with_replacement(range(len(trees)), size):
         group: list[Trajectory] = []
         members: list[int] = []

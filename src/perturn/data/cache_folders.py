@@ -1,4 +1,4 @@
-"""Where things are kept that can be made again: converted models, reference log-probabilities, indexes."""
+"""Folders of things that can be made again: converted models, reference log-probabilities, indexes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ABANDONED = 24 * 3600
 
 
 def cache_folder() -> Path:
-    """The user's cache folder; `PERTURN_CACHE` overrides it."""
+    """Return the user's cache folder; `PERTURN_CACHE` overrides it."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "perturn"
     return Path(os.environ.get("PERTURN_CACHE", default))
 
@@ -46,7 +46,7 @@ def content_digest(file: Path, least: int = 0) -> str:
 
 
 def reference_bytes() -> int:
-    """The most that a folder of reference log-probabilities may take; `PERTURN_REFERENCE_GB` overrides it.
+    """Return the most that a folder of reference log-probabilities may take; `PERTURN_REFERENCE_GB` overrides it.
 
     Raises:
         ConfigError: If that is no size.
@@ -68,7 +68,7 @@ def evict(folder: Path, pattern: str, most: int, keep: Path) -> None:
         folder: Where they are.
         pattern: Of their names.
         most: Bytes that may stay.
-        keep: One that stays, however large it is.
+        keep: A folder that stays, however large it is.
     """
     files = sorted(_sizes(folder, pattern), reverse=True)
     left = most - sum(size for _, size, file in files if file == keep)
@@ -96,7 +96,7 @@ def _remove(file: Path) -> None:
 
 
 def _sizes(folder: Path, pattern: str) -> Iterator[tuple[float, int, Path]]:
-    """When each file was used last, its bytes, and the file."""
+    """Yield when each file was used last, its bytes, and the file."""
     for file in folder.glob(pattern):
         with suppress(FileNotFoundError):  # another process was quicker
             about = file.stat()

@@ -72,7 +72,7 @@ class Outcome:
 
 
 def read_outcomes(file: Path) -> list[Outcome]:
-    """The outcomes of a file of trajectories; none if it is not there.
+    """Return the outcomes of a file of trajectories; none if it is not there.
 
     Raises:
         RunError: If a complete line is no trajectory.
@@ -83,7 +83,7 @@ def read_outcomes(file: Path) -> list[Outcome]:
 
 
 def parse_outcome(raw: bytes, where: str) -> Outcome:
-    """The outcome of one line of a file of trajectories.
+    """Return the outcome of one line of a file of trajectories.
 
     Raises:
         RunError: If it is none.

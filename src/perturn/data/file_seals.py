@@ -35,7 +35,7 @@ class Damage:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -63,7 +63,7 @@ def _seal(file: Path, stage: str | None) -> dict[str, Any]:
 
 
 def find_damage(folder: Path, seals: Mapping[str, Mapping[str, Any]], thorough: bool = False) -> list[Damage]:
-    """The files that are not what was sealed.
+    """Return the files that are not what was sealed.
 
     Args:
         folder: Of the run.
@@ -100,7 +100,7 @@ def without_removed(folder: Path, seals: Seals) -> tuple[Seals, set[str]]:
 
 
 def refuse_damage(folder: Path, seals: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse to go on from, or to report on, files that are not what was written."""
+    """Reject to go on from, or to report on, files that are not what was written."""
     damaged = find_damage(folder, seals)
     if damaged:
         others = f", and {len(damaged) - 1} more files are damaged" if len(damaged) > 1 else ""
@@ -111,7 +111,7 @@ def refuse_damage(folder: Path, seals: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a run folder; None if there is none.
+    """Return the manifest of a run folder; None if there is none.
 
     Raises:
         RunError: If it is no manifest.
@@ -127,11 +127,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _known(note: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a stage in a manifest of whichever version; counts are always there."""
+    """Return the record of a stage in a manifest of whichever version; counts are always there."""
     return {"counts": {}} | {key: value for key, value in note.items() if value is not None}
 
 
 def own_digest(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 of a manifest without its own `sha256`, which is this."""
+    """Return SHA-256 of a manifest without its own `sha256`, which is this."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

@@ -9,7 +9,7 @@ from math import fsum
 
 @dataclass(frozen=True)
 class Forks:
-    """One explored episode: its turns that are played on from, and by what they were chosen."""
+    """One explored episode: its branching turns, and the numbers by which they were chosen."""
 
     task: str
     """Id of its task."""

@@ -36,7 +36,7 @@ class CreditRow:
     bin: str
     """One of BINS."""
     weight: tuple[float, ...]
-    """Weight of each turn as the credit gave it, without unit [turns]; training reads those of `trained` alone."""
+    """Weight of each turn as the credit gave it, without unit [turns]; training reads only the weights of `trained`."""
     clip: tuple[float, ...] | None = field(default=None, metadata=SPARSE)
     """Factor on the clip range of each turn, > 0, without unit [turns]; None: 1."""
 
@@ -47,7 +47,7 @@ class CreditRow:
 
 
 def read_credits(file: str | os.PathLike[str]) -> list[CreditRow]:
-    """The rows of a file of credits, in order.
+    """Return the rows of a file of credits, in order.
 
     Raises:
         DataError: If a line is malformed, of no known bin, or a second one of the same episode.
@@ -85,7 +85,7 @@ def _check(row: CreditRow, where: str) -> None:
 
 
 def counts(trajectory: Trajectory, failures: str = "leave_out") -> bool:
-    """Whether a trajectory counts in the statistics of its group, by one of FAILURES."""
+    """Return whether a trajectory counts in the statistics of its group, by one of FAILURES."""
     return failures == "zero" or not failed(trajectory)
 
 
@@ -176,7 +176,7 @@ def _is_zero(weights: Weights) -> bool:
 
 
 def has_equal_outcomes(group: Sequence[Trajectory]) -> bool:
-    """Whether the trajectories of a group are known to have one score and one success; a FAILED one has 0 and none."""
+    """Return whether all trajectories of a group have one score and one success; FAILED counts as 0 and none."""
     if any(map(unfinished, group)):
         return False
     scores = [score(one) for one in group]
@@ -186,7 +186,7 @@ def has_equal_outcomes(group: Sequence[Trajectory]) -> bool:
 def counts_of(
     groups: Sequence[Sequence[Trajectory]], rows: Iterable[CreditRow], failures: str = "leave_out"
 ) -> dict[str, int]:
-    """Counts of a ledger.
+    """Return counts of a ledger.
 
     Args:
         groups: Trajectories of a task each.

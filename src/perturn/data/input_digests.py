@@ -36,7 +36,7 @@ class Files:
     files: Mapping[str, Path]
 
     def outside(self, folder: Path) -> Files:
-        """Return those that do not lie in a folder."""
+        """Return the those that do not lie in a folder."""
         return Files(
             self.folder, {name: file for name, file in self.files.items() if not file.is_relative_to(folder)}
         )
@@ -157,7 +157,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def same_inputs(ours: Inputs, theirs: Inputs, reads: Iterable[str]) -> bool:
-    """Whether the inputs that a stage reads are equal in two runs, as far as both recorded them."""
+    """Return whether the inputs that a stage reads are equal in two runs, as far as both recorded them."""
     keys = [key for key in ours.keys() & theirs.keys() if is_read(key, reads)]
     return all(_digests(ours[key]) == _digests(theirs[key]) for key in keys)
 

@@ -23,7 +23,7 @@ STAGES = ("explore", "branch", "prefer", "reward", *_ACCOUNTS, "align")
 
 
 def account_of(notes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Counts of the stage that says what became of explored episodes; empty before it is done.
+    """Return counts of the stage that says what became of explored episodes; empty before it is done.
 
     Args:
         notes: What the manifest has of an iteration's stages, by name.
@@ -32,7 +32,7 @@ def account_of(notes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
-    """Where each episode that was asked for ended: by the account of a credit, of pairs, or of outcomes.
+    """Return where each episode that was asked for ended: by the account of a credit, of pairs, or of outcomes.
 
     Args:
         noted: Counts of the stage.
@@ -41,7 +41,7 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
     Returns:
         `asked`, `bins` (which sum to it) and `groups` (counts of groups, for a credit); `unit`: both count `episodes`,
         or `memberships`, where pairs share their first turns: an explored episode is in a group for each turn that it
-        was played on from; `steps` of explored episodes, from one such turn to the next; or `nodes`, of trees, that
+        branches at; `steps` of explored episodes, from one branching turn to the next; or `nodes`, of trees, that
         were left by different steps. None if nothing was counted.
     """
     counts = {name: int(n) for name, n in noted.items() if isinstance(n, int) and n >= 0}
@@ -63,7 +63,7 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
 
 
 def training_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over an iteration's optimizer steps of what was logged, a row a step; None of what was not."""
+    """Return means over an iteration's optimizer steps of what was logged, a row a step; None of what was not."""
     entropies = [_mean(rows, f"entropy/{side}") for side in ("chosen", "rejected")]
     found = [value for value in entropies if value is not None]
     return {
@@ -84,7 +84,7 @@ def _mean(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a logged value is a finite number; a whole one that no float is as large as is none."""
+    """Return whether a logged value is a finite number; a whole number beyond the range of a float is none."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     try:

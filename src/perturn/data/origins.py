@@ -1,4 +1,4 @@
-"""Which episodes branch off from which, which of a task is the best, and what two of them have in common."""
+"""Origins of episodes: what branches from what, the best episode of a task, and the turns that two have in common."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from perturn.types import Trajectory, failed
 
 
 def actions_of(trajectory: Trajectory) -> list[object]:
-    """Text and tool calls of each turn: native calls can differ where all texts are empty."""
+    """Return text and tool calls of each turn: native calls can differ where all texts are empty."""
     return [(turn.action.text, turn.action.tool_calls) for turn in trajectory.turns]
 
 
 def best_by_task(experts: Iterable[Trajectory]) -> dict[str, Trajectory]:
-    """Of each task the first with the highest total reward; one that FAILED or has no turns is none."""
+    """Return the first episode of each task with the highest total reward; FAILED and empty episodes do not count."""
     best: dict[str, Trajectory] = {}
     for expert in experts:
         if failed(expert) or not expert.turns:
@@ -27,7 +27,7 @@ def best_by_task(experts: Iterable[Trajectory]) -> dict[str, Trajectory]:
 
 
 def ending_at(trajectory: Trajectory, turns: int) -> Trajectory:
-    """Its first so many turns, where it has more; its total reward stays that of the whole episode."""
+    """Return its first so many turns, where it has more; its total reward still counts the whole episode."""
     if len(trajectory.turns) <= turns:
         return trajectory
     return replace(trajectory, turns=trajectory.turns[:turns], terminated=False, truncated=True)
@@ -36,11 +36,11 @@ def ending_at(trajectory: Trajectory, turns: int) -> Trajectory:
 def branches_of(
     explored: Sequence[Trajectory], branches: Iterable[Trajectory]
 ) -> list[dict[int, list[Trajectory]]]:
-    """Episodes that were played on from each explored one, by the number of its turns that they begin with.
+    """Return branches of each explored episode, by the number of turns that they share with it.
 
     Args:
-        explored: Those, or the expert's where his are played on from.
-        branches: Episodes that were played on from them.
+        explored: Explored episodes, or the expert's where branches start there.
+        branches: Episodes that branch from them.
 
     Raises:
         DataError: If one is of none of them.
@@ -50,7 +50,7 @@ def branches_of(
         origin = found.get((one.task.id, one.origin))
         if origin is None:
             raise DataError(
-                f"task {one.task.id!r:.80}, sample {one.sample}: expected an episode played on from one of this "
+                f"task {one.task.id!r:.80}, sample {one.sample}: expected a branch of an episode of this "
                 f"task, got origin {one.origin}. Play the branches again."
             )
         origin.setdefault(one.taken_over, []).append(one)

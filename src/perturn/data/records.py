@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
-    """The trajectory as JSON data, with the version of the format; refused if it could not be read back.
+    """Return the trajectory as JSON data, with the version of the format; refused if it could not be read back.
 
     Tuples become lists. What else JSON cannot hold exactly is a `DataError` with the path of the value.
     """
@@ -50,7 +50,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def trajectory_from_dict(record: Mapping[str, Any]) -> Trajectory:
-    """The trajectory that `trajectory_to_dict` wrote.
+    """Return the trajectory that `trajectory_to_dict` wrote.
 
     Keys whose field in `types` has a default may be left out. Anything else amiss is a `DataError` that opens
     with the path of the value, such as `turns[3].action.token_ids`.
@@ -59,12 +59,12 @@ def trajectory_from_dict(record: Mapping[str, Any]) -> Trajectory:
 
 
 def pair_from_dict(record: Mapping[str, Any]) -> PreferencePair:
-    """The pair of a line of `write_pairs`; anything amiss is a `DataError`, as for a trajectory."""
+    """Return the pair of a line of `write_pairs`; anything amiss is a `DataError`, as for a trajectory."""
     return _validate(PreferencePair, record)
 
 
 def line_of(value: Any) -> bytes:
-    """A dataclass as one line of ASCII: no character of a text can end it early, in any reader's opinion.
+    """Return a dataclass as one line of ASCII: no character of a text can end it early, in any reader's opinion.
 
     Raises:
         DataError: If it could not be read back; with the path of the value.
@@ -74,7 +74,7 @@ def line_of(value: Any) -> bytes:
 
 
 def parse_line(kind: type[_T], raw: bytes, where: str) -> _T:
-    """The dataclass of a line that `line_of` made.
+    """Return the dataclass of a line that `line_of` made.
 
     Raises:
         DataError: If anything is amiss; it opens with `where`, such as the file and the line's number.
@@ -96,7 +96,7 @@ def _to_dict(value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any, levels: int = 2 * DEEPEST) -> Any:
-    """Dataclasses and mappings as dicts, tuples as lists, the rest untouched."""
+    """Return dataclasses and mappings as dicts, tuples as lists, the rest untouched."""
     if not levels:
         raise DataError(f"record: expected at most {DEEPEST} levels of data, got {2 * DEEPEST}. Correct it.")
     if is_dataclass(value):
@@ -113,7 +113,7 @@ def _plain(value: Any, levels: int = 2 * DEEPEST) -> Any:
 
 
 def _is_left_out(value: Any, each: Field[Any]) -> bool:
-    """Whether a sparse field holds its default."""
+    """Return whether a sparse field holds its default."""
     if not each.metadata.get("sparse"):
         return False
     default = each.default if each.default_factory is MISSING else each.default_factory()
@@ -137,14 +137,14 @@ def _check_status(value: Any) -> Status:
 
 
 def _check_data(value: Any, halves: bool = True) -> Any:
-    """Data of a world's own, which must come back from JSON as it went in."""
+    """Return the data of a world's own, which must come back from JSON as it went in."""
     if problem := fault(value, "", halves=halves):
         raise ValueError(problem)
     return value
 
 
 def _check_shown(value: Any) -> Any:
-    """Data that a policy is shown."""
+    """Return the data that a policy is shown."""
     return _check_data(value, halves=False)
 
 
@@ -231,7 +231,7 @@ def _schema(hint: Any) -> CoreSchema:
 
 
 def _record(kind: Any) -> CoreSchema:
-    """A dataclass: fields without a default are required, and other keys refused.
+    """Return a dataclass: fields without a default are required, and other keys refused.
 
     Its `__post_init__` is not called: the schemas check what that checks.
     """
@@ -272,7 +272,7 @@ def _validator(kind: type) -> SchemaValidator:
 
 
 def _validate(kind: type[_T], record: Any) -> _T:
-    """JSON data -> its value, or a `DataError` that opens with the path of the first mistake."""
+    """Turn JSON data into its value, or a `DataError` that opens with the path of the first mistake."""
     try:
         return cast(
             _T, _validator(kind).validate_python(dict(record) if isinstance(record, Mapping) else record)
@@ -286,7 +286,7 @@ weighted_from_dict = partial(_validate, WeightedTrajectory)
 
 
 def _explain(error: ValidationError, kind: type) -> str:
-    """The first mistake, in our words."""
+    """Return the first mistake, in our words."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "unexpected_keyword_argument":
         *inside, key = first["loc"]
@@ -318,7 +318,7 @@ class Said(NamedTuple):
 
 
 def flatten(content: Any, where: str) -> Any:
-    """Parts of text as one text; any other content as it is, since many chat templates take text alone.
+    """Return parts of text as one text; any other content as it is, since many chat templates take text alone.
 
     Raises:
         DataError: If a part is no text.
@@ -329,7 +329,7 @@ def flatten(content: Any, where: str) -> Any:
 
 
 def flatten_said(content: Any, where: str) -> Said | Any:
-    """Parts of an assistant message as one text and one thought; any other content as it is.
+    """Return parts of an assistant message as one text and one thought; any other content as it is.
 
     Raises:
         DataError: If a part is neither text, refusal nor thought.
@@ -350,7 +350,7 @@ def flatten_said(content: Any, where: str) -> Said | Any:
 
 
 def tool_text(content: Any, where: str) -> str:
-    """The result of a tool as text: text and its parts as they are, any other data as JSON text.
+    """Return the result of a tool as text: text and its parts as they are, any other data as JSON text.
 
     Raises:
         DataError: If it holds a part that is no text, such as an image.

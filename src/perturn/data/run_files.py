@@ -172,7 +172,7 @@ class Reference(TypedDict):
 
 
 def read_note(file: Path, shape: Any) -> dict[str, Any] | None:
-    """A file that is one JSON object; None if it is not there. NaN and 1e999 are no numbers of JSON, and read as null.
+    """Return a file that is one JSON object; None if it is not there. NaN and 1e999, which JSON lacks, read as null.
 
     Raises:
         RunError: If it cannot be read, or is not of its shape.
@@ -186,7 +186,7 @@ def read_note(file: Path, shape: Any) -> dict[str, Any] | None:
 
 
 def _unicode(data: Any, text: str | bytes, where: str) -> Any:
-    """The data itself, whose texts can be printed and name files: no half of a surrogate pair is in them."""
+    """Return the data itself, whose texts can be printed and name files: no half of a surrogate pair is in them."""
     half = b"\\ud" in text.lower() if isinstance(text, bytes) else "\\ud" in text.lower()
     if half and not is_unicode(json.dumps(data, ensure_ascii=False)):
         raise RunError(f"{where}: expected valid Unicode, got half of a surrogate pair. {REMEDY}")
@@ -194,7 +194,7 @@ def _unicode(data: Any, text: str | bytes, where: str) -> Any:
 
 
 def read_notes(file: Path, shape: Any) -> list[dict[str, Any]]:
-    """The JSON objects of a file, one a line; none if it is not there. A last line that is being written is left out.
+    """Return the JSON objects of a file, one a line, without a last line that is being written; none without the file.
 
     Raises:
         RunError: If the file cannot be read, or a line is not of its shape.
@@ -208,7 +208,7 @@ def read_notes(file: Path, shape: Any) -> list[dict[str, Any]]:
 
 
 def read_sides(path: Path, shape: Any) -> list[dict[str, Any]]:
-    """Rows that give each side of a pair lists of equal length.
+    """Return rows that give each side of a pair lists of equal length.
 
     Raises:
         RunError: If the file cannot be read, or a line is not of this shape.
@@ -224,7 +224,7 @@ def read_sides(path: Path, shape: Any) -> list[dict[str, Any]]:
 
 
 def parse_settings(text: str, where: str) -> Mapping[str, Any]:
-    """The settings of a recorded recipe, whichever version wrote it; empty if it holds none.
+    """Return the settings of a recorded recipe, whichever version wrote it; empty if it holds none.
 
     Raises:
         RunError: If it is no YAML.
@@ -239,7 +239,7 @@ def note_tokens(file: Path, ids: Iterable[int], tokenizer: Any) -> None:
     Args:
         file: Of the texts.
         ids: Token ids; those that are noted already are left as they are.
-        tokenizer: That of the run's policies.
+        tokenizer: Tokenizer of the run's policies.
     """
     noted: dict[str, str] = read_note(file, dict[str, str]) or {}
     missing = sorted(set(map(str, ids)) - noted.keys(), key=int)
@@ -257,7 +257,7 @@ _ALWAYS = ("perturn", "torch", "transformers", "accelerate")
 
 
 def versions(recipe: Recipe) -> dict[str, str]:
-    """Versions of Python and of the packages that a result depends on, as far as they are installed."""
+    """Return versions of Python and of the packages that a result depends on, as far as they are installed."""
     found = {"python": platform.python_version()}
     for name in dict.fromkeys((*_ALWAYS, *_distributions(recipe))):
         try:
@@ -268,7 +268,7 @@ def versions(recipe: Recipe) -> dict[str, str]:
 
 
 def _distributions(recipe: Recipe) -> Iterator[str]:
-    """Distributions that the parts of a recipe name, and those that foreign entries come from."""
+    """Yield distributions that the parts of a recipe name, and those that foreign entries come from."""
     stages = [stage for stage in (recipe.base, recipe.sft, recipe.align) if stage is not None]
     worlds = {
         "environments": recipe.environment or {},
@@ -288,7 +288,7 @@ def _distributions(recipe: Recipe) -> Iterator[str]:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine, in a few numbers."""
+    """Return the machine, in a few numbers."""
     return {
         "machine": platform.machine(),
         "system": platform.system(),
@@ -298,7 +298,7 @@ def hardware() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Commit of the source this runs from, marked if files differ from it; None outside a checkout."""
+    """Return the commit of the source this runs from, marked if files differ from it; None outside a checkout."""
     here = Path(__file__).parent
     try:
         found = subprocess.run(

@@ -107,11 +107,11 @@ class Run:
         self.close()
 
     def is_done(self, stage: str) -> bool:
-        """Whether a stage has run to its end."""
+        """Return whether a stage has run to its end."""
         return bool(self.manifest["stages"].get(stage, {}).get("done"))
 
     def reopen(self, stage: str) -> None:
-        """A stage is to be done again, from what there is of it."""
+        """Mark a stage as not done; it continues from what it has written."""
         if stage in self.manifest["stages"]:
             self.manifest["stages"][stage]["done"] = False
         files = self.manifest["files"].items()
@@ -224,7 +224,7 @@ class Run:
         end("done")
 
     def _unseal(self, stage: str) -> None:
-        """Files that a stage will write are nobody's to rely on until it ends."""
+        """Drop files that a stage will write: nothing may rely on them until it ends."""
         files = self.manifest["files"].items()
         kept = {file: one for file, one in files if one["stage"] not in (stage, None)}
         kept |= seal(self.folder, [self.paths.recipe], None)
@@ -257,7 +257,7 @@ class Run:
 
 
 def resolve_recipe(path: Path | Recipe, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a file, the recorded one of a run folder, or the one that is given; nothing is written.
+    """Return the recipe of a file, the recorded recipe of a run folder, or the recipe itself; nothing is written.
 
     Raises:
         ConfigError: If the recipe is wrong.
@@ -275,17 +275,17 @@ def resolve_recipe(path: Path | Recipe, overrides: Sequence[str] = ()) -> Recipe
 
 
 def run_folder(recipe: Recipe) -> Path:
-    """Where a recipe's run lies."""
+    """Return where a recipe's run lies."""
     return Path(recipe.output) / recipe.name
 
 
 def base_of(recipe: Recipe) -> str:
-    """Name or folder of the model that a run begins with, which may be one that it makes."""
+    """Return name or folder of the model that a run begins with; the run may make this model itself."""
     return str(RunPaths(run_folder(recipe)).checkpoint("base")) if recipe.base else recipe.model.name
 
 
 def refuse_other(recipe: Recipe) -> None:
-    """Refuse a folder that another recipe, or something else, made."""
+    """Reject a folder that another recipe, or something else, made."""
     paths = RunPaths(run_folder(recipe))
     folder = paths.folder
     if paths.is_run:
@@ -304,7 +304,7 @@ def refuse_other(recipe: Recipe) -> None:
 
 
 def _compared(recipe: Recipe) -> dict[str, Any]:
-    """All settings by their dotted keys, of which a model within `output` has its place there.
+    """Return all settings by their dotted keys, of which a model within `output` has its place there.
 
     So a run that starts from the policy of a run beside it can be moved together with that run, and be named by another
     path.
@@ -316,7 +316,7 @@ def _compared(recipe: Recipe) -> dict[str, Any]:
 
 
 def _may_differ(recipe: Recipe) -> set[str]:
-    """Keys that do not change what a run makes, only where, how fast and how far; each is marked at its field."""
+    """Return keys that change not what a run makes, but where, how fast and how far; each is marked at its field."""
     found = efforts(Recipe)
     judge = recipe.judge.engine if recipe.judge else {}
     sections = (  # a recipe that plays nothing has no environment
@@ -333,19 +333,19 @@ def _may_differ(recipe: Recipe) -> set[str]:
 
 
 def counted_settings(recipe: Recipe) -> dict[str, Any]:
-    """The settings that change what a run makes, by their dotted keys."""
+    """Return the settings that change what a run makes, by their dotted keys."""
     may_differ = _may_differ(recipe)
     flat = dotted(to_mapping(recipe))
     return {key: value for key, value in flat.items() if may_differ.isdisjoint(_and_sections(key))}
 
 
 def _digests(seals: Mapping[str, Any], stage: str) -> dict[str, str]:
-    """SHA-256 of the files of a stage."""
+    """Return SHA-256 of the files of a stage."""
     return {file: one["sha256"] for file, one in seals.items() if one["stage"] == stage}
 
 
 def _and_sections(key: str) -> Iterator[str]:
-    """A dotted key, and the sections it lies in."""
+    """Yield a dotted key, and the sections it lies in."""
     while key:
         yield key
         key = key.rpartition(".")[0]

@@ -65,7 +65,7 @@ class RunLock:
 
 
 def _in_use(paths: RunPaths) -> str:
-    """Who has the folder, and what to do."""
+    """Return who has the folder, and what to do."""
     try:
         facts: dict[str, Any] = json.loads(paths.holder.read_text(encoding="utf-8"))
         since = time.strftime("%H:%M on %d %B", time.localtime(facts["since"]))

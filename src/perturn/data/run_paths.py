@@ -1,4 +1,4 @@
-"""Where everything lies in a run folder; no other module spells one of these names."""
+"""Paths in a run folder; no other module spells one of these names."""
 
 from __future__ import annotations
 
@@ -63,85 +63,85 @@ class RunPaths:
     """Which process has the lock."""
 
     def trajectories(self, stage: str) -> Path:
-        """Episodes of a stage, such as `expert` or `explore`."""
+        """Return episodes of a stage, such as `expert` or `explore`."""
         return self.folder / "trajectories" / f"{stage}.jsonl"
 
     def pairs(self, mark: str = "") -> Path:
-        """Preference pairs of an iteration."""
+        """Return preference pairs of an iteration."""
         return self.folder / f"pairs{mark}.jsonl"
 
     def preferences(self, mark: str = "") -> Path:
-        """Pairs of own episodes that the reward model of an iteration learns from."""
+        """Return pairs of own episodes that the reward model of an iteration learns from."""
         return self.folder / f"preferences{mark}.jsonl"
 
     def outcomes(self, mark: str = "") -> Path:
-        """Single trajectories that an iteration learns from by how they ended."""
+        """Return single trajectories that an iteration learns from by how they ended."""
         return self.folder / f"outcomes{mark}.jsonl"
 
     def credit(self, name: str, mark: str = "") -> Path:
-        """Weights that a credit gave to the turns of an iteration's episodes, such as `gigpo` of `-003`."""
+        """Return weights that a credit gave to the turns of an iteration's episodes, such as `gigpo` of `-003`."""
         return self.folder / "credits" / f"{name}{mark}.jsonl"
 
     def credits(self, mark: str = "") -> dict[str, Path]:
-        """The credits of an iteration that are there, by name."""
+        """Return the credits of an iteration that are there, by name."""
         files = sorted((self.folder / "credits").glob("*.jsonl"))
         names = {file: re.fullmatch(r"(.*?)(-\d{3,})?", file.stem) for file in files}
         return {str(found[1]): file for file, found in names.items() if found and (found[2] or "") == mark}
 
     def carried(self, quantity: str, mark: str = "") -> Path:
-        """State that a quantity of an iteration leaves for the next one."""
+        """Return the state that a quantity of an iteration leaves for the next one."""
         return self.folder / "credits" / f"{quantity.rpartition(':')[2]}{mark}.safetensors"
 
     def all_carried(self, mark: str) -> list[Path]:
-        """States that the quantities of an iteration left for the next one, as far as they are there."""
+        """Return states that the quantities of an iteration left for the next one, as far as they are there."""
         return sorted((self.folder / "credits").glob(f"*{mark}.safetensors"))
 
     def checkpoint(self, policy: str) -> Path:
-        """Folder of a trained policy."""
+        """Return the folder of a trained policy."""
         return self.folder / "checkpoints" / policy
 
     def partial(self, policy: str) -> Path:
-        """Folder in which a policy is trained."""
+        """Return the folder in which a policy is trained."""
         return self.folder / "checkpoints" / f"{policy}.partial"
 
     def launch(self, policy: str) -> Path:
-        """Folder of the files between a driver and the processes that train a policy together."""
+        """Return the folder of the files between a driver and the processes that train a policy together."""
         return self.partial(policy) / "launch"
 
     def forks(self, mark: str = "") -> Path:
-        """Turns that an iteration's episodes are played on from, where a policy chose them."""
+        """Return the branching turns of an iteration's episodes, where a policy chose them."""
         return self.metrics(f"forks{mark}")
 
     def metrics(self, stage: str) -> Path:
-        """A line for each time that a training stage, such as `align`, logged."""
+        """Return a line for each time that a training stage, such as `align`, logged."""
         return self.folder / "metrics" / f"{stage}.jsonl"
 
     def confidence(self, mark: str = "") -> Path:
-        """Confidence and weight of the turns of each pair of an iteration."""
+        """Return confidence and weight of the turns of each pair of an iteration."""
         return self.metrics(f"confidence{mark}")
 
     def reference(self, mark: str = "") -> Path:
-        """Reference log-probabilities of the tokens of each pair of an iteration."""
+        """Return reference log-probabilities of the tokens of each pair of an iteration."""
         return self.metrics(f"reference{mark}")
 
     def loss(self, mark: str = "") -> Path:
-        """The loss of an alignment with its defaults."""
+        """Return the loss of an alignment with its defaults."""
         return self.folder / "metrics" / f"loss{mark}.json"
 
     def agreement(self, mark: str = "") -> Path:
-        """How far the log-probabilities of sampling and of training differ."""
+        """Return how far the log-probabilities of sampling and of training differ."""
         return self.folder / "metrics" / f"agreement{mark}.json"
 
     def continuations(self, mark: str = "") -> Path:
-        """Continuations of an iteration's episodes that `perturn measure` has played."""
+        """Return continuations of an iteration's episodes that `perturn measure` has played."""
         return self.folder / "measure" / f"continuations{mark}.jsonl"
 
     def gradients(self, mark: str = "") -> Path:
-        """Folder of the gradients of the actions of an iteration's episodes."""
+        """Return the folder of the gradients of the actions of an iteration's episodes."""
         return self.folder / "measure" / f"gradients{mark}"
 
     def measured(self, mark: str = "") -> Path:
-        """Findings of `perturn measure` on an iteration."""
+        """Return findings of `perturn measure` on an iteration."""
         return self.folder / "measure" / f"measured{mark}.json"
 
     @property
@@ -150,15 +150,15 @@ class RunPaths:
         return sorted(self.measured().parent.glob("measured*.json"))
 
     def evaluation(self, policy: str) -> Path:
-        """A policy's episodes on the evaluation panel."""
+        """Return a policy's episodes on the evaluation panel."""
         return self.folder / "evaluation" / f"{policy}.jsonl"
 
     def drawn(self, policy: str) -> Path:
-        """All that a policy played on the evaluation panel, where the best of several episodes of a task is scored."""
+        """Return all episodes of a policy on the evaluation tasks, where the best of several of a task is scored."""
         return self.folder / "evaluation" / "drawn" / f"{policy}.jsonl"
 
     def evaluated(self, stages: Iterable[str]) -> dict[str, Path]:
-        """The evaluations that are there, by policy: base, sft, then in the order of stages, then by name."""
+        """Return the evaluations that are there, by policy: base, sft, then in the order of stages, then by name."""
         files = {file.stem: file for file in sorted((self.folder / "evaluation").glob("*.jsonl"))}
         order = dict.fromkeys(["base", "sft", *(stage.removeprefix("evaluate-") for stage in stages), *files])
         return {policy: files[policy] for policy in order if policy in files}
@@ -207,33 +207,33 @@ class RunPaths:
         return [self.folder / name for name in names]
 
     def name(self, file: Path) -> str:
-        """A file as the manifest names it: by its path in the folder."""
+        """Return a file as the manifest names it: by its path in the folder."""
         return str(file.relative_to(self.folder))
 
     def label(self, file: Path) -> str:
-        """A file as the report's links name it: without its ending."""
+        """Return a file as the report's links name it: without its ending."""
         return self.name(file.with_suffix(""))
 
 
 def iteration_of(name: str) -> int | None:
-    """The iteration that a stage or a policy is of, such as 3 of `explore-003`; None where the loop is done once."""
+    """Return the iteration of a stage or a policy, such as 3 of `explore-003`; None where the loop is done once."""
     found = re.fullmatch(r".+-(\d{3,})", name)
     return int(found[1]) if found else None
 
 
 def is_data(name: str) -> bool:
-    """Whether a file, as the manifest names it, holds episodes, pairs or weights that a policy may learn from."""
+    """Return whether a file of the manifest holds episodes, pairs or weights that a policy may learn from."""
     return name.endswith(".jsonl") and name.startswith(("trajectories/", "pairs", "outcomes", "credits/"))
 
 
 def checkpoint_of(name: str) -> str | None:
-    """The checkpoint that a file, as the manifest names it, belongs to; None for other files."""
+    """Return the checkpoint that a file, as the manifest names it, belongs to; None for other files."""
     parts = PurePath(name).parts
     return str(PurePath(*parts[:2])) if parts[0] == "checkpoints" else None
 
 
 def begun(folder: Path) -> RunPaths:
-    """Where everything of a run lies.
+    """Return where everything of a run lies.
 
     Raises:
         RunError: If no run was begun in the folder.

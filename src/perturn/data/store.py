@@ -1,7 +1,7 @@
 """Trajectories and preference pairs on disk: JSON Lines, one object a line, read as strictly as written.
 
-A trajectory file only grows. A line is written in one call and is durable before `append` returns, so a
-killed run loses at most the line it was writing, and the next one drops what is left of that.
+A trajectory file only grows. A line is written in one call and is durable before `append` returns.
+A killed run loses at most the line it was writing, and the next run drops what is left of that line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 def read_trajectories(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
-    """The trajectories of a file in the order they were written, one in memory at a time.
+    """Yield the trajectories of a file in the order they were written, one in memory at a time.
 
     The file is left as it is and may be growing meanwhile: a last line without its newline is left out, with
     a warning. Any other malformed line, or a second one with the same key, is a `DataError`.
@@ -38,7 +38,7 @@ def read_trajectories(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
         if trajectory.key in lines:
             raise DataError(
                 f"{path}:{number}: task.id: expected a task and sample not seen before, "
-                f"got those of line {lines[trajectory.key]}. Delete one of the two lines."
+                f"got the same key in line {lines[trajectory.key]}. Delete one of the two lines."
             )
         lines[trajectory.key] = number
         yield trajectory
@@ -103,11 +103,11 @@ class TrajectoryStore:
         return dropped
 
     def keys(self) -> set[tuple[str, int]]:
-        """The (task id, sample) of every trajectory."""
+        """Return the (task id, sample) of every trajectory."""
         return set(self._keys)
 
     def read(self) -> Iterator[Trajectory]:
-        """The trajectories in the order they were written, one in memory at a time."""
+        """Yield the trajectories in the order they were written, one in memory at a time."""
         return read_trajectories(self.path)
 
     __iter__ = read
@@ -134,7 +134,7 @@ def write_pairs(path: str | os.PathLike[str], pairs: Iterable[PreferencePair]) -
 
 
 def read_pairs(path: str | os.PathLike[str]) -> list[PreferencePair]:
-    """The pairs of a file in order; it is written whole, so a torn line is damage, and an error."""
+    """Return the pairs of a file in order; it is written whole, so a torn line is damage, and an error."""
     return list(read_records(path, PreferencePair))
 
 
@@ -149,12 +149,12 @@ def write_records(path: str | os.PathLike[str], records: Iterable[Any]) -> int:
 
 
 def read_records(path: str | os.PathLike[str], kind: type[_T]) -> Iterator[_T]:
-    """The dataclasses of a file that `write_records` wrote, in order; a torn line is damage, and an error."""
+    """Yield the dataclasses of a file that `write_records` wrote, in order; a torn line is damage, and an error."""
     return (parse_line(kind, raw, f"{path}:{number}") for number, raw in _lines(path))
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes]]:
-    """The numbered lines of a file, split at newlines alone."""
+    """Yield the numbered lines of a file, split at newlines alone."""
     file = user_path(path, "file of trajectories")
     if not file.is_file():
         raise DataError(f"{path}: expected a file, got none. Write it first, or correct the path.")

@@ -1,4 +1,4 @@
-"""How many versions older than the policy that learns from them the tokens of episodes are."""
+"""Age of the tokens of episodes, in versions of the policy that learns from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree of an explored episode and those played on from its turns, and from theirs."""
+"""The tree of an explored episode, its branches, and their branches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Node:
 
     @property
     def drawn(self) -> int:
-        """How many actions the policy has drawn here; those of episodes that took the turn over are none."""
+        """Number of actions that the policy has drawn here, without actions of episodes that took the turn over."""
         return sum(len(one.turns) > self.depth >= one.taken_over for one in self.passed)
 
     @property
@@ -34,11 +34,11 @@ class Node:
 
     @property
     def example(self) -> Trajectory | None:
-        """The first episode that can be played on from here; None where all ended, or FAILED."""
+        """The first episode that can be resumed here; None where all ended, or FAILED."""
         return next((one for one in self.passed if len(one.turns) > self.depth and not failed(one)), None)
 
     def walk(self) -> Iterator[Node]:
-        """It and all nodes below, each before its children."""
+        """Yield it and all nodes below, each before its children."""
         left = [self]
         while left:
             node = left.pop()
@@ -47,12 +47,12 @@ class Node:
 
 
 def grow(explored: Trajectory, played_on: Iterable[Trajectory]) -> Node:
-    """The tree of an explored episode: its root, where nothing is done yet.
+    """Return the tree of an explored episode: its root, where nothing is done yet.
 
     Args:
         explored: The episode.
-        played_on: Those of its tree that were played on, in any order. One that FAILED on the turns that it was to take
-            over says nothing of any state, and is left out.
+        played_on: The branches of its tree, in any order. A branch that FAILED on the turns that it was to
+            take over says nothing of any state, and is left out.
     """
     root = Node(0)
     for one in (explored, *sorted(played_on, key=lambda one: one.sample)):
@@ -68,7 +68,7 @@ def grow(explored: Trajectory, played_on: Iterable[Trajectory]) -> Node:
 
 
 def next_node(root: Node, width: int, exploration: float) -> Node | None:
-    """Where the next episode of a tree is to be played on from; None if there is nothing left to try.
+    """Return the node at which the next episode of a tree branches; None if there is nothing left to try.
 
     From the root on, as long as `width` actions were drawn at a node, the child is followed with the largest
 
@@ -97,7 +97,7 @@ def next_node(root: Node, width: int, exploration: float) -> Node | None:
 
 
 def _can_grow(node: Node, width: int) -> bool:
-    """Whether an episode can be played on from a node or one below."""
+    """Return whether an episode can branch from a node or one below."""
     if node.example is None:
         return False
     return node.drawn < width or any(_can_grow(child, width) for child in node.children.values())

@@ -52,7 +52,7 @@ def episode_bar(
 
 @contextmanager
 def unseen(*_: object) -> Iterator[tuple[Work, Hear]]:
-    """As `episode_bar`, of episodes that are played behind what is shown: nothing is."""
+    """Like `episode_bar`, for episodes that are played while another stage shows progress: show nothing."""
     yield Work(""), ignore
 
 
@@ -67,7 +67,7 @@ class Turns:
     unit = "turns"
 
     def __init__(self, jobs: Sequence[Job], protocol: EpisodeProtocol) -> None:
-        """Nothing is played yet.
+        """Start with nothing played.
 
         Args:
             jobs: The episodes to play.
@@ -94,7 +94,7 @@ class Turns:
         del self._running[conversation]
 
     def _come_to(self, conversation: str, turns: int) -> None:
-        """An episode has come so far; the turns that one plays again after its world was lost count again."""
+        """Record how far an episode has come; turns that are played again after a lost world count again."""
         before = self._running.get(conversation, 0)
         self.amount += max(0, turns - before)
         self._running[conversation] = max(turns, before)
@@ -111,7 +111,7 @@ class Turns:
         return expected
 
     def _more(self, limit: int, running: Mapping[str, int], over: Mapping[str, int]) -> list[float]:
-        """Expected further turns of an episode with this limit after so many turns [0 ... limit]."""
+        """Return expected further turns of an episode with this limit after so many turns [0 ... limit]."""
         reached, early = [0] * (limit + 2), [0] * (limit + 1)
         for conversation, turns in over.items():
             reached[min(turns, limit)] += 1
@@ -130,7 +130,7 @@ class Turns:
 
 
 def _limit(job: Job, protocol: EpisodeProtocol) -> int:
-    """Turns that an episode may still take, every extension given."""
+    """Return turns that an episode may still take, every extension given."""
     control = protocol.turns
     limit = protocol.limit(job.task) + ((control.extend or 0) * control.times if control else 0)
     limit -= len(job.begun.turns[: job.kept]) if job.begun else 0

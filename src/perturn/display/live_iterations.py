@@ -24,7 +24,7 @@ _RECENT = 3
 
 
 def shows_iterations(run: Run, planned: Sequence[Stage]) -> bool:
-    """Whether a call does several iterations with their exploration, so that it has success rates to show."""
+    """Return whether a call does several iterations with their exploration, so that it has success rates to show."""
     explored = {iteration_of(stage.name) for stage in planned if stage.name.startswith("explore")}
     return leads() and len(explored - {None}) > 1
 
@@ -87,7 +87,7 @@ class Iterations:
         return f"iteration {self._number} of {self._run.recipe.iterations}, {self._left()}"
 
     def _summary(self, number: int) -> str:
-        """The line that an iteration leaves."""
+        """Return the line that an iteration leaves."""
         head = f"iteration {number} of {self._run.recipe.iterations}"
         one = next((each for each in self._done if each.number == number), None)
         if one is None:
@@ -102,7 +102,7 @@ class Iterations:
         return sparkline([one.success_rate for one in self._done if one.success_rate is not None][-40:])
 
     def _held_out(self, number: int) -> Iterator[float]:
-        """Success of the policy that an iteration made, if it was evaluated."""
+        """Yield success of the policy that an iteration made, if it was evaluated."""
         for stage in self._planned:
             if stage.command == "evaluate" and iteration_of(stage.name) == number:
                 counts = self._stages.get(stage.name, {}).get("counts", {})
@@ -115,7 +115,7 @@ class Iterations:
         return found
 
     def _left(self) -> str:
-        """Time left of all that the call does: stages take as long as the last ones of their kind."""
+        """Return the time left of all that the call does: stages take as long as the last ones of their kind."""
         spent: dict[str, list[float]] = {}
         for stage in self._planned:
             if self._run.is_done(stage.name):
@@ -136,7 +136,7 @@ class Iterations:
         return f"{'more than' if unknown else 'about'} {clock(left)} left of the run"
 
     def _left_of_now(self, whole: float | None) -> float:
-        """Time left of the stage at work, by its bar, else by how long it is expected to take."""
+        """Return the time left of the stage at work, by its bar, else by how long it is expected to take."""
         shown = screen.seconds_left
         if shown is not None:
             return shown
@@ -144,5 +144,5 @@ class Iterations:
 
 
 def _kind(stage: Stage) -> str:
-    """The stages that take about as long as this one."""
+    """Return the stages that take about as long as this one."""
     return "evaluate" if stage.command == "evaluate" else stage.name.removesuffix(stage.mark)

@@ -128,7 +128,7 @@ class Work:
     def __init__(
         self, what: str, total: int | None = None, done: int = 0, unit: str = "", effort: Effort | None = None
     ) -> None:
-        """It begins now.
+        """Start the clock now.
 
         Args:
             what: What is being done.
@@ -185,7 +185,7 @@ class Work:
         return self._pace.seconds_left(time.monotonic(), left)
 
     def rates(self) -> Iterator[str]:
-        """How fast it goes, for its whole time once it has ended: the finer unit first."""
+        """Yield how fast it goes, for its whole time once it has ended: the finer unit first."""
         now = time.monotonic()
         amount, whole = (self._effort.amount if self._effort else 0.0), self.done - self._before
         per = (
@@ -198,7 +198,7 @@ class Work:
                 yield _rate(count * per, unit)
 
     def line(self) -> str:
-        """All of it as a sentence of a log."""
+        """Return all of it as a sentence of a log."""
         self.look()
         parts = [] if self.total is None else [f"{self.done}/{self.total} {self.unit}".rstrip()]
         if self._effort and self._effort.amount:
@@ -210,7 +210,7 @@ class Work:
         return f"{self.what}: {', '.join(parts)}"
 
     def picture(self) -> RenderableType:
-        """All of it for a terminal: a bar with the times, and the rates below it, so that 80 columns are enough."""
+        """Return the progress for a terminal: a bar with the times, and rates below it, within 80 columns."""
         self.look()
         row = Table.grid(padding=(0, 1))
         cells: list[RenderableType] = [self.what]
@@ -369,7 +369,7 @@ def clock(seconds: float) -> str:
 
 
 def _rate(rate: float, unit: str) -> str:
-    """Items a second, or seconds an item where that is below one."""
+    """Return items a second, or seconds an item where that is below one."""
     if rate >= 1:
         return f"{rate:.1f} {unit}/s" if unit else f"{rate:.1f}/s"
     each = f"per {unit.removesuffix('s')}" if unit else "each"

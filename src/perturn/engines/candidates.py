@@ -16,7 +16,7 @@ _Answer = Action | EngineFailure
 
 
 def with_candidates(engine: Engine, samples: int, choose: Choose) -> Engine:
-    """An engine each of whose answers is chosen among so many of another's; a streaming one, if that is.
+    """Return an engine each of whose answers is chosen among so many of another's; a streaming one, if that is.
 
     The candidates of all prompts are asked for together. Each is a conversation of its own and has a seed of its own,
     which depends on the prompt's seed and its number alone; the first is the answer that there would be without. A
@@ -40,7 +40,7 @@ class _Together:
         self._engine, self._samples, self._choose = engine, samples, choose
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[_Answer]:
-        """One action a prompt, in order."""
+        """Return one action a prompt, in order."""
         asked = [each for prompt in prompts for each in _candidates(prompt, self._samples)]
         found = self._engine.generate(asked, sampling)
         each = self._samples
@@ -50,12 +50,12 @@ class _Together:
         ]
 
     def forget(self, conversation: str) -> None:
-        """The conversation has ended, and those of its candidates."""
+        """Delete what is kept for a conversation, and for its candidates."""
         for number in range(self._samples):
             self._engine.forget(_conversation(conversation, number))
 
     def close(self) -> None:
-        """The engine is not ours to close."""
+        """Leave the engine open: its owner closes it."""
 
 
 class _Streaming:
@@ -79,7 +79,7 @@ class _Streaming:
         self._engine.submit(candidates, sampling)
 
     def advance(self) -> list[tuple[Prompt, _Answer]]:
-        """The prompts whose last candidate came, and their answers."""
+        """Return the prompts whose last candidate came, and their answers."""
         done = []
         for candidate, answer in self._engine.advance():
             prompt, number = self._asked.pop(candidate.conversation)
@@ -92,19 +92,19 @@ class _Streaming:
         return done
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[_Answer]:
-        """One action a prompt, in order."""
+        """Return one action a prompt, in order."""
         return self._together.generate(prompts, sampling)
 
     def forget(self, conversation: str) -> None:
-        """The conversation has ended, and those of its candidates."""
+        """Delete what is kept for a conversation, and for its candidates."""
         self._together.forget(conversation)
 
     def close(self) -> None:
-        """The engine is not ours to close."""
+        """Leave the engine open: its owner closes it."""
 
 
 def _candidates(prompt: Prompt, samples: int) -> list[Prompt]:
-    """A prompt as often as it is asked; the first time as it is."""
+    """Return a prompt as often as it is asked; the first time as it is."""
     more = (
         replace(prompt, seed=_seed(prompt.seed, each), conversation=_conversation(prompt.conversation, each))
         for each in range(1, samples)
@@ -113,7 +113,7 @@ def _candidates(prompt: Prompt, samples: int) -> list[Prompt]:
 
 
 def _conversation(name: str, number: int) -> str:
-    """Identity of a candidate's conversation; no episode has such a name, which ends in `#` and digits."""
+    """Return the identity of a candidate's conversation; no episode has such a name, which ends in `#` and digits."""
     return f"{name}~{number}" if number else name
 
 
@@ -122,7 +122,7 @@ def _seed(seed: int, number: int) -> int:
 
 
 def _chosen(prompt: Prompt, answers: Sequence[_Answer], choose: Choose) -> _Answer:
-    """The answer among a prompt's candidates, which says how many tokens each of these has."""
+    """Return the answer among a prompt's candidates, which says how many tokens each of these has."""
     given = [one for one in answers if isinstance(one, Action)]
     if not given:
         return answers[0]

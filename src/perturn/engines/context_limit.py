@@ -44,7 +44,7 @@ def context_full(tokens: int, limit: int) -> ContextFull:
 
 
 def says_context_full(text: str, *codes: object) -> bool:
-    """Whether a server that refused a prompt says that the prompt, or prompt and answer, exceed the model's context.
+    """Return whether a server rejected a prompt because it, or prompt and answer, exceed the model's context.
 
     Args:
         text: What it says.

@@ -53,7 +53,7 @@ def _prompt(number: int, text: str, turns: Sequence[Turn] = ()) -> Prompt:
 
 
 def _answer_problems(prompts: Sequence[Prompt], answers: Any, sampling: Sampling) -> list[str]:
-    """Faults of the answers to a batch."""
+    """Return faults of the answers to a batch."""
     if not isinstance(answers, list) or len(answers) != len(prompts):
         return [
             f"generate returned {answers!r:.80}. Remedy: return a list with one answer a prompt, in order."
@@ -70,7 +70,7 @@ def _answer_problems(prompts: Sequence[Prompt], answers: Any, sampling: Sampling
 
 
 def _token_problems(action: Action, sampling: Sampling) -> list[str]:
-    """Faults of the sampled tokens of an action."""
+    """Return faults of the sampled tokens of an action."""
     ids, logprobs = action.token_ids or (), action.logprobs
     found = []
     if not 1 <= len(ids) <= sampling.max_new_tokens:
@@ -87,7 +87,7 @@ def _token_problems(action: Action, sampling: Sampling) -> list[str]:
 
 
 def _ending_problems(engine: Engine, prompts: Sequence[Prompt], together: Sequence[Any]) -> list[str]:
-    """Whether answers depend on their neighbours, and whether a second turn goes on."""
+    """Return whether answers depend on their neighbours, and whether a second turn goes on."""
     found = []
     if isinstance(together[0], Action) and together[0].token_ids is not None:
         alone = [engine.generate([prompt], _SAMPLED)[0] for prompt in reversed(prompts)][::-1]
@@ -104,7 +104,7 @@ def _ending_problems(engine: Engine, prompts: Sequence[Prompt], together: Sequen
 
 
 def _stream_problems(engine: StreamingEngine, prompts: Sequence[Prompt]) -> list[str]:
-    """Whether each prompt that is taken on is answered once."""
+    """Return whether each prompt that is taken on is answered once."""
     answered: list[Prompt] = []
     for prompt in prompts:
         engine.submit([prompt], _GREEDY)

@@ -22,7 +22,7 @@ _AT_ONCE = 512
 
 
 class EngineThread:
-    """Answers prompts in one thread, which is the only one that calls the engine."""
+    """Answers prompts in one thread, and no other thread calls the engine."""
 
     def __init__(self, engine: Engine, deliver: Deliver) -> None:
         """Start the thread.
@@ -49,7 +49,7 @@ class EngineThread:
         self._orders.put(partial(self._cancel, conversation))
 
     def forget(self, conversations: Sequence[str]) -> None:
-        """The conversations have ended."""
+        """Delete what is kept for conversations that have ended."""
         for conversation in conversations:
             self._orders.put(partial(self._engine.forget, conversation))
 
@@ -126,7 +126,7 @@ class EngineThread:
             self._deliver(answered)
 
     def _answer_batch(self) -> None:
-        """Answer the prompts that wait, those of equal sampling together."""
+        """Answer the waiting prompts, prompts of equal sampling together."""
         sampling = self._batch[0][1]
         batch = [each for each in self._batch if each[1] == sampling]
         self._batch = [each for each in self._batch if each[1] != sampling]

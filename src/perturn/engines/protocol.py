@@ -18,13 +18,13 @@ class Tokens(Protocol):
     """Tokens that end an answer; the sampled one is the last of its ids. Empty: none does."""
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Tokens to continue."""
+        """Return tokens to continue."""
         ...
 
     def action(
         self, ids: Sequence[int], logprobs: Sequence[float], tools: Sequence[Mapping[str, Any]] = ()
     ) -> Action:
-        """Sampled tokens as an action, which may call one of the tools that the prompt offers."""
+        """Return sampled tokens as an action, which may call one of the tools that the prompt offers."""
         ...
 
     def text_of(self, ids: Sequence[int]) -> str:

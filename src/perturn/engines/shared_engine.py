@@ -81,7 +81,7 @@ class SharedEngine:
             self._thread.submit(ours, sampling)
 
     def forget(self, conversations: Sequence[str]) -> None:
-        """Conversations have ended."""
+        """Delete what is kept for conversations that have ended."""
         self._thread.forget(conversations)
 
     def refuse_ended(self) -> None:
@@ -99,7 +99,7 @@ class Port:
     """A streaming engine for one play, from any thread; conversations may be named as in other ports."""
 
     def __init__(self, shared: SharedEngine, prefix: str, name: str, abilities: EngineAbilities) -> None:
-        """Only `SharedEngine` makes one."""
+        """Make a share of the engine; only `SharedEngine` does so."""
         self._shared, self.prefix, self.name, self.abilities = shared, prefix, name, abilities
         self.answers: SimpleQueue[tuple[Prompt, Answered]] = SimpleQueue()
 
@@ -118,7 +118,7 @@ class Port:
         return answered
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """One action a prompt, when all are answered."""
+        """Return one action a prompt, when all are answered."""
         return answer_all(self, prompts, sampling)
 
     def forget(self, conversation: str) -> None:

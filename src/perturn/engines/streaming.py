@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 def answer_all(
     engine: StreamingEngine, prompts: Sequence[Prompt], sampling: Sampling
 ) -> list[Action | EngineFailure]:
-    """`generate` of an engine: one action a prompt, when all are answered."""
+    """Return `generate` of an engine: one action a prompt, when all are answered."""
     engine.submit(prompts, sampling)
     answers: dict[int, Action | EngineFailure] = {}
     while any(id(prompt) not in answers for prompt in prompts):
@@ -37,7 +37,7 @@ def take_all(queue: SimpleQueue[Item], seconds: float) -> list[Item]:
 
 
 def home_of(conversation: str, homes: dict[str, Home], replicas: Collection[Home]) -> Home:
-    """The replica that a conversation stays with: at first the one that has the fewest."""
+    """Return the replica that a conversation stays with: at first the replica that has the fewest."""
     if conversation not in homes:
         held = Counter(homes.values())
         homes[conversation] = min(replicas, key=held.__getitem__)

@@ -38,7 +38,7 @@ class _Together:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="user")
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[_Answer]:
-        """One action a prompt, in order."""
+        """Return one action a prompt, in order."""
         theirs = [prompt for prompt in prompts if prompt.of_user]
         ours = [prompt for prompt in prompts if not prompt.of_user]
         said = self._thread.submit(self.ask_user, theirs) if theirs else None
@@ -47,7 +47,7 @@ class _Together:
         return [next(spoken if prompt.of_user else acted) for prompt in prompts]
 
     def ask_user(self, prompts: Sequence[Prompt]) -> list[_Answer]:
-        """The user's answers."""
+        """Return the user's answers."""
         asked = [replace(prompt, conversation=_conversation(prompt.conversation)) for prompt in prompts]
         try:
             answers = self._user.generate(asked, self._sampling)
@@ -60,12 +60,12 @@ class _Together:
         ]
 
     def forget(self, conversation: str) -> None:
-        """The conversation has ended, and the user's."""
+        """Delete what is kept for a conversation, and for the user's side of it."""
         self._engine.forget(conversation)
         self._user.forget(_conversation(conversation))
 
     def close(self) -> None:
-        """The engines are not ours to close."""
+        """Leave the engines open: their owners close them."""
         self._thread.shutdown()
 
 
@@ -82,7 +82,7 @@ class _Streaming:
         self._said: Future[list[_Answer]] | None = None
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[_Answer]:
-        """One action a prompt, in order."""
+        """Return one action a prompt, in order."""
         return self._together.generate(prompts, sampling)
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
@@ -107,11 +107,11 @@ class _Streaming:
         return answered
 
     def forget(self, conversation: str) -> None:
-        """The conversation has ended, and the user's."""
+        """Delete what is kept for a conversation, and for the user's side of it."""
         self._together.forget(conversation)
 
     def close(self) -> None:
-        """The engines are not ours to close."""
+        """Leave the engines open: their owners close them."""
         self._together.close()
         self._thread.shutdown()
 
@@ -123,5 +123,5 @@ class _Streaming:
 
 
 def _conversation(name: str) -> str:
-    """The user's side of a conversation."""
+    """Return the user's side of a conversation."""
     return f"{name}~user"

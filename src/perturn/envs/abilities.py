@@ -75,7 +75,7 @@ class Expert(Protocol):
     """An environment that can also show how its tasks are solved."""
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Actions that solve the task, to be verified by playing them."""
+        """Return actions that solve the task, to be verified by playing them."""
         ...
 
 
@@ -83,7 +83,7 @@ class Demonstrator(Expert, Protocol):
     """An expert that also says what it thinks; optional, formats without thoughts leave them out."""
 
     def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
-        """(thought, action) a turn; the actions equal the actions of `expert`."""
+        """Return (thought, action) a turn; the actions equal the actions of `expert`."""
         ...
 
 
@@ -91,11 +91,11 @@ class Teacher(Expert, Protocol):
     """An expert that also shows mistakes and all that can be said, to teach a policy from nothing; optional."""
 
     def clumsy(self, task: Task, seed: int) -> Sequence[str]:
-        """Actions of an expert who errs and recovers, other ones for each seed."""
+        """Return actions of an expert who errs and recovers, other ones for each seed."""
         ...
 
     def aimless(self, task: Task, seed: int, turns: int) -> Sequence[str]:
-        """At most so many actions of somebody who tries what can be done, without a goal."""
+        """Return at most a number of actions of random play: commands that can be done, without a goal."""
         ...
 
 
@@ -103,7 +103,7 @@ class Pathfinder(Protocol):
     """An environment that also knows how far an episode is from its end; optional."""
 
     def remaining(self, task: Task, actions: Sequence[str], sense: str) -> Sequence[int | None]:
-        """Turns that the way to a success still takes, at the start of an episode and after each of its actions.
+        """Return turns that the way to a success still takes, at the start of an episode and after each of its actions.
 
         The world replays the actions by itself, and leaves a running episode alone.
 
@@ -123,7 +123,7 @@ class Corrector(Expert, Protocol):
     """An expert that also finishes what another began, to show where that one went wrong; optional."""
 
     def correct(self, task: Task, actions: Sequence[str]) -> Sequence[tuple[str, str]] | None:
-        """(thought, action) a turn that solve the task after these actions of another, to be verified by playing them.
+        """Return a (thought, action) per turn that solves the task after another's actions, to be verified by playing.
 
         The expert knows what the episode has shown. The world replays the actions by itself, and leaves a running
         episode alone. None: there is no way any more, or the expert finds none.
@@ -151,7 +151,7 @@ class ExpertReader(Protocol):
     def read_experts(
         self, file: Path, tasks: Sequence[Task], write: Callable[[str, str], str]
     ) -> Iterable[Trajectory]:
-        """Episodes that someone else recorded, as trajectories of the tasks they answer; others are left out.
+        """Return episodes that someone else recorded, as trajectories of the tasks they answer; others are left out.
 
         Args:
             file: What was published.

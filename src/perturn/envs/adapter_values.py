@@ -11,7 +11,7 @@ from perturn.types import Observation, Task
 
 
 def check_seeds(seeds: Mapping[str, int] | None) -> dict[str, int]:
-    """Numbers of tasks by split, if there is one in each; None: 200 train, 100 test.
+    """Return numbers of tasks by split, if there is one in each; None: 200 train, 100 test.
 
     Raises:
         ConfigError: If not.
@@ -23,7 +23,7 @@ def check_seeds(seeds: Mapping[str, int] | None) -> dict[str, int]:
 
 
 def seed_tasks(seeds: Mapping[str, int], split: str) -> list[Task]:
-    """The tasks of a split, each a seed; no two splits share one."""
+    """Return the tasks of a split, each a seed; no two splits share one."""
     check_known(split, seeds, f"Unknown split {split!r}")
     names = list(seeds)
     first = sum(seeds[name] for name in names[: names.index(split)])
@@ -31,7 +31,7 @@ def seed_tasks(seeds: Mapping[str, int], split: str) -> list[Task]:
 
 
 def task_seed(task: Task) -> int:
-    """The seed that is the task.
+    """Return the seed that is the task.
 
     Raises:
         EnvironmentFailure: If the task is not one of `seed_tasks`.
@@ -43,7 +43,7 @@ def task_seed(task: Task) -> int:
 
 
 def as_text(value: object, whose: str) -> str:
-    """A text, as it is.
+    """Return a text, as it is.
 
     Raises:
         EnvironmentFailure: If it is none, with what to do.
@@ -57,7 +57,7 @@ def as_text(value: object, whose: str) -> str:
 
 
 def as_number(value: object, whose: str) -> float:
-    """A number; None counts as 0.
+    """Return a number; None counts as 0.
 
     Raises:
         EnvironmentFailure: If it is none.

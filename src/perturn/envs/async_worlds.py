@@ -117,7 +117,7 @@ class AwaitedWorld:
             self._loop.close()
 
     def _waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method that returns what its result comes to."""
+        """Return a method that returns what its result comes to."""
 
         @wraps(method)
         def call(*arguments: Any, **named: Any) -> Any:
@@ -127,9 +127,9 @@ class AwaitedWorld:
 
 
 def awaited(made: Any) -> Environment:
-    """Return a world that a class or a factory made, with its `async def` methods behind plain ones.
+    """Return a world that a class or a factory made, with plain methods around its `async def` methods.
 
-    A world without such methods is returned as it is; so is one that this function has returned before.
+    A world without such methods is returned as it is; so is a world that this function has returned before.
 
     Args:
         made: The world, or the coroutine of a factory that is an `async def` itself.
@@ -148,7 +148,7 @@ def awaited(made: Any) -> Environment:
 
 
 def _is_async(world: Any) -> bool:
-    """Whether a method of a world is asynchronous."""
+    """Return whether a method of a world is asynchronous."""
     own = [name for name in dir(type(world)) if not name.startswith("_")]
     methods = [inspect.getattr_static(type(world), name, None) for name in own]
     methods += [getattr(world, name, None) for name in _CORE]
@@ -156,7 +156,7 @@ def _is_async(world: Any) -> bool:
 
 
 def _returns_awaitable(method: Any) -> bool:
-    """Whether it is a function written with `async def`, decorated or not."""
+    """Return whether it is a function written with `async def`, decorated or not."""
     if isinstance(method, staticmethod | classmethod):
         method = method.__func__
     if not callable(method):

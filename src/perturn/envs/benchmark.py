@@ -14,7 +14,7 @@ NO_EPISODE = "No episode is running: call reset(task, seed) before step, and aft
 
 
 def check_known(what: str, name: str, known: Collection[str], environment: str) -> str:
-    """A name, if it is a known one.
+    """Return a name, if it is a known one.
 
     Args:
         what: The kind of thing it names, such as `split`.
@@ -38,7 +38,7 @@ def choose_kinds(
     what: str = "kind",
     setting: str = "kinds",
 ) -> tuple[str, ...]:
-    """The kinds asked for, each once and in alphabetical order; all known ones if none is named.
+    """Return the kinds asked for, each once and in alphabetical order; all known ones if none is named.
 
     Args:
         kinds: Their names.
@@ -58,7 +58,7 @@ def choose_kinds(
 
 
 def check_installed(environment: str, extra: str, modules: Sequence[str], *, remark: str = "") -> None:
-    """Refuse to go on without the modules that an extra of Perturn brings."""
+    """Reject to go on without the modules that an extra of Perturn brings."""
     try:
         for module in modules:
             import_module(module)
@@ -69,12 +69,12 @@ def check_installed(environment: str, extra: str, modules: Sequence[str], *, rem
 
 
 def short_hash(text: str) -> str:
-    """16 hexadecimal digits that stand for a text, such as the description of a state."""
+    """Return 16 hexadecimal digits that stand for a text, such as the description of a state."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def worked_example(dialogue: Sequence[tuple[str, str, str]]) -> tuple[Message, ...]:
-    """(observation, thought, action) of each turn -> messages in the format `react`."""
+    """Turn (observation, thought, action) of each turn into messages in the format `react`."""
     return tuple(
         message
         for observation, thought, action in dialogue

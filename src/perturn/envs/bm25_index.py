@@ -43,7 +43,7 @@ class Document:
 
 
 def open_index(key: str, documents: Callable[[], Iterable[Document]]) -> DocumentIndex:
-    """The index of a key: already open in this process, from the cache, or made anew.
+    """Return the index of a key: already open in this process, from the cache, or made anew.
 
     Args:
         key: What the documents depend on; see `content_key`.
@@ -98,19 +98,19 @@ class DocumentIndex:
         return len(self._starts) - 1
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """The data of a document."""
+        """Return the data of a document."""
         data: dict[str, Any] = self._line(number)["data"]
         return data
 
     def named(self, name: str) -> list[int]:
-        """The documents of this name, in order."""
+        """Return the documents of this name, in order."""
         key = _name_hash(name)
         low, high = (int(np.searchsorted(self._hashes, key, side)) for side in ("left", "right"))
         found = [int(number) for number in self._holders[low:high]]
         return [number for number in found if _folded(self._line(number)["name"]) == _folded(name)]
 
     def search(self, query: str, limit: int) -> list[int]:
-        """The documents that match best, best first; those that share no word with the query never do."""
+        """Return the documents that match best, best first; those that share no word with the query never do."""
         words = _words([query], return_ids=False)[0]
         if not words:
             return []
@@ -130,7 +130,7 @@ _open: dict[str, DocumentIndex] = {}
 
 
 def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
-    """Texts -> their stems, as bm25s takes them."""
+    """Turn texts into their stems, as bm25s takes them."""
     import bm25s
     import Stemmer
     from bm25s.stopwords import STOPWORDS_EN
@@ -172,7 +172,7 @@ def _write(folder: Path, documents: Iterable[Document]) -> None:
 def _written(
     documents: Iterable[Document], file: BinaryIO, starts: list[int], hashes: list[int]
 ) -> Iterator[str]:
-    """The texts to search, while the documents are written."""
+    """Yield the texts to search, while the documents are written."""
     for document in documents:
         record = {"name": document.name, "data": dict(document.data)}
         file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
@@ -190,7 +190,7 @@ def _name_hash(name: str) -> int:
 
 
 def _digest(file: Path) -> str:
-    """Hash of a file's content, which is read again only if the file has changed."""
+    """Return the hash of a file's content, which is read again only if the file has changed."""
     if not os.path.isfile(file):
         raise DataError(
             f"{file}: expected a file, got {'a folder' if file.is_dir() else 'none'}. Correct the path."

@@ -71,7 +71,7 @@ class _Problems:
         self._found: dict[str, None] = {}
 
     def told(self) -> list[str]:
-        """One text a problem."""
+        """Return one text a problem."""
         groups = by_reason(self._found, str)
         return [
             each[0] if len(each) == 1 else f"{each[0]} ({len(each) - 1} more of this kind.)"
@@ -86,7 +86,7 @@ class _Problems:
         self.say([f"{problem}. Remedy: {remedy}."])
 
     def attempt(self, what: str, call: Callable[[], object], remedy: str) -> Any:
-        """Result of a call into the user's code, or `_RAISED` and a problem if it raises."""
+        """Return the result of a call into the user's code, or `_RAISED` and a problem if it raises."""
         try:
             return call()
         except Exception as error:  # noqa: BLE001 - the code of others begins here
@@ -97,7 +97,7 @@ class _Problems:
             return _RAISED
 
     def observe(self, what: str, call: Callable[[], object], remedy: str) -> Observation | None:
-        """The observation that a call returns, if its values are of the right kinds."""
+        """Return the observation that a call returns, if its values are of the right kinds."""
         answer = self.attempt(what, call, remedy)
         faults = [] if answer is _RAISED else observation_faults(answer)
         self.say(f"{what} returned {fault}" for fault in faults)
@@ -105,7 +105,7 @@ class _Problems:
 
 
 def _check_tasks(found: _Problems, environment: Environment, split: str) -> list[Task]:
-    """The tasks of the split, after noting what is wrong with them."""
+    """Return the tasks of the split, after noting what is wrong with them."""
     what = f"tasks({split!r})"
     tasks = found.attempt(what, lambda: list(environment.tasks(split)), "return a list")
     if tasks is _RAISED:
@@ -167,7 +167,7 @@ def _check_episode(found: _Problems, environment: Environment, task: Task) -> No
 def _check_reset(
     found: _Problems, environment: Environment, task: Task, when: str = ""
 ) -> Observation | None:
-    """The first observation of an episode, if the episode can go on."""
+    """Return the first observation of an episode, if the episode can go on."""
     what = f"reset({task.id!r}, seed=0){when}"
     remedy = "let it start an episode at any time, also after an ended or an unfinished one"
     answer = found.attempt(what, partial(environment.reset, task, 0), remedy)
@@ -194,7 +194,7 @@ def _check_reset(
 
 
 def _check_admissible(found: _Problems, environment: Environment, task: Task) -> None:
-    """Whether the world understands what it says it would: the first and the last of its commands."""
+    """Check that the world understands the first and the last of the commands that it lists."""
     for index in (0, -1):
         posed: Any = found.attempt("reset()", partial(environment.reset, task, 0), "see above")
         if posed is _RAISED or observation_faults(posed) or not posed.admissible or posed.terminated:
@@ -210,7 +210,7 @@ def _check_admissible(found: _Problems, environment: Environment, task: Task) ->
 
 
 def _check_tools(found: _Problems, environment: Environment, task: Task, first: Observation) -> None:
-    """Whether schemas are in the chat-template form, and calls are answered, one text each."""
+    """Check that schemas have the form of chat templates, and that each call is answered by one text."""
     offers = f"reset({task.id!r}, seed=0) offers"
     functions: list[Any] = [tool.get("function") for tool in first.tools]
     names = [one.get("name") if isinstance(one, Mapping) else None for one in functions]
@@ -242,7 +242,7 @@ def _check_tools(found: _Problems, environment: Environment, task: Task, first: 
 
 
 def _check_expert(found: _Problems, environment: Any, tasks: Sequence[Task]) -> None:
-    """Whether the expert's actions are texts that solve at least one of the tasks."""
+    """Check that the expert's actions are texts that solve at least one task."""
     solved = 0
     for task in tasks:
         what = f"expert({task.id!r})"
@@ -281,11 +281,11 @@ def _expert_actions(environment: Any, task: Task) -> list[Any]:
 
 
 def _words(text: str) -> list[str]:
-    """Words in any order: a simulator that lists a set in another order poses the same task."""
+    """Return words in any order: a simulator that lists a set in another order poses the same task."""
     return sorted(re.findall(r"\w+", text))
 
 
 def _show(value: object) -> str:
-    """A value as Python writes it, cut to fit into a sentence."""
+    """Return a value as Python writes it, cut to fit into a sentence."""
     shown = repr(value)
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."

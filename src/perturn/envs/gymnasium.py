@@ -63,7 +63,7 @@ class Gymnasium:
         self.name = f"{label}-{version}" if version else label
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """One task a seed."""
+        """Return one task a seed."""
         return seed_tasks(self._seeds, split)
 
     def reset(self, task: Task, seed: int = 0) -> Observation:

@@ -21,7 +21,7 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a source of rows (`perturn.formats.row_sources`), with their places, such as `corpus.jsonl:3`.
+    """Yield the objects of a source of rows (`perturn.formats.row_sources`), each with a place like `corpus.jsonl:3`.
 
     Raises:
         DataError: If the file cannot be read, or holds anything but objects.
@@ -30,7 +30,7 @@ def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def numbered_rows(file: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """The objects as `read_rows` has them, each with its number too: of its line in JSON lines, else of the row."""
+    """Yield the objects of `read_rows`, each with its number: of its line in JSON lines, else of the row."""
     for record in open_source(file).read():
         if isinstance(record.value, DataError):
             raise DataError(f"{record.where}: {str(record.value).removeprefix('row: ')}")
@@ -38,7 +38,7 @@ def numbered_rows(file: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 
 def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
-    """The text of a row under a key.
+    """Return the text of a row under a key.
 
     Raises:
         DataError: If it has none.
@@ -51,7 +51,7 @@ def text_of(row: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def whole(row: _Data, text: str, where: str) -> _Data:
-    """The data of a JSON text at a place, with U+FFFD for each half of a surrogate pair: no tokenizer takes one.
+    """Return the data of a JSON text at a place, with U+FFFD for each half of a surrogate pair: no tokenizer takes one.
 
     A warning names the place if there is any.
     """

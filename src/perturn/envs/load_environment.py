@@ -36,7 +36,7 @@ _LONGEST_NAME = 200
 
 
 def load_object(name: str) -> Any:
-    """`module:attribute` or `file.py:attribute` -> the attribute; modules of the current folder are found too.
+    """Turn `module:attribute` or `file.py:attribute` into the attribute; modules of the current folder are found too.
 
     A file is loaded by its path, so two files of one name, or a file named like an installed package, are told apart.
 
@@ -60,14 +60,14 @@ def load_object(name: str) -> Any:
 
 
 def _module_of_name(module: str) -> ModuleType:
-    """A module by its dotted name, the current folder included."""
+    """Return a module by its dotted name, the current folder included."""
     if "" not in sys.path:
         sys.path.insert(0, "")
     return importlib.import_module(module)
 
 
 def _module_of_file(file: str) -> ModuleType:
-    """A module by its file, whose folder is searched for what it imports."""
+    """Return a module by its file, whose folder is searched for what it imports."""
     path = Path(os.path.abspath(file))
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {file} in {os.getcwd()}")
@@ -92,7 +92,7 @@ def _module_of_file(file: str) -> ModuleType:
 
 
 def _classes_of(module: str, wanted: str = "") -> str:
-    """A sentence on the classes of a local module, which is not run for that; empty where it has none."""
+    """Return a sentence on the classes of a local module, which is not run for that; empty where it has none."""
     _, files = module_files(f"{module}:")
     body = _parsed(files[0]).body if files else []
     names = [each.name for each in body if isinstance(each, ast.ClassDef) and not each.name.startswith("_")]
@@ -100,7 +100,7 @@ def _classes_of(module: str, wanted: str = "") -> str:
 
 
 def _at(error: Exception, module: str) -> str:
-    """The line of a local module at which its import failed."""
+    """Return the line of a local module at which its import failed."""
     file = os.path.abspath(module)
     lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
     return f" (at {module}:{lines[-1]})" if lines else ""
@@ -209,7 +209,7 @@ def _source_of(module: str) -> Path:
 
 
 def _is_installed(file: Path) -> bool:
-    """Whether a file belongs to an installed package, to Python or to Perturn."""
+    """Return whether a file belongs to an installed package, to Python or to Perturn."""
     own = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
     folders = [*own, *site.getsitepackages(), site.getusersitepackages(), str(_PERTURN)]
     return any(file.is_relative_to(folder) for folder in folders)
@@ -245,7 +245,7 @@ def _modules(folder: Path, name: str) -> Iterator[Path]:
 
 
 def environment_maker(section: Section) -> Callable[[], Environment]:
-    """Section `environment` -> what starts a world; `name` is in ENVIRONMENTS, `module:Class` or `file.py:Class`.
+    """Turn the section `environment` into what starts a world; `name` is in ENVIRONMENTS, or a `module:Class`.
 
     Raises:
         ConfigError: If there is no such environment or a setting is wrong.
@@ -255,7 +255,7 @@ def environment_maker(section: Section) -> Callable[[], Environment]:
 
 
 def make_environment(section: Section) -> Environment:
-    """Section `environment` -> one world."""
+    """Turn section `environment` into one world."""
     name = str(section["name"])
     own = ":" in name or (name not in ENVIRONMENTS and name.endswith(".py"))
     table: Mapping[str, Any] = {name: load_object(name)} if own else ENVIRONMENTS

@@ -61,7 +61,7 @@ class OpenEnv:
         self.name = name
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """One task a seed."""
+        """Return one task a seed."""
         return seed_tasks(self._seeds, split)
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
@@ -95,7 +95,7 @@ class OpenEnv:
             ) from error
 
     def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The server's answer to a message."""
+        """Return the server's answer to a message."""
         from websockets.exceptions import WebSocketException
 
         try:
@@ -129,7 +129,7 @@ class OpenEnv:
 
 
 def _websocket(url: str) -> str:
-    """The address of a server's sessions."""
+    """Return the address of a server's sessions."""
     scheme, mark, rest = url.partition("://")
     if not mark or scheme not in ("http", "https", "ws", "wss"):
         raise ConfigError(f"base_url must begin with http://, https://, ws:// or wss://, got {url!r}.")

@@ -51,7 +51,7 @@ class Link(Protocol):
     """Name and abilities of the world, from `PlainWorld.facts`."""
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Value of a method of `PlainWorld` there; where there is no world yet, one is started."""
+        """Return the value of a method of `PlainWorld` there; where there is no world yet, one is started."""
         ...
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class RemoteWorld:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split."""
+        """Return all tasks of a split."""
         return [Task(**task) for task in self._link.call("tasks", split)]
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -92,7 +92,7 @@ class RemoteWorld:
         return _observation(self._link.call("step", action))
 
     def declared(self) -> Declared:
-        """The rules that the world declares, as `declared_rules` returns them."""
+        """Return the rules that the world declares, as `declared_rules` returns them."""
         said: dict[str, list[Any]] = self._link.call("declared")
         return {key: (value, source) for key, (value, source) in said.items()}
 
@@ -123,7 +123,7 @@ class PlainWorld:
         }
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
-        """All tasks of a split."""
+        """Return all tasks of a split."""
         tasks = self._env.tasks(split)
         if is_unawaited(tasks):
             raise EnvironmentFailure(f"tasks({split!r}) returned {UNAWAITED}")
@@ -153,7 +153,7 @@ class PlainWorld:
         return _packed(signature.gives, found, f"{name} must return")
 
     def declared(self) -> dict[str, list[Any]]:
-        """The rules that the world declares."""
+        """Return the rules that the world declares."""
         return {key: list(each) for key, each in rules_of(self._env).items()}
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ def rules_of(environment: Any) -> Declared:
 
 
 def told(error: BaseException) -> dict[str, str]:
-    """An exception as texts: one of `RAISED`, and what it says, with its type and place if it is not one of ours."""
+    """Return an exception as texts: one of `RAISED`, and its message, with type and place if it is not one of ours."""
     kind = next((kind for kind, each in RAISED.items() if isinstance(error, each)), None)
     text = plain_data.told(error)
     if kind is None:
@@ -180,14 +180,14 @@ def told(error: BaseException) -> dict[str, str]:
 
 
 def value_of(reply: dict[str, Any]) -> Any:
-    """Return value of a call of a world elsewhere; its exception is raised as one of `RAISED`."""
+    """Return the value of a call of a world elsewhere; its exception is raised as one of `RAISED`."""
     if "error" not in reply:
         return reply["value"]
     raise RAISED[reply["error"]](reply["text"])
 
 
 def survives_json(data: object) -> bool:
-    """Whether JSON gives back the same data."""
+    """Return whether JSON gives back the same data."""
     try:
         return bool(json.loads(json.dumps(data, allow_nan=False)) == data)
     except (TypeError, ValueError, RecursionError):
@@ -195,7 +195,7 @@ def survives_json(data: object) -> bool:
 
 
 def plain_task(task: Task) -> dict[str, Any]:
-    """A task as JSON can carry it."""
+    """Return a task as JSON can carry it."""
     fields = _fields(Task, task) | {"data": dict(task.data)}
     if not survives_json(fields):
         raise EnvironmentFailure(
@@ -210,20 +210,20 @@ def _fields(kind: type[Task | Observation], value: Task | Observation) -> dict[s
 
 
 def _plain_observation(seen: Observation) -> dict[str, Any]:
-    """An observation as plain data."""
+    """Return an observation as plain data."""
     user = None if seen.user is None else dataclasses.asdict(seen.user)
     return _fields(Observation, seen) | {"user": user}
 
 
 def _observation(fields: dict[str, Any]) -> Observation:
-    """An observation from plain data; JSON has no tuples."""
+    """Return an observation from plain data; JSON has no tuples."""
     user = fields["user"] and UserTurn(**fields["user"] | {"heard": tuple(fields["user"]["heard"])})
     tuples = {key: tuple(fields[key]) for key in ("admissible", "tools", "results")}
     return Observation(**fields | tuples | {"user": user})
 
 
 def _packed(form: Form, value: Any, what: str) -> Any:
-    """A value as plain data."""
+    """Return a value as plain data."""
     listed = list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else value
     if form == "task" and isinstance(value, Task):
         return plain_task(value)
@@ -233,7 +233,7 @@ def _packed(form: Form, value: Any, what: str) -> Any:
 
 
 def _fits(form: Form, value: Any) -> bool:
-    """Whether a value is of a form; no `Task` is looked at."""
+    """Return whether a value is of a form; no `Task` is looked at."""
     if form == "plain":
         return survives_json(value)
     if form == "actions":
@@ -246,7 +246,7 @@ def _are_texts(values: Any) -> bool:
 
 
 def _unpacked(form: Form, value: Any) -> Any:
-    """A value from plain data."""
+    """Return a value from plain data."""
     if value is None or form in ("actions", "plain"):
         return value
     return Task(**value) if form == "task" else [(thought, action) for thought, action in value]
@@ -290,7 +290,7 @@ def declared_rules(env: Any) -> Declared:
 
 
 def _layers(env: Any) -> list[Any]:
-    """The user's object, and the adapters around it, from within."""
+    """Return the user's object, and the adapters around it, from within."""
     while isinstance(env, AwaitedWorld | OwnWorld):
         env = env.played
     inner = env.played if traits_of(env).adapts else None
@@ -298,7 +298,7 @@ def _layers(env: Any) -> list[Any]:
 
 
 def _settings(protocol: Any, label: str) -> dict[str, Any]:
-    """The settings of a class's `protocol`."""
+    """Return the settings of a class's `protocol`."""
     if protocol is None:
         return {}
     if isinstance(protocol, str):
@@ -321,7 +321,7 @@ def _settings(protocol: Any, label: str) -> dict[str, Any]:
 
 
 def _docstring(kind: type) -> str:
-    """The part of the docstring of a user's class that is on the game; empty where there is none."""
+    """Return the part of the docstring of a user's class that is on the game; empty where there is none."""
     text = kind.__dict__.get("__doc__") or ""
     if kind.__module__.partition(".")[0] == "perturn" or text.startswith(f"{kind.__name__}("):
         return ""  # an adapter of ours, or what a dataclass writes by itself

@@ -33,7 +33,7 @@ class TrlFactory:
     """A class for TRL's `environment_factory` as an `Environment`; play it under `protocol.format=tools`.
 
     A task is a row of the dataset that TRL would train on: its `prompt` is shown, and what `reset(**row)` returns right
-    behind it. Public methods are the tools, with the schemas that transformers makes of their docstrings. What a tool
+    after it. Public methods are the tools, with the schemas that transformers makes of their docstrings. What a tool
     raises is its result, as in TRL. An answer without calls ends the episode. Tools, `reset` and `get_reward` may be
     `async def`; all of an object run in one event loop, so that a connection lasts from call to call.
 
@@ -44,7 +44,7 @@ class TrlFactory:
 
     format: ClassVar[str] = "tools"
     system: ClassVar[str] = ""
-    """As in TRL, which adds no system text."""
+    """None, since TRL adds no system text."""
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(adapts=True)
 
@@ -84,7 +84,7 @@ class TrlFactory:
         self._paid = 0.0
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """One task a row."""
+        """Return one task a row."""
         check_known(split, self._rows, f"Unknown split {split!r}; environment.rows has no file for it")
         return self._rows[split]
 
@@ -116,7 +116,7 @@ class TrlFactory:
         self._loop.close()
 
     def _call(self, call: ToolCall) -> str:
-        """Result or error of a tool, as TRL writes it."""
+        """Return result or error of a tool, as TRL writes it."""
         if call.name not in self._tools:
             return str({"error": f"Tool {call.name} not found."})
         try:
@@ -125,7 +125,7 @@ class TrlFactory:
             return str({"error": str(error)})
 
     def _pay(self, ended: bool) -> float:
-        """Reward by `get_reward`, less the part already paid; while the episode goes on, it may have none yet."""
+        """Return the reward by `get_reward` minus the part already paid; an unfinished episode may have none yet."""
         said = self._loop.result(self._env.get_reward())
         if said is None and not ended:
             return 0.0
@@ -140,7 +140,7 @@ class TrlFactory:
 
 
 def _tools(env: Any) -> dict[str, Callable[..., Any]]:
-    """The methods that TRL takes for tools, in its order; a class without any, or without the others, is refused."""
+    """Return the methods that TRL takes for tools, in its order; reject a class without tools or a needed method."""
     label = type(env).__name__
     for method, why in _NEEDED.items():
         if not callable(getattr(env, method, None)):
@@ -155,12 +155,12 @@ def _tools(env: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _read_rows(file: Path, split: str) -> list[Task]:
-    """Rows of a source as tasks, named by their number."""
+    """Return rows of a source as tasks, named by their number."""
     return [Task(f"{split}/{number}", split=split, data=row) for number, _, row in numbered_rows(file)]
 
 
 def _prompt_text(prompt: Any) -> str:
-    """The text of a row's prompt; a system text belongs into the protocol."""
+    """Return the text of a row's prompt; a system text belongs into the protocol."""
     if isinstance(prompt, str):
         return prompt
     roles = [message.get("role") for message in prompt] if isinstance(prompt, list) else None

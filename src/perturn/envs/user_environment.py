@@ -75,7 +75,7 @@ class OwnWorld:
         return self._ability(known[name], found) if name in known else found
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split."""
+        """Return all tasks of a split."""
         if self._takes_split is None:
             if split != "train":
                 raise EnvironmentFailure(
@@ -121,7 +121,7 @@ class OwnWorld:
             close()
 
     def _ability(self, signature: Ability, method: Callable[..., Any]) -> Callable[..., Any]:
-        """An optional method that gets what was listed for a task, and whose actions are texts."""
+        """Return an optional method that gets what was listed for a task, and whose actions are texts."""
 
         @wraps(method)
         def call(*arguments: Any) -> Any:
@@ -197,7 +197,7 @@ def lacking(world: Any, label: str) -> list[str]:
 
 
 def _misspelt(world: Any) -> list[str]:
-    """A sentence on an attribute of an object's class that nobody reads, such as `experts`."""
+    """Return a sentence on an attribute of an object's class that nobody reads, such as `experts`."""
     kind = type(world.played if isinstance(world, AwaitedWorld) else world)
     try:
         check_names(kind, kind="environment", known=(*ABILITIES, *_ATTRIBUTES), traits=EnvironmentTraits)
@@ -213,7 +213,7 @@ def playable(world: Any, name: str) -> bool:
 
 
 def _misfit(method: Callable[..., Any], name: str) -> str:
-    """Why a method cannot be called with what it gets; empty where it can, or where nobody knows its signature."""
+    """Return why a method cannot be called with what it gets; empty where it can, or its signature is unknown."""
     given = () if name == "tasks" else (None,)
     more = {"tasks": (1, "split"), "reset": (2, "seed")}.get(name)
     how = _takes(method, *more) if more else None
@@ -232,7 +232,7 @@ def _misfit(method: Callable[..., Any], name: str) -> str:
 
 
 def _takes(method: Any, position: int, name: str) -> str | int | None:
-    """How a method takes an argument: by its name, by its position, or not at all (None)."""
+    """Return how a method takes an argument: by its name, by its position, or not at all (None)."""
     try:
         parameters = list(inspect.signature(method).parameters.values())
     except (TypeError, ValueError):  # a method of C, whose signature is not known, or none
@@ -248,12 +248,12 @@ def _takes(method: Any, position: int, name: str) -> str | int | None:
 
 
 def _called(method: Callable[..., Any], given: tuple[Any, ...], how: str | int, value: Any) -> Any:
-    """Result of a method with one more argument."""
+    """Return the result of a method with one more argument."""
     return method(*given, **{how: value}) if isinstance(how, str) else method(*given, value)
 
 
 def _task(value: Any, split: str, index: int) -> Task:
-    """A task of what was listed."""
+    """Return a task of what was listed."""
     if isinstance(value, Task):
         if _LISTED in value.data:
             raise EnvironmentFailure(
@@ -277,12 +277,12 @@ def _task(value: Any, split: str, index: int) -> Task:
 
 
 def _value(task: Task) -> Any:
-    """The value that was listed for a task, or the task itself."""
+    """Return the value that was listed for a task, or the task itself."""
     return task.data.get(_LISTED, task)
 
 
 def _plain(value: Any) -> Any:
-    """A value as it is after JSON, where only lists are; what JSON cannot hold stays, and whoever reads it says so."""
+    """Return a value as it is after JSON, where tuples are lists; leave what JSON cannot hold for its reader."""
     if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
         return value.item()  # of numpy
     if isinstance(value, tuple | list):
@@ -291,7 +291,7 @@ def _plain(value: Any) -> Any:
 
 
 def _observation(answer: Any, calls: int) -> Any:
-    """An observation of a text or a tuple; anything else as it is, since `observation_faults` says what is wrong."""
+    """Return a text or a tuple as an observation; leave anything else for `observation_faults` to explain."""
     whole = (answer, 0.0, False) if isinstance(answer, str | list) else answer
     if not isinstance(whole, tuple):
         return answer
@@ -314,7 +314,7 @@ def _observation(answer: Any, calls: int) -> Any:
 
 
 def _with_tools(posed: Observation, tools: Any) -> Observation:
-    """An observation that offers tools in the form of chat templates, of schemas or of functions."""
+    """Return an observation that offers tools in the form of chat templates, of schemas or of functions."""
     if callable(tools):
         tools = tools()
     listed = tools.values() if isinstance(tools, Mapping) else tools
@@ -324,7 +324,7 @@ def _with_tools(posed: Observation, tools: Any) -> Observation:
 
 
 def _schema(tool: Any) -> Any:
-    """The schema of a function; a schema alone gets the form of chat templates; anything else stays as it is."""
+    """Return the schema of a function; a schema alone gets the form of chat templates; anything else stays as it is."""
     if callable(tool):
         return schema_of(tool)
     if isinstance(tool, Mapping) and "function" not in tool and {"name", "parameters"} <= tool.keys():
@@ -333,7 +333,7 @@ def _schema(tool: Any) -> Any:
 
 
 def _written(action: Any) -> Any:
-    """An action of an expert as text: calls may be given as objects, as `read_action` reads their JSON."""
+    """Return an action of an expert as text: calls may be given as objects, as `read_action` reads their JSON."""
     if isinstance(action, tuple) and len(action) == 2:
         return action[0], _written(action[1])  # a thought before it
     if isinstance(action, ToolCall):

@@ -14,7 +14,7 @@ class UserTalk:
     """Messages of an agent and a user, the user's turn, and whether the talk is over."""
 
     def __init__(self, instructions: str, greeting: str, script: Sequence[str] = ()) -> None:
-        """Nobody has spoken but the agent, who greets.
+        """Start with the agent, who greets.
 
         Args:
             instructions: For the user's model.

@@ -52,7 +52,7 @@ def plays_itself(section: Section) -> bool:
 
 
 def runs_here(section: Section, settings: Worlds) -> bool:
-    """Whether worlds are made in this process rather than in processes of their own.
+    """Return whether worlds are made in this process rather than in processes of their own.
 
     Raises:
         ConfigError: If processes are asked for, and the environment's episodes have some of their own.
@@ -68,9 +68,10 @@ def runs_here(section: Section, settings: Worlds) -> bool:
 
 
 def world_count(section: Section, settings: Worlds, concurrency: int) -> int:
-    """How many worlds may be alive at a time, if `concurrency` episodes are to be played at once.
+    """Return how many worlds may be alive at a time, if `concurrency` episodes are to be played at once.
 
-    A process that waits for the model costs memory but no processor, and neither does one that sleeps or waits for a
+    A process that waits for the model costs memory but no processor, and neither does a process that sleeps or waits
+    for a
     network: so free memory bounds their number, and the number of cores does not.
     """
     if runs_here(section, settings):
@@ -99,7 +100,7 @@ class ProcessWorlds:
         self._ready = [first]
 
     def __call__(self) -> RemoteWorld:
-        """A world; its process starts with its first episode."""
+        """Return a world; its process starts with its first episode."""
         with suppress(IndexError):
             return RemoteWorld(self._ready.pop())
         return RemoteWorld(_Process(self._section, self._limits, self.facts))
@@ -157,7 +158,7 @@ class _Process:
         return facts
 
     def _ask(self, method: str, arguments: Sequence[Any], limit: str, seconds: float) -> Any:
-        """Return value of a method; `limit` names the setting that gives it so many seconds."""
+        """Return the value of a method; `limit` names the setting that gives it so many seconds."""
         assert self._child is not None
         child, what = self._child, _in_words(method, *arguments)
         try:
@@ -182,7 +183,7 @@ class _Process:
 
 
 def _in_words(method: str, argument: Any = None, *more: Any) -> str:
-    """A call in words."""
+    """Return a call in words."""
     if method == "ability":
         return _in_words(argument, *more[0])
     if method == "open":
@@ -220,7 +221,7 @@ class _Child:
         self._words = b""
 
     def ask(self, method: str, arguments: Sequence[Any], seconds: float) -> dict[str, Any]:
-        """The child's answer to a call."""
+        """Return the child's answer to a call."""
         deadline = time.monotonic() + seconds
         self._pipe.post(json.dumps([method, arguments]).encode())
         while (left := deadline - time.monotonic()) > 0:
@@ -235,7 +236,7 @@ class _Child:
         raise TimeoutError
 
     def _wait(self, seconds: float) -> list[Any]:
-        """The pipe if it can be read, or written to if something is unsent, and the output if it can be read."""
+        """Return the pipe if it can be read, or written to if something is unsent, and the output if it can be read."""
         poll = select.poll()
         sources: dict[int, Any] = {self._pipe.end.fileno(): self._pipe}
         poll.register(self._pipe.end, select.POLLIN | (select.POLLOUT if self._pipe.unsent else 0))
@@ -245,7 +246,7 @@ class _Child:
         return [sources[descriptor] for descriptor, _ in poll.poll(1000 * seconds)]
 
     def ending(self) -> str:
-        """How the process ended, in words."""
+        """Return how the process ended, in words."""
         try:
             code = self._process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
@@ -253,7 +254,7 @@ class _Child:
         return f" (killed by {signal.Signals(-code).name})" if code < 0 else f" with exit code {code}"
 
     def last_words(self) -> str:
-        """The last lines the child wrote."""
+        """Return the last lines the child wrote."""
         lines = [line.strip() for line in self._words.decode(errors="replace").splitlines() if line.strip()]
         return " | ".join(line[:200] for line in lines[-_LINES:])
 
@@ -279,7 +280,7 @@ class _Child:
 
 
 def _reply(message: bytes) -> dict[str, Any]:
-    """A child's answer, or `Garbled`."""
+    """Return a child's answer, or `Garbled`."""
     try:
         reply = json.loads(message)
     except (ValueError, RecursionError) as error:
@@ -298,7 +299,7 @@ _VALUE = re.compile(r"://[^/\s@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY")
 
 
 def without_secrets(environ: Mapping[str, str], passed: Collection[str] = ()) -> dict[str, str]:
-    """The variables without those whose name or value looks like a key, but for those that are passed by name."""
+    """Return the variables without names or values that look like a key, except the ones passed by name."""
     return {
         name: value
         for name, value in environ.items()

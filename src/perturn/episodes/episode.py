@@ -60,8 +60,8 @@ def episode(
         job: The task, the seed of the episode and the index among the task's samples.
         protocol: Rules to play by.
         policy: Identity of the policy that will answer.
-        user_said: Texts of the user before each turn, which are said again; beyond them, and beyond those of a begun
-            episode, the user's model is asked or its script speaks.
+        user_said: Texts of the user before each turn, which are said again; beyond them, and beyond the texts of a
+            begun episode, the user's model is asked or its script speaks.
         abilities: Of the engine that will answer, for an environment that plays its episodes itself.
     """
     if traits_of(env).plays_itself:
@@ -129,7 +129,7 @@ def _posed(env: Environment, task: Task, seed: int, protocol: EpisodeProtocol) -
 
 
 def _said_before(job: Job) -> list[tuple[str, ...]]:
-    """Texts of the user before each turn of a begun episode that is kept, and before the turn after them."""
+    """Return texts of the user before each turn of a begun episode that is kept, and before the turn after them."""
     if job.begun is None:
         return []
     said = [*(turn.user_said for turn in job.begun.turns), job.begun.user_said]
@@ -150,14 +150,14 @@ def _prompt(record: Trajectory, job: Job, turns: Sequence[Turn], heard: tuple[Me
 
 
 def _stopped(record: Trajectory, seen: Observation, left: int) -> Trajectory:
-    """The record of an episode that is over, or that is UNFINISHED since it has turns left."""
+    """Return the record of an episode that is over, or that is UNFINISHED since it has turns left."""
     if left and not seen.terminated:
         return replace(record, status=Status.UNFINISHED)
     return replace(record, success=seen.success, terminated=seen.terminated, truncated=not seen.terminated)
 
 
 def _failed(record: Trajectory, error: BaseException) -> Trajectory:
-    """The record of an episode that was broken off."""
+    """Return the record of an episode that was broken off."""
     why = f"{type(error).__name__}: {told(error)}"
     if isinstance(error, ContextFull):
         why += (
@@ -168,7 +168,7 @@ def _failed(record: Trajectory, error: BaseException) -> Trajectory:
 
 
 def _unplayed(env: Environment, job: Job, protocol: EpisodeProtocol, policy: str) -> Trajectory:
-    """The record of an episode without its turns."""
+    """Return the record of an episode without its turns."""
     return Trajectory(
         task=job.task,
         turns=(),
@@ -185,7 +185,7 @@ def _unplayed(env: Environment, job: Job, protocol: EpisodeProtocol, policy: str
 
 
 def misfit(posed: Observation, protocol: EpisodeProtocol) -> str | None:
-    """Why actions in a protocol's format cannot be taken in the episode that was posed; None if they can."""
+    """Return why actions in a protocol's format cannot be taken in the episode that was posed; None if they can."""
     native = FORMATS[protocol.format].native
     if posed.tools and not native:
         return f"offers tools, which format {protocol.format!r} cannot call; set protocol.format=tools."
@@ -195,7 +195,7 @@ def misfit(posed: Observation, protocol: EpisodeProtocol) -> str | None:
 
 
 def _check_back(recorded: Sequence[Turn], turns: Sequence[Turn], heard: tuple[Message, ...]) -> None:
-    """Refuse a world that, after the first turns of a recorded episode, is not where it was.
+    """Reject a world that, after the first turns of a recorded episode, is not where it was.
 
     Raises:
         NotComeBack: Naming the turn, and what differs.
@@ -215,19 +215,19 @@ def _check_back(recorded: Sequence[Turn], turns: Sequence[Turn], heard: tuple[Me
 
 
 def _parting(one: str, other: str) -> int:
-    """Where two texts begin to differ."""
+    """Return where two texts begin to differ."""
     alike = zip(one, other, strict=False)
     return next((at for at, (its, ours) in enumerate(alike) if its != ours), min(len(one), len(other)))
 
 
 def _from(text: str, at: int) -> str:
-    """200 characters of a text, from a little before the one at `at`."""
+    """Return 200 characters of a text, from a little before the one at `at`."""
     start = max(0, at - 20)
     return ("..." if start else "") + text[start : start + 200]
 
 
 def _read(action: Action, reader: Format, tools: Tools) -> tuple[Action, str | None, tuple[ToolCall, ...]]:
-    """The action with its tool calls, what the world is sent (None where it broke the format), and the calls.
+    """Return the action with its tool calls, what the world is sent (None where it broke the format), and the calls.
 
     What cannot be stored and shown again as it was written breaks every format. Its token ids stay as sampled.
     """
@@ -246,12 +246,12 @@ def _read(action: Action, reader: Format, tools: Tools) -> tuple[Action, str | N
 
 
 def understood(action: Action, reader: Format, tools: Tools = ()) -> str | None:
-    """The command that the world is sent for an action; None where it broke the format."""
+    """Return the command that the world is sent for an action; None where it broke the format."""
     return _read(action, reader, tools)[1]
 
 
 def _answer(env: Environment, command: str, calls: tuple[ToolCall, ...]) -> Observation:
-    """The world's answer to an action."""
+    """Return the world's answer to an action."""
     what = f"step({command!r:.80})"
     seen = sound(env.step(command), what)
     if len(seen.results) != len(calls) and not seen.terminated:

@@ -1,4 +1,4 @@
-"""How an action is written in the policy's text: the instruction, the strict parser, and the expert's rendering."""
+"""Formats of an action in the policy's text: the instruction, the strict parser, and the expert's rendering."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

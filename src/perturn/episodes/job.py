@@ -15,7 +15,7 @@ class Job:
     seed: int
     sample: int = 0
     begun: Trajectory | None = None
-    """An episode to play on: the world is reset as it was for this one, and its turns come first."""
+    """An episode to resume: the world is reset as it was for this episode, and its turns come first."""
     kept: int | None = None
     """How many of them; None: all."""
     window: int | None = None

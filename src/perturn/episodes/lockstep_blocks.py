@@ -12,7 +12,7 @@ from perturn.types import Action, Engine, Environment, EpisodeProtocol, Prompt, 
 
 
 def blocks_of(jobs: Sequence[Job], size: int) -> list[Sequence[Job]]:
-    """The jobs in blocks of so many, in their order; the last one may be smaller."""
+    """Return the jobs in blocks of so many, in their order; the last one may be smaller."""
     return [jobs[first : first + size] for first in range(0, len(jobs), size)]
 
 
@@ -62,7 +62,7 @@ class _Block:
         self._ended: dict[tuple[str, int], Trajectory] = {}
 
     def play(self, workers: Workers) -> list[Trajectory]:
-        """The trajectories in the order of the jobs."""
+        """Return the trajectories in the order of the jobs."""
         workers.begin(self._jobs)
         while workers.busy:
             for worker, said in workers.listen(self._wait):
@@ -75,11 +75,11 @@ class _Block:
         return [self._ended[job.task.id, job.sample] for job in self._jobs]
 
     def _wait(self, busy: int) -> float | None:
-        """No time if all that run have asked, else as long as it takes."""
+        """Return no waiting time if all running episodes have asked, else as long as it takes."""
         return 0.0 if len(self._asked) == busy else None
 
     def _hear(self, worker: Worker, prompt: Prompt) -> None:
-        """Note a prompt; one that was answered before its world was lost gets that answer again."""
+        """Note a prompt; a prompt that was answered before its world was lost gets its answer again."""
         before, answer = self._answered.get((prompt.conversation, prompt.seed), (None, None))
         if answer is not None and before == prompt:
             worker.inbox.put(answer)

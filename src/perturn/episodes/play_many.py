@@ -134,7 +134,7 @@ class _Stream:
         self._open = 0
 
     def wait(self, busy: int) -> float | None:
-        """Seconds that more may be waited for; None: as long as it takes."""
+        """Return seconds that more may be waited for; None: as long as it takes."""
         return 0.0 if self._open else None
 
     def submit(self, prompt: Prompt, took: float | None) -> None:
@@ -160,7 +160,7 @@ class _Batches:
         self._steps: deque[float] = deque([0.0], maxlen=32)
 
     def wait(self, busy: int) -> float | None:
-        """Seconds that more may be waited for; None: as long as it takes."""
+        """Return seconds that more may be waited for; None: as long as it takes."""
         if not self._asked:
             return None
         return 0.0 if len(self._asked) >= self._size(busy) else max(0.0, self._until - time.monotonic())
@@ -185,11 +185,11 @@ class _Batches:
         return list(zip(first, answers, strict=True))
 
     def _patience(self) -> float:
-        """Until when the engine may wait for more prompts."""
+        """Return the time until which the engine may wait for more prompts."""
         return time.monotonic() + _PATIENCE * median(self._answers)
 
     def _size(self, busy: int) -> int:
-        """How many prompts to answer together, at most.
+        """Return how many prompts to answer together, at most.
 
         If all episodes were answered together, the engine would be idle while their worlds step. Where that takes
         longer than the answers, they are answered in groups, as many as it takes for some to step behind the others.

@@ -14,7 +14,7 @@ from perturn.types import EpisodeProtocol, Message, Observation, Trajectory, Tur
 
 
 def system_prompt(protocol: EpisodeProtocol) -> tuple[Message, ...]:
-    """The messages before the first observation: system text and worked example."""
+    """Return the messages before the first observation: system text and worked example."""
     text = "\n\n".join(part for part in (protocol.system, FORMATS[protocol.format].instruction) if part)
     system: list[Message] = [{"role": "system", "content": text}] if text else []
     return (*system, *protocol.example)
@@ -24,13 +24,13 @@ _LISTED = "\nAdmissible commands:\n"
 
 
 def with_suffix(text: str, suffix: str) -> str:
-    """The text that poses a task with another on a line of its own after it, before any list of commands."""
+    """Return the text that poses a task with another on a line of its own after it, before any list of commands."""
     posed, listed, commands = text.partition(_LISTED)
     return f"{posed}\n{suffix}{listed}{commands}" if suffix else text
 
 
 def told(trajectory: Trajectory, suffix: str) -> Trajectory:
-    """An episode as it would be under a protocol with a suffix."""
+    """Return an episode as it would be under a protocol with a suffix."""
 
     def ending(messages: tuple[Message, ...]) -> tuple[Message, ...]:
         *before, last = messages
@@ -45,7 +45,7 @@ def told(trajectory: Trajectory, suffix: str) -> Trajectory:
 def shown(
     seen: Observation, protocol: EpisodeProtocol, calls: Sequence[ToolCall] = ()
 ) -> tuple[Message, ...]:
-    """The newest observation as the policy reads it: what the calls before it returned, then what it is told."""
+    """Return the newest observation as the policy reads it: what the calls before it returned, then what it is told."""
     text = seen.text
     results = result_messages(calls, seen.results)
     if results and not text:
@@ -58,7 +58,7 @@ def shown(
 def recalled(
     heard: tuple[Message, ...], seen: Observation, protocol: EpisodeProtocol
 ) -> tuple[Message, ...] | None:
-    """An observation as later turns see it, where that is another: a shortened history has no lists of commands."""
+    """Return an observation as later turns see it; in a shortened history, it has no lists of commands."""
     if protocol.history is None:
         return None
     plain = shown(seen, replace(protocol, list_admissible=False))
@@ -68,7 +68,7 @@ def recalled(
 def window(
     turns: Sequence[Turn], newest: tuple[Message, ...], history: int | None
 ) -> tuple[tuple[Turn, ...], tuple[Message, ...]]:
-    """The turns and the observation that are shown where only the last turns are.
+    """Return the turns and the observation that are shown where only the last turns are.
 
     The observation that posed the task is always shown: where its turn is left out, it opens the oldest message
     that is kept, so that user and assistant go on taking turns.
@@ -90,7 +90,7 @@ def window(
 
 
 def as_seen(trajectory: Trajectory, index: int) -> tuple[Turn, ...]:
-    """The turns as the policy saw them when it took one of them, that one last.
+    """Return the turns as the policy saw them when it took one of them, that one last.
 
     Args:
         trajectory: As recorded.
@@ -126,12 +126,12 @@ def sequences_of(trajectory: Trajectory) -> Iterator[tuple[Trajectory, range]]:
 
 
 def _remembered(turn: Turn) -> Turn:
-    """A turn as later ones see it."""
+    """Return a turn as later ones see it."""
     return turn if turn.recalled is None else replace(turn, observation=turn.recalled, recalled=None)
 
 
 def _behind(first: tuple[Message, ...], heard: tuple[Message, ...], left_out: int) -> tuple[Message, ...]:
-    """An observation that opens with the one that posed the task."""
+    """Return an observation that opens with the observation that posed the task."""
     posed = "\n".join(str(message.get("content") or "") for message in first)
     turns = "1 turn is" if left_out == 1 else f"{left_out} turns are"
     opening: Message = heard[0] if heard else {"role": "user"}

@@ -1,4 +1,4 @@
-"""Episodes played from given actions: those of a script, or again those of a recorded episode."""
+"""Play episodes from given actions: the actions of a script, or of a recorded episode."""
 
 from __future__ import annotations
 

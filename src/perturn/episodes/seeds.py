@@ -10,7 +10,7 @@ from perturn.types import Task
 
 
 def make_jobs(tasks: Iterable[Task], seed: int, samples: int = 1, iteration: int = 1) -> list[Job]:
-    """Episodes to play; the seed of each depends on the run's seed, its task, sample and iteration alone."""
+    """Return episodes to play; the seed of each depends on the run's seed, its task, sample and iteration alone."""
     later = (iteration,) if iteration > 1 else ()
     return [
         Job(task, seed_of(seed, task.id, sample, *later), sample)
@@ -20,5 +20,5 @@ def make_jobs(tasks: Iterable[Task], seed: int, samples: int = 1, iteration: int
 
 
 def seed_of(*parts: object) -> int:
-    """A seed that depends on all parts, and on nothing else."""
+    """Return a seed that depends on all parts, and on nothing else."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest())

@@ -55,7 +55,7 @@ class Break:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a request belongs in an episode."""
+    """Place of a request in an episode."""
 
     follows: int
     """Index of the turn that it continues; -1: it opens a sequence."""
@@ -179,17 +179,17 @@ class Sequences:
         return index
 
     def end_keys(self, index: int) -> list[tuple[bytes, tuple[str, str]]]:
-        """Keys of the conversation up to a turn's answer, in any episode; see `Position.end_key`."""
+        """Return keys of the conversation up to a turn's answer, in any episode; see `Position.end_key`."""
         return self._turns[index].ends
 
     def _turn_after(self, key: bytes, setting: tuple[str, str]) -> int | None:
-        """The turn that ends a conversation; of several, the newest that nobody has continued yet."""
+        """Return the turn that ends a conversation; of several, the newest that nobody has continued yet."""
         found = self._ends.get(key, {}).get(setting, [])
         free = [turn for turn in found if turn not in self._continued]
         return max(free or found, default=None)
 
     def _break(self, texts: Sequence[str], keys: Sequence[bytes], setting: tuple[str, str]) -> Break:
-        """Why a request continues no turn."""
+        """Return why a request continues no turn."""
         alike = next((index for index, key in enumerate(keys) if key not in self._seen), len(keys))
         turn = self._seen[keys[alike - 1]] if alike else len(self._turns) - 1
         settings = [known for key in keys if key in self._ends for known in self._ends[key]]
@@ -199,7 +199,7 @@ class Sequences:
         return Break(why_broke(self._conversation(turn), texts, alike), turn, alike)
 
     def _conversation(self, turn: int) -> list[str]:
-        """Texts of all messages up to a turn's answer."""
+        """Return texts of all messages up to a turn's answer."""
         parts = []
         while turn >= 0:
             parts.append(self._turns[turn].texts)
@@ -261,7 +261,7 @@ def comparable(message: Message, *, reads_thoughts: bool = True) -> str:
 
 
 def in_call_order(messages: Iterable[Message]) -> list[Message]:
-    """Messages whose tool results stand in the order of their calls, each with the name of its tool and without ids.
+    """Return messages with tool results in the order of their calls, each with its tool's name and without ids.
 
     This is the form in which episodes are recorded: an id is chosen anew by each client, and says nothing to a policy.
     """
@@ -292,7 +292,7 @@ def in_call_order(messages: Iterable[Message]) -> list[Message]:
 
 
 def _sorted_results(messages: Sequence[Message]) -> list[Message]:
-    """Messages with each run of tool results sorted by the place of its call."""
+    """Return messages with each run of tool results sorted by the place of its call."""
     done: list[Message] = []
     run: list[Message] = []
     for message in [*messages, {"role": ""}]:
@@ -306,7 +306,7 @@ def _sorted_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def _head(messages: Sequence[Message]) -> int:
-    """Number of system messages that a conversation begins with, which stand before its first observation."""
+    """Return the number of system messages at a conversation's start, which stand before its first observation."""
     roles = [message["role"] in ("system", "developer") for message in messages]
     return roles.index(False) if False in roles else len(roles)
 
@@ -320,7 +320,7 @@ def _call(call: Mapping[str, Any]) -> list[Any]:
 
 
 def _without_thought(compared: Sequence[Any]) -> tuple[str, Any]:
-    """Text and calls of an assistant message as compared, without a thought in either place."""
+    """Return text and calls of an assistant message as compared, without a thought in either place."""
     text = str(compared[1])
     opened, closed = _INLINE
     if closed in text:

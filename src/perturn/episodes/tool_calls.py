@@ -33,14 +33,14 @@ class ToolAction:
 
 
 def write_action(action: ToolAction) -> str:
-    """The action as a world gets it in `step`: JSON with `text` and `calls`."""
+    """Return the action as a world gets it in `step`: JSON with `text` and `calls`."""
     return json.dumps(
         {"text": action.text, "calls": [_plain(call) for call in action.calls]}, ensure_ascii=False
     )
 
 
 def read_action(action: str) -> ToolAction | None:
-    """The action that `write_action` wrote as this text; None for text that is no such JSON.
+    """Return the action that `write_action` wrote as this text; None for text that is no such JSON.
 
     A call alone, or a list of calls, is read as well: `{"name": ..., "arguments": {...}}`, or as chat templates have
     it. So an expert may write a call as short as that.
@@ -53,7 +53,7 @@ def read_action(action: str) -> ToolAction | None:
 
 
 def read_said(data: Any) -> ToolAction | None:
-    """The action that the JSON of `read_action` holds; None for anything else."""
+    """Return the action that the JSON of `read_action` holds; None for anything else."""
     if isinstance(data, list):
         data = {"calls": data} if data and all(map(_is_call, data)) else None
     elif _is_call(data):
@@ -66,7 +66,7 @@ def read_said(data: Any) -> ToolAction | None:
 
 
 def _is_call(data: Any) -> bool:
-    """Whether an object is a call and nothing else: it names arguments, or is in the form of chat templates."""
+    """Return whether an object is a call and nothing else: it names arguments, or is in the form of chat templates."""
     if not isinstance(data, Mapping):
         return False
     return isinstance(data.get("function"), Mapping) or (
@@ -100,7 +100,7 @@ def understand(action: Action, tools: Tools = ()) -> tuple[Action, ToolAction | 
 
 
 def as_text(action: Action) -> Action:
-    """An action whose calls mean nothing, as text alone: valid Unicode, however strange it was."""
+    """Return an action whose calls mean nothing, as text alone: valid Unicode, however strange it was."""
     text = action.text
     if action.tool_calls:
         try:
@@ -112,7 +112,7 @@ def as_text(action: Action) -> Action:
 
 
 def parse_text(text: str, tools: Tools = ()) -> ToolAction | None:
-    """Text of a turn -> the action, with calls in any format of `CALL_FORMATS`; None where it is malformed or empty.
+    """Turn the text of a turn into the action, with calls in any of `CALL_FORMATS`; None if malformed or empty.
 
     An action is malformed if a call in it cannot be executed exactly as it is written. What a thought says of calls is
     no call. Words before, between and after calls are the text of the action.
@@ -121,7 +121,7 @@ def parse_text(text: str, tools: Tools = ()) -> ToolAction | None:
 
 
 def write_text(action: ToolAction, form: str = "hermes") -> str:
-    """The action as text, with calls in a format of `CALL_FORMATS`, as `parse_text` reads it.
+    """Return the action as text, with calls in a format of `CALL_FORMATS`, as `parse_text` reads it.
 
     Raises:
         DataError: If the format cannot write the calls.
@@ -130,12 +130,12 @@ def write_text(action: ToolAction, form: str = "hermes") -> str:
 
 
 def expert_action(said: str) -> ToolAction:
-    """The action that an expert wrote as JSON, as a model writes calls, or as a message to the user."""
+    """Return the action that an expert wrote as JSON, as a model writes calls, or as a message to the user."""
     return read_action(said) or parse_text(said) or ToolAction(said)
 
 
 def chat_call(call: ToolCall) -> dict[str, Any]:
-    """The call in the form of chat templates."""
+    """Return the call in the form of chat templates."""
     return {"type": "function", "function": _plain(call)}
 
 
@@ -144,7 +144,7 @@ def _plain(call: ToolCall) -> dict[str, Any]:
 
 
 def result_messages(calls: Iterable[ToolCall], results: Iterable[str]) -> list[Message]:
-    """Results of calls as tool messages."""
+    """Return results of calls as tool messages."""
     return [
         {"role": "tool", "name": call.name, "content": result}
         for call, result in zip(calls, results, strict=True)
@@ -152,7 +152,7 @@ def result_messages(calls: Iterable[ToolCall], results: Iterable[str]) -> list[M
 
 
 def _calls(found: Iterable[Any]) -> tuple[ToolCall, ...] | None:
-    """Calls that an engine or a world has in a structure; None if one of them is unclear."""
+    """Return calls that an engine or a world has in a structure; None if one of them is unclear."""
     calls = list(found)
     return together(call_of(_known(call)) for call in calls) if calls else ()
 
@@ -166,7 +166,7 @@ def _known(call: Any) -> Any:
 
 
 def _with_object(given: Mapping[str, Any], call: ToolCall) -> Mapping[str, Any]:
-    """A call as an engine gave it, with its arguments as an object, which a chat template writes once as JSON."""
+    """Return an engine's call with its arguments as an object, which a chat template writes once as JSON."""
     function = given.get("function", given)
     if function.get("arguments") == call.arguments:
         return given
@@ -176,7 +176,7 @@ def _with_object(given: Mapping[str, Any], call: ToolCall) -> Mapping[str, Any]:
 
 
 def call_similarity(call: ToolCall, gold: ToolCall) -> float:
-    """Similarity of a call to a gold call, in [0, 1]: of its name, of its parameters' names and of their values.
+    """Return the similarity of a call to a gold call, in [0, 1]: of name, parameter names and values.
 
         s = (1 + |K & K'| / |K | K'| + sum_(k in K') [v_k = v'_k]) / (2 + |K'|)   where the names are equal, else 0
 

@@ -24,17 +24,17 @@ STILL_TURNS = 5
 
 
 def broken(trajectory: Trajectory) -> bool:
-    """The environment or the engine raised; the episode is marked FAILED."""
+    """Return the environment or the engine raised; the episode is marked FAILED."""
     return failed(trajectory)
 
 
 def failure(trajectory: Trajectory) -> bool:
-    """An action broke the format, or the environment did not understand it."""
+    """Return an action broke the format, or the environment did not understand it."""
     return any(not turn.valid for turn in trajectory.turns)
 
 
 def loop(trajectory: Trajectory) -> bool:
-    """One to three actions were done three times in a row, or one action three times in the same state."""
+    """Return whether one to three actions came three times in a row, or one action three times in the same state."""
     actions = [action_of(turn.action.text, turn.action.tool_calls) for turn in trajectory.turns]
     visits = Counter(
         (turn.state_key, action)
@@ -47,7 +47,7 @@ def loop(trajectory: Trajectory) -> bool:
 
 
 def stagnation(trajectory: Trajectory) -> bool:
-    """Five turns in a row brought no reward and showed nothing that had not been seen before."""
+    """Return five turns in a row brought no reward and showed nothing that had not been seen before."""
     seen: set[str] = set()
     still = 0
     for index, turn in enumerate(trajectory.turns):
@@ -62,12 +62,12 @@ def stagnation(trajectory: Trajectory) -> bool:
 
 
 def exhaustion(trajectory: Trajectory) -> bool:
-    """A limit of ours, such as that of turns, ended the episode."""
+    """Return whether a limit of ours, such as the turn limit, ended the episode."""
     return trajectory.truncated
 
 
 def cut(trajectory: Trajectory) -> bool:
-    """An action was cut off at the limit of its tokens."""
+    """Return whether an action was cut off at the limit of its tokens."""
     return any(not turn.action.ended for turn in trajectory.turns)
 
 
@@ -78,23 +78,23 @@ SIGNALS: dict[str, Callable[[Trajectory], bool]] = {
 
 
 def signals_of(trajectory: Trajectory) -> list[str]:
-    """The signals an episode shows."""
+    """Return the signals an episode shows."""
     return [name for name, shows in SIGNALS.items() if shows(trajectory)]
 
 
 def meaning(name: str) -> str:
-    """Meaning of a signal, in one sentence."""
+    """Return the meaning of a signal, in one sentence."""
     return (SIGNALS[name].__doc__ or "").strip()
 
 
 def action_of(text: str, tool_calls: Sequence[object]) -> str:
-    """Identity of a turn's deed: the action without its thought, and the calls."""
+    """Return the identity of a turn's deed: the action without its thought, and the calls."""
     _, mark, action = text.rpartition("Action:")
     return f"{(action if mark else text).strip()}{list(tool_calls) if tool_calls else ''}"
 
 
 def _repeats(actions: Sequence[str], size: int) -> bool:
-    """Whether a block of that many actions is done `REPEATS` times in direct succession."""
+    """Return whether a block of that many actions is done `REPEATS` times in direct succession."""
     matching = 0
     for index in range(size, len(actions)):
         matching = matching + 1 if actions[index] == actions[index - size] else 0
@@ -104,7 +104,7 @@ def _repeats(actions: Sequence[str], size: int) -> bool:
 
 
 def check_signals(chosen: Signals) -> None:
-    """Refuse names of signals that there are not.
+    """Reject names of signals that there are not.
 
     Raises:
         ValueError: Naming the setting, and the signals that there are.
@@ -119,7 +119,7 @@ def check_signals(chosen: Signals) -> None:
 def left_out(episodes: Sequence[Trajectory], chosen: Signals) -> tuple[list[Trajectory], dict[str, int]]:
     """Return the episodes that are not left out by their signals, and the count of the others as `filtered`.
 
-    One that FAILED is left in. Where no signal is named nothing is counted.
+    A FAILED episode is left in. Where no signal is named nothing is counted.
     """
     kept = [one for one in episodes if not chosen or failed(one) or _is_chosen(one, chosen)]
     return kept, {"filtered": len(episodes) - len(kept)} if chosen else {}

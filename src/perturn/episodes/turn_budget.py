@@ -1,4 +1,4 @@
-"""How many turns an episode has left, and how its agent is told."""
+"""Number of turns that an episode has left, and the text that tells its agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Allowance:
     """The turns that an episode has left; its protocol may give more where it has none."""
 
     def __init__(self, protocol: EpisodeProtocol, task: Task, posed: Observation) -> None:
-        """All turns are left.
+        """Start with all turns left.
 
         Args:
             protocol: Rules of the episode.
@@ -44,7 +44,7 @@ class Allowance:
             self.left = self._given = self._control.extend
 
     def tell(self, heard: tuple[Message, ...]) -> tuple[Message, ...]:
-        """An observation that ends with the turns that are left, if the protocol says so.
+        """Return an observation that ends with the turns that are left, if the protocol says so.
 
         Args:
             heard: The observation, a message or more.
@@ -57,13 +57,13 @@ class Allowance:
         return (*before, {**last, "content": text})
 
     def _is_needed(self) -> bool:
-        """Whether the episode is one that an extension is for."""
+        """Return whether an extension applies to the episode."""
         assert self._control is not None
         return self._control.progress is None or any(self._progress[-self._control.progress :])
 
 
 def without_reminder(text: str) -> str:
-    """An observation's text as it was before the agent was told how many turns are left."""
+    """Return an observation's text as it was before the agent was told how many turns are left."""
     return _REMINDER.sub("", text)
 
 

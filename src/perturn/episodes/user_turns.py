@@ -23,7 +23,7 @@ class User:
     def __init__(
         self, env: Environment, job: Job, protocol: EpisodeProtocol, recorded: Sequence[Sequence[str]]
     ) -> None:
-        """Nothing was said yet.
+        """Start before anything was said.
 
         Args:
             env: The world of the episode.
@@ -75,12 +75,12 @@ class User:
         return seen
 
     def _again(self, turn: int) -> str | None:
-        """The text that was said here when the episode was recorded; None: there is none."""
+        """Return the text that was said here when the episode was recorded; None: there is none."""
         texts = self._recorded[turn] if turn < len(self._recorded) else ()
         return texts[len(self.said)] if len(self.said) < len(texts) else None
 
     def _prompt(self, asked: UserTurn, turn: int) -> Prompt:
-        """The prompt of the user's model."""
+        """Return the prompt of the user's model."""
         assert self._user is not None
         *before, newest = asked.heard
         system = {"role": "system", "content": self._user.system(asked.instructions)}

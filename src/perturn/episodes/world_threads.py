@@ -68,7 +68,7 @@ class Workers:
         hear: Hear = ignore,
         slots: Semaphore | None = None,
     ) -> None:
-        """No worker yet.
+        """Start without workers.
 
         Args:
             start: Starts an episode of a job in a world.
@@ -94,7 +94,7 @@ class Workers:
             self._give(self._workers[number], job)
 
     def listen(self, wait: Callable[[int], float | None]) -> Iterator[tuple[Worker, Prompt | Trajectory]]:
-        """Hear all workers; those whose episode ended play on before it is handed out.
+        """Hear all workers; workers whose episode ended play the next one before it is handed out.
 
         `wait` says for how many seconds, from the number of running episodes, and is asked again after each word.
         """
@@ -115,7 +115,7 @@ class Workers:
             yield worker, said
 
     def close(self) -> None:
-        """Have all worlds closed in their threads; those that hang are left behind."""
+        """Have all worlds closed in their threads; a world that hangs is abandoned."""
         self.over = True
         for worker in self._workers:
             worker.inbox.put(None)

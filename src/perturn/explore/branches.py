@@ -25,7 +25,7 @@ class Branches(ExploredBrancher):
     """
 
     every: Annotated[int, COUNT] = 5
-    """Turns from one that is resumed at to the next; the first of an episode is its first turn plus this many."""
+    """Turns from one branching turn to the next; an episode's first branching turn is its first turn plus this many."""
     policy: Prover | None = None
     """Who plays the branches: base, the model that the run begins with, or sft, the policy after SFT. None: the policy
     that explored."""

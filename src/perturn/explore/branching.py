@@ -17,7 +17,7 @@ from perturn.types import Trajectory, failed, succeeded
 Of = Literal["all", "failures"]
 """Explored episodes that are resumed."""
 Prover = Literal["base", "sft"]
-"""A policy that plays branches beside the one that explored."""
+"""A policy that plays branches beside the exploring policy."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Brancher(Explorer):
     """Resume episodes at some of their turns, several times each."""
 
     branches: Annotated[int, COUNT] = 2
-    """Episodes from each turn; their first turns are those of the resumed one."""
+    """Branches at each branching turn; they share the turns before it with the resumed episode."""
     turns: Annotated[int, COUNT] | None = None
     """Turns that a branch plays, at most. A longer branch is left unfinished, for readers of these turns alone, such as
     credit `slate`. None: each is played to its end."""

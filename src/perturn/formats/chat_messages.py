@@ -59,7 +59,7 @@ class Read:
 
 
 def read_messages(value: Any, where: str, unread: set[str]) -> list[Read]:
-    """The messages of a conversation in our form.
+    """Return the messages of a conversation in our form.
 
     Args:
         value: A list of messages.
@@ -88,7 +88,7 @@ def read_messages(value: Any, where: str, unread: set[str]) -> list[Read]:
 
 
 def read_answer(message: Mapping[str, Any], where: str) -> Action:
-    """The answer of a server as an action; arguments of a call that are no JSON object stay as they came.
+    """Return the answer of a server as an action; arguments of a call that are no JSON object stay as they came.
 
     Raises:
         DataError: If its content or a call is in no known form.
@@ -101,7 +101,7 @@ def read_answer(message: Mapping[str, Any], where: str) -> Action:
 
 
 def _read(message: Any, where: str, unread: set[str]) -> Read:
-    """A message in our form."""
+    """Return a message in our form."""
     if not isinstance(message, Mapping):
         _fail(where, "a message object", message)
     given = {str(key): value for key, value in message.items() if value is not None}
@@ -132,7 +132,7 @@ def _read(message: Any, where: str, unread: set[str]) -> Read:
 
 
 def _read_said(given: dict[str, Any], role: str, where: str, unread: set[str]) -> Read:
-    """An assistant message, or a message for its calls, as `Action.message` writes it."""
+    """Return an assistant message, or a message for its calls, as `Action.message` writes it."""
     trained = _trained(given, where)
     unread |= _unknown(given, _COMMON | _OF_ASSISTANT)
     if role in _CALLS:
@@ -148,7 +148,7 @@ def _read_said(given: dict[str, Any], role: str, where: str, unread: set[str]) -
 
 
 def _said(given: Mapping[str, Any], where: str) -> Said:
-    """Text and thought of the content; a refusal is the text where there is no other."""
+    """Return text and thought of the content; a refusal is the text where there is no other."""
     content = flatten_said(given.get("content", ""), f"{where}.content")
     said = content if isinstance(content, Said) else Said(content)
     if not isinstance(said.text, str):
@@ -158,7 +158,7 @@ def _said(given: Mapping[str, Any], where: str) -> Said:
 
 
 def _reasoning(given: Mapping[str, Any], said: Said, where: str) -> str:
-    """The thought, from a key of its own or from parts of the content."""
+    """Return the thought, from a key of its own or from parts of the content."""
     found = {key: given[key] for key in REASONING if given.get(key)}
     for key, value in found.items():
         if not isinstance(value, str):
@@ -175,7 +175,7 @@ def _reasoning(given: Mapping[str, Any], said: Said, where: str) -> str:
 
 
 def _trained(given: Mapping[str, Any], where: str) -> bool:
-    """Whether the keys that say so let a message carry loss."""
+    """Return whether the keys that say so let a message carry loss."""
     for key in (each for each in _SPANS if given.get(each)):
         raise DataError(
             f"{where}.{key}: a turn carries loss as a whole or not at all. Mark the message with train, true or false."
@@ -195,7 +195,7 @@ def _trained(given: Mapping[str, Any], where: str) -> bool:
 def _calls(
     given: Mapping[str, Any], where: str, *, unread: set[str] | None = None, tolerant: bool = False
 ) -> list[dict[str, Any]]:
-    """Calls of an assistant message, under `tool_calls` or the older `function_call`."""
+    """Return calls of an assistant message, under `tool_calls` or the older `function_call`."""
     calls = given.get("tool_calls", [])
     calls = [] if calls == "" else calls
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
@@ -215,7 +215,7 @@ def _calls(
 
 
 def _calls_of_text(content: Any, where: str, unread: set[str]) -> list[dict[str, Any]]:
-    """Calls of a message for calls alone: the JSON text of one, or of a list of them."""
+    """Return calls of a message for calls alone: the JSON text of one, or of a list of them."""
     if isinstance(content, str):
         content = parse_json(content, where, DataError, "Give the call as JSON: its name and arguments.")
     calls = content if isinstance(content, list) else [content]
@@ -227,7 +227,7 @@ def _calls_of_text(content: Any, where: str, unread: set[str]) -> list[dict[str,
 def _call(
     call: Mapping[str, Any], where: str, unread: set[str] | None, *, tolerant: bool = False
 ) -> dict[str, Any]:
-    """A call in the form of chat templates."""
+    """Return a call in the form of chat templates."""
     given = {key: value for key, value in call.items() if value is not None}
     function = given.get("function", given)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -257,17 +257,17 @@ def _call(
 
 
 def _as_text(arguments: Any) -> str:
-    """Arguments of a server that are no JSON object, as text."""
+    """Return arguments of a server that are no JSON object, as text."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
 def _only_says(message: Message) -> bool:
-    """Whether it is an assistant message without calls, to which the call after it belongs."""
+    """Return whether it is an assistant message without calls, to which the call after it belongs."""
     return message["role"] == "assistant" and "tool_calls" not in message
 
 
 def _joined(before: Read, call: Read, where: str) -> Read:
-    """An assistant message with the calls that came after it."""
+    """Return an assistant message with the calls that came after it."""
     if before.trained != call.trained:
         raise DataError(
             f"{where}: the call and the message before it are one turn, and only one of them carries loss. Mark both."
@@ -279,7 +279,7 @@ def _joined(before: Read, call: Read, where: str) -> Read:
 
 
 def _unknown(given: Mapping[str, Any], known: Set[str]) -> set[str]:
-    """Keys of a message that nothing reads, and that hold more than a default. Of most, no value is known to be one."""
+    """Return keys of a message that nothing reads, and that hold more than their default, if one is known."""
     return {
         key
         for key, value in given.items()

@@ -56,7 +56,7 @@ class Columns(NamedTuple):
 
 
 def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str]) -> Columns:
-    """The columns of a row that are read, as plain data, under TRL's names.
+    """Return the columns of a row that are read, as plain data, under TRL's names.
 
     Args:
         row: The row.
@@ -96,7 +96,7 @@ def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str
 
 
 def _may_be(value: Any) -> bool:
-    """Whether a column of another trainer may be of its form; a number or a date is not."""
+    """Return whether a column of another trainer may be of its form; a number or a date is not."""
     return isinstance(value, str | list | tuple | Mapping | bool) or hasattr(value, "tolist")
 
 
@@ -118,7 +118,7 @@ def _take_openai(read: dict[str, Any], others: dict[str, Any], unread: set[str])
 
 
 def plain_column(value: Any, where: str) -> Any:
-    """A column as plain data."""
+    """Return a column as plain data."""
     try:
         plain = _plain(value)
     except RecursionError:
@@ -129,7 +129,7 @@ def plain_column(value: Any, where: str) -> Any:
 
 
 def _rest(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The columns that are not read; refuse those that ask for what no training here does."""
+    """Return the columns that are not read; refuse those that ask for what no training here does."""
     rest = {name: value for name, value in given.items() if name not in (*_COLUMNS, *_OTHERS)}
     for name in (each for each in _MEDIA if _holds(rest.get(each))):
         raise DataError(f"{where}: {name}: images, sound and the like are not supported. Drop the row.")
@@ -142,14 +142,14 @@ def _rest(given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _form_of(read: Mapping[str, Any]) -> set[str]:
-    """The columns of the form that a row is read as."""
+    """Return the columns of the form that a row is read as."""
     if "chosen" in read and "rejected" in read:
         return {"prompt", "chosen", "rejected"}
     return {"prompt", "completion"} if {"prompt", "completion"} <= read.keys() else {"messages"}
 
 
 def _is_filled(columns: list[Any], from_arrow: bool) -> bool:
-    """Whether None stands for a key that a row lacks: in each column all messages have the same keys."""
+    """Return whether None stands for a key that a row lacks: in each column all messages have the same keys."""
     found = from_arrow
     for messages in columns:
         said = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list) else []
@@ -164,12 +164,12 @@ _OFTEN_NULL = {"annotations", "audio", "content", "function_call", "refusal"}
 
 
 def _holds(value: Any) -> bool:
-    """Whether a value says anything, an array of numpy too."""
+    """Return whether a value says anything, an array of numpy too."""
     return bool(value.size) if hasattr(value, "size") else holds(value)
 
 
 def _plain(value: Any) -> Any:
-    """Lists, dicts and scalars of Python."""
+    """Return lists, dicts and scalars of Python."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -178,7 +178,7 @@ def _plain(value: Any) -> Any:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Plain data without the keys that hold None."""
+    """Return plain data without the keys that hold None."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value

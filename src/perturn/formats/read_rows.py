@@ -109,7 +109,7 @@ _PUBLIC = {"messages", "conversations", "conversation", "completion", "chosen", 
 
 
 def _is_pair(record: Mapping[str, Any]) -> bool:
-    """Whether an object is a pair of ours, whose sides are trajectories."""
+    """Return whether an object is a pair of ours, whose sides are trajectories."""
     chosen = record.get("chosen")
     return isinstance(chosen, Mapping) and "role" not in chosen and "from" not in chosen
 
@@ -162,14 +162,14 @@ def read_each(source: Source, tally: Tally | None = None) -> Iterator[tuple[Reco
 
 
 def read_branches(source: Source, tally: Tally | None = None) -> Iterator[tuple[Record, Row | DataError]]:
-    """As `read_each`, but for branches that FAILED, which nobody trains on: they may have no turn of their own."""
+    """Read rows like `read_each`; branches that FAILED may have no turn of their own, since nobody trains on them."""
     return (
         each for each in read_each(source, tally) if not (isinstance(each[1], Trajectory) and failed(each[1]))
     )
 
 
 def read_rows(data: Location) -> Iterator[Trajectory | PreferencePair]:
-    """Yield the rows of a source: Perturn's own, or those of any public form.
+    """Yield the rows of a source: Perturn's own, or rows of any public form.
 
     After the last row, what nothing reads of them is said in the log.
 
@@ -232,7 +232,7 @@ def _strict(
 
 
 def refuse_rows(source: Source, refused: list[tuple[Record, str]]) -> None:
-    """Refuse a source with bad rows, if there are any."""
+    """Reject a source with bad rows, if there are any."""
     if len(refused) == 1:
         record, reason = refused[0]
         raise DataError(f"{record.where}: {reason}")

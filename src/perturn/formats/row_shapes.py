@@ -66,7 +66,7 @@ def translate(read: dict[str, Any], others: dict[str, Any], where: str) -> str:
 
 
 def _own(read: Mapping[str, Any]) -> str:
-    """The name of TRL's form that the columns are, or of ShareGPT's messages in it."""
+    """Return the name of TRL's form that the columns are, or of ShareGPT's messages in it."""
     names = [each for each in ("prompt", *_SIDES) if each in read]
     if not set(_SIDES) <= read.keys():
         names = [each for each in ("prompt", "completion") if each in read]
@@ -96,7 +96,7 @@ def _messages(read: dict[str, Any], others: dict[str, Any], where: str) -> str |
 
 
 def _keys_of(messages: Any, key: str) -> bool:
-    """Whether the first message of a list has a key."""
+    """Return whether the first message of a list has a key."""
     return (
         isinstance(messages, list)
         and bool(messages)
@@ -162,7 +162,7 @@ def _begins_with(side: Any, first: list[Any]) -> bool:
 
 
 def _is_said(side: Any) -> bool:
-    """Whether a side begins with an answer."""
+    """Return whether a side begins with an answer."""
     first = side[0] if isinstance(side, list) and side and isinstance(side[0], Mapping) else {}
     return str(first.get("role", first.get("from"))).lower() in _SPEAKERS
 
@@ -213,7 +213,7 @@ def _pair_of_texts(read: dict[str, Any], texts: set[str], where: str) -> str | N
 
 
 def _refuse_repeated(read: Mapping[str, Any], side: str, where: str) -> None:
-    """Refuse an answer that begins with the whole prompt, of which a model would read two."""
+    """Reject an answer that begins with the whole prompt, of which a model would read two."""
     prompt = read.get("prompt")
     if isinstance(prompt, str) and len(prompt) > _SHORT and read[side].startswith(prompt):
         raise DataError(
@@ -285,7 +285,7 @@ def conversation_of(text: str) -> list[Any] | None:
 
 
 def is_transcript(text: str) -> bool:
-    """Whether a text is a conversation with a line for each speaker, as in HH-RLHF."""
+    """Return whether a text is a conversation with a line for each speaker, as in HH-RLHF."""
     return text.startswith(("\n\nHuman:", "Human:")) and "\n\nAssistant:" in text
 
 

@@ -59,7 +59,7 @@ class Source:
     shape: str
     """Name of what it was recognised as, such as `JSON lines, gzip`."""
     by_line: bool
-    """Whether a row is a line, so that its number is that of the line."""
+    """Whether a row is a line, so that its number is the number of the line."""
     filled: bool
     """Whether Arrow held the rows, which fills in None for each key that a row lacks."""
     read: Callable[[], Iterator[Record]]
@@ -157,7 +157,7 @@ def _json_shape(head: bytes, name: str, where: str) -> str:
 
 
 def _spans(text: str, first: str, later: bool) -> bool:
-    """Whether the object that a text begins with is not the first line."""
+    """Return whether the object that a text begins with is not the first line."""
     if _is_json(first):
         return False
     try:
@@ -235,7 +235,7 @@ def _open_folder(folder: Path) -> Source:
     if len(splits) > 1:
         raise DataError(
             f"{folder} holds files of several splits ({', '.join(splits)}). Give one file, such as {files[0]}, or put "
-            "those of one split into a folder of their own."
+            "the files of one split into a folder of their own."
         )
     return _joined(folder, [_open_file(file) for file in files])
 
@@ -262,7 +262,7 @@ def _open_saved(folder: Path) -> Source:
 
 
 def _joined(folder: Path, parts: Sequence[Source], shape: str | None = None) -> Source:
-    """The rows of several files, numbered through."""
+    """Yield the rows of several files, numbered through."""
     shapes = sorted({part.shape for part in parts})
     if len(shapes) > 1:
         raise DataError(

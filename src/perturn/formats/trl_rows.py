@@ -42,7 +42,7 @@ def from_trl(
     shapes: Counter[str] | None = None,
     filled: bool = False,
 ) -> Trajectory | PreferencePair:
-    """A conversational row as a trajectory, or as a preference pair if it has `chosen` and `rejected`.
+    """Return a conversational row as a trajectory, or as a preference pair if it has `chosen` and `rejected`.
 
     Into `Trajectory.prompt`, which never carries loss, go leading system messages and every message of the prompt up to
     its last assistant message. Each later assistant message is an action, and the messages before it, as they are, its
@@ -52,8 +52,8 @@ def from_trl(
     turn without loss. A row with more than one form is read as a pair first, then as prompt and completion. A text
     `prompt` beside conversational sides is ignored, as TRL ignores it.
 
-    Keys of a message that hold None are absent. Nulls in the arguments of a call and in `default` of a schema are kept,
-    unless the row has been through Arrow, which fills in None for each key that a row lacks.
+    Keys of a message that hold None are absent. Nulls in the arguments of a call and in `default` of a schema are kept.
+    They are dropped if the row has been through Arrow, which fills in None for each key that a row lacks.
 
     Args:
         row: The row; numpy arrays count as lists.
@@ -109,7 +109,7 @@ def told_unread(counts: Counter[str]) -> str:
 
 
 def to_trl(row: Trajectory | PreferencePair) -> dict[str, Any]:
-    """A trajectory as `prompt` and `completion`, or a pair as `prompt`, `chosen` and `rejected`, with `tools` if any.
+    """Return a trajectory as `prompt` and `completion`, or a pair as `prompt`, `chosen` and `rejected`; add `tools`.
 
     The prompt holds what never carries loss and the first observation; the rest is the completion. A turn that is not
     trained is marked `weight: 0`, as OpenAI marks it. `from_trl` reads the same turns back; rewards, token ids and what
@@ -133,7 +133,7 @@ def to_trl(row: Trajectory | PreferencePair) -> dict[str, Any]:
 
 
 def _completion(trajectory: Trajectory) -> tuple[list[Message], list[Message]]:
-    """The messages up to the first action, and those from it on."""
+    """Return the messages up to the first action, and those from it on."""
     if not trajectory.is_one_sequence:
         raise DataError(
             f"task {trajectory.task.id!r}: its {len(trajectory.turns)} turns are not one conversation, as a row of "
@@ -158,7 +158,7 @@ def _why_several(trajectory: Trajectory) -> str:
 
 
 def _beside(trajectory: Trajectory) -> dict[str, Any]:
-    """The columns beside the messages."""
+    """Return the columns beside the messages."""
     tools = [dict(tool) for tool in trajectory.tools]
     found: dict[str, Any] = {"tools": json.dumps(tools)} if tools else {}
     variables = dict(trajectory.template_kwargs)
@@ -168,7 +168,7 @@ def _beside(trajectory: Trajectory) -> dict[str, Any]:
 def _form(
     columns: dict[str, Any], row: Mapping[str, Any], where: str, unread: set[str]
 ) -> tuple[list[Read], dict[str, list[Read]]]:
-    """The messages of the prompt, and those of each side."""
+    """Return the messages of the prompt, and the messages of each side."""
 
     def read(column: str) -> list[Read]:
         return read_messages(columns[column], f"{where}: {column}", unread)
@@ -209,7 +209,7 @@ def _hint(columns: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def _refuse_repeated(prompt: list[Read], sides: dict[str, list[Read]], where: str) -> None:
-    """Refuse a side that begins with the whole prompt, of which a model would read two."""
+    """Reject a side that begins with the whole prompt, of which a model would read two."""
     if not prompt or prompt[0].message["role"] == "assistant":
         return
     for name, side in sides.items():
@@ -220,7 +220,7 @@ def _refuse_repeated(prompt: list[Read], sides: dict[str, list[Read]], where: st
 
 
 def _shared(chosen: list[Read], rejected: list[Read]) -> int:
-    """How many messages are the prompt of both sides: all that they begin with, up to the last answer of either."""
+    """Return how many messages both sides share as their prompt, up to the last answer of either."""
     last = [
         max((index for index, each in enumerate(side) if each.message["role"] == "assistant"), default=0)
         for side in (chosen, rejected)
@@ -231,7 +231,7 @@ def _shared(chosen: list[Read], rejected: list[Read]) -> int:
 
 
 def _split(prompt: list[Read], side: list[Read]) -> tuple[tuple[Message, ...], tuple[Turn, ...], int]:
-    """The messages without loss, the turns, and how many messages follow the last turn."""
+    """Return the messages without loss, the turns, and how many messages follow the last turn."""
     reads = prompt + side
     messages = _messages(reads)
     system = next((at for at, each in enumerate(messages) if each["role"] not in _SYSTEM), len(messages))
@@ -258,7 +258,7 @@ def _messages(reads: Sequence[Read]) -> list[Message]:
 
 
 def _check_turns(turns: tuple[Turn, ...], where: str) -> None:
-    """Refuse a side that nothing can be learned from."""
+    """Reject a side that nothing can be learned from."""
     if not turns:
         raise DataError(f"{where}: expected an assistant message, got none. Drop the row.")
     if not any(turn.carries_loss for turn in turns):
@@ -276,13 +276,13 @@ def _tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def _wrapped(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema in the form of chat templates; rows of LLaMA-Factory have the schema of the function alone."""
+    """Return a schema in the form of chat templates; rows of LLaMA-Factory have the schema of the function alone."""
     is_bare = isinstance(schema.get("name"), str) and not {"function", "type"} & schema.keys()
     return {"type": "function", "function": schema} if is_bare else schema
 
 
 def _without_nulls(schema: Any) -> Any:
-    """A schema without the keys that hold None, which means something under `default` and `const` alone."""
+    """Return a schema without the keys that hold None, which means something under `default` and `const` alone."""
     if isinstance(schema, list):
         return [_without_nulls(item) for item in schema]
     if not isinstance(schema, dict):
@@ -318,7 +318,7 @@ _RESERVED = {
 
 
 def _kwargs(value: Any, where: str) -> Mapping[str, Any]:
-    """Variables for the chat template."""
+    """Return variables for the chat template."""
     value = _parsed(value, where, "Give an object of variables, or its JSON text.")
     value = {} if value is None else value
     if not isinstance(value, dict):
@@ -333,7 +333,7 @@ def _kwargs(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _parsed(value: Any, where: str, remedy: str) -> Any:
-    """A column that may be given as JSON text; None if it is empty."""
+    """Return a column that may be given as JSON text; None if it is empty."""
     if not isinstance(value, str):
         return value
     return plain_column(parse_json(value, where, DataError, remedy), where) if value.strip() else None

@@ -34,7 +34,7 @@ _STRAY = re.compile(r"\..+\.[0-9a-f]{32}\.partial")
 
 
 def storage_error(path: object, error: Exception) -> StorageError:
-    """Reason why a path was not written, for the user's eyes.
+    """Return reason why a path was not written, for the user's eyes.
 
     Args:
         path: What was written.
@@ -50,7 +50,7 @@ def storage_error(path: object, error: Exception) -> StorageError:
 
 
 def is_storage_error(error: OSError) -> bool:
-    """Whether an error that nobody expected is the file system's."""
+    """Return whether an error that nobody expected is the file system's."""
     return error.errno in _REMEDIES
 
 
@@ -195,7 +195,7 @@ def take_lock(path: Path, acquire: Callable[[], object], in_use: Callable[[], Pe
 
 
 def is_stray(path: Path) -> bool:
-    """Whether a file or folder is one that `replacing` was writing when it was killed."""
+    """Return whether `replacing` was writing a file or folder when it was killed."""
     return _STRAY.fullmatch(path.name) is not None
 
 

@@ -16,13 +16,13 @@ _SPACE = re.compile(r"\s*")
 
 
 def skip_space(text: str, at: int) -> int:
-    """Where the next character stands that is no white space."""
+    """Return where the next character stands that is no white space."""
     space = _SPACE.match(text, at)
     return at if space is None else space.end()
 
 
 def read_json(text: str, at: int) -> tuple[Any, int] | None:
-    """The JSON value that begins here, after white space, and where it ends; None if there is none.
+    """Return the JSON value that begins here, after white space, and where it ends; None if there is none.
 
     A line break within a string is taken as it is. A key that is given twice is no JSON: nobody knows which is meant.
     """
@@ -33,7 +33,7 @@ def read_json(text: str, at: int) -> tuple[Any, int] | None:
 
 
 def read_arguments(given: object) -> dict[str, Any] | None:
-    """Arguments from an object, or from the JSON text of one; None for anything else. An empty text has none."""
+    """Return arguments from an object, or from the JSON text of one; None for anything else. An empty text has none."""
     if isinstance(given, str):
         found = read_json(given, 0) if given.strip() else ({}, len(given))
         given = found[0] if found and skip_space(given, found[1]) == len(given) else None
@@ -41,7 +41,7 @@ def read_arguments(given: object) -> dict[str, Any] | None:
 
 
 def unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of keys and values.
+    """Return an object of keys and values.
 
     Raises:
         ValueError: If a key is there twice.

@@ -19,7 +19,7 @@ _Found = tuple[str, str, object]
 
 
 def fault(value: object, where: str, *, halves: bool = False) -> str | None:
-    """First part of a value that is not plain data: valid Unicode, finite numbers, lists and objects of them.
+    """Return first part of a value that is not plain data: valid Unicode, finite numbers, lists and objects of them.
 
     Args:
         value: The value.
@@ -37,19 +37,19 @@ def fault(value: object, where: str, *, halves: bool = False) -> str | None:
 
 
 def holds(value: object) -> bool:
-    """Whether a value says anything: false and 0 do; null and an empty text, list or object do not."""
+    """Return whether a value says anything: false and 0 do; null and an empty text, list or object do not."""
     return bool(value) if isinstance(value, str | dict | list | tuple) else value is not None
 
 
 def mismatch(expected: str, value: object) -> str:
-    """An expectation, and a value that does not meet it, in words."""
+    """Return an expectation, and a value that does not meet it, in words."""
     large = isinstance(value, int) and value.bit_length() > _BITS  # Python may refuse to write it
     got = "a larger one" if large else f"{reprlib.repr(value):.200}"
     return mended(f"expected {expected}, got {got} ({type(value).__name__})")
 
 
 def _find(value: object, halves: bool, levels: int) -> _Found | None:
-    """Path of the first value that is not plain, what was expected, and the value."""
+    """Return the path of the first value that is not plain, what was expected, and the value."""
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -82,7 +82,7 @@ def _find_in_object(value: dict[object, object], halves: bool, levels: int) -> _
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text is one to UTF-8: no half of a surrogate pair stands alone in it."""
+    """Return whether a text is one to UTF-8: no half of a surrogate pair stands alone in it."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -91,12 +91,12 @@ def is_unicode(text: str) -> bool:
 
 
 def mended(text: str) -> str:
-    """The text with U+FFFD for each half of a surrogate pair alone; two halves side by side are their character."""
+    """Return the text with U+FFFD for each lone half of a surrogate pair; two adjacent halves become a character."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def told(error: BaseException) -> str:
-    """Text of an exception of others; to make it may raise another."""
+    """Return the text of an exception of others; to make it may raise another."""
     try:
         text = mended(str(error))
     except (Exception, SystemExit) as second:  # noqa: BLE001  the code of others

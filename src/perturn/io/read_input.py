@@ -62,7 +62,7 @@ def read_text(
     *,
     longest: int = LONGEST_FILE,
 ) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark.
+    """Return the text of a file in UTF-8, with or without a byte order mark.
 
     Raises:
         PerturnError: Of the kind `refusal`, if the file cannot be read, is no text, or is too long.
@@ -80,7 +80,7 @@ def read_text(
 def read_lines(
     file: Path, refusal: Refusal, remedy: str = "Correct the path or the file."
 ) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file with their numbers, each with its newline if it has one; a long file is not held.
+    """Yield the lines of a file with their numbers, each with its newline if it has one; a long file is not held.
 
     Raises:
         PerturnError: Of the kind `refusal`, if the file cannot be read, or a line is too long.
@@ -95,12 +95,12 @@ def read_lines(
 def complete_lines(
     file: Path, refusal: Refusal, remedy: str = "Correct the path or the file."
 ) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file as `read_lines` has it, but for a last one without its newline, which is being written."""
+    """Yield the lines of a file like `read_lines`, except a last line without its newline, which is being written."""
     return ((number, line) for number, line in read_lines(file, refusal, remedy) if line.endswith(b"\n"))
 
 
 def lines_of(stream: IO[bytes], where: str, refusal: Refusal, remedy: str) -> Iterator[tuple[int, bytes]]:
-    """The lines of an open file with their numbers, as `read_lines` has it; what the stream raises is raised."""
+    """Yield the lines of an open file with their numbers, as `read_lines` has it; what the stream raises is raised."""
     number = 0
     while line := stream.readline(LONGEST_LINE + 1):
         number += 1
@@ -112,7 +112,7 @@ def lines_of(stream: IO[bytes], where: str, refusal: Refusal, remedy: str) -> It
 def parse_json(
     text: str | bytes, where: str, refusal: Refusal, remedy: str = "Correct it.", *, nan_as_null: bool = False
 ) -> Any:
-    """JSON text -> data that is nested no deeper than `DEEPEST`.
+    """Turn JSON text into data that is nested no deeper than `DEEPEST`.
 
     Raises:
         PerturnError: Of the kind `refusal`, if it is no JSON, or nested deeper.
@@ -130,13 +130,13 @@ def parse_json(
 
 
 def _finite(digits: str) -> float | None:
-    """The number, or None where it is too large for one: 1e999 reads as infinity."""
+    """Return the number, or None where it is too large for one: 1e999 reads as infinity."""
     value = float(digits)
     return value if math.isfinite(value) else None
 
 
 def _whole(digits: str) -> int | None:
-    """The whole number, or None where no float is as large."""
+    """Return the whole number, or None where no float is as large."""
     return None if _finite(digits) is None else int(digits)
 
 
@@ -151,7 +151,7 @@ _NULLS: Mapping[str, Callable[[str], Any]] = {
 def parse_object(
     text: str | bytes, where: str, refusal: Refusal, remedy: str = "Correct it."
 ) -> dict[str, Any]:
-    """JSON text -> an object, as `parse_json` has it.
+    """Turn JSON text into an object, as `parse_json` has it.
 
     Raises:
         PerturnError: Of the kind `refusal`, if it is anything else.
@@ -163,7 +163,7 @@ def parse_object(
 
 
 def check_shape(data: Any, shape: Any, where: str, refusal: Refusal, remedy: str = "Correct it.") -> Any:
-    """The data itself, if it is of a type, no value of it converted; keys that the type does not name may be there.
+    """Return the data itself, unconverted, if it is of a type; keys that the type does not name may be there.
 
     Raises:
         PerturnError: Of the kind `refusal`, naming the first value that is not.
@@ -177,7 +177,7 @@ def check_shape(data: Any, shape: Any, where: str, refusal: Refusal, remedy: str
 
 
 def explain(error: ErrorDetails) -> str:
-    """Path of a value that pydantic refused, what was expected, and what was got."""
+    """Return the path of a value that pydantic refused, what was expected, and what was got."""
     path = path_of(error["loc"])
     if error["type"] == "value_error":
         said = str(error["ctx"]["error"])  # of a check of ours, which may name a place within the value
@@ -190,7 +190,7 @@ def explain(error: ErrorDetails) -> str:
 
 
 def path_of(steps: Iterable[int | str]) -> str:
-    """The place of a value in JSON data, such as `turns[3].action.token_ids`, cut where it is far too long."""
+    """Return the place of a value in JSON data, such as `turns[3].action.token_ids`, cut where it is far too long."""
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step:.80}" for step in steps)
     return short(mended(path.removeprefix(".")), 500)
 
@@ -201,7 +201,7 @@ def _adapter(shape: Any) -> TypeAdapter[Any]:
 
 
 def is_too_deep(data: Any) -> bool:
-    """Whether lists and mappings are nested deeper than `DEEPEST`."""
+    """Return whether lists and mappings are nested deeper than `DEEPEST`."""
     level = [data]
     for _ in range(DEEPEST + 1):
         level = [
@@ -216,7 +216,7 @@ def is_too_deep(data: Any) -> bool:
 
 
 def parse_yaml(text: str, where: str, refusal: Refusal, *, keep_texts: bool = False) -> Any:
-    """YAML text -> data of Python's plain types, within the limits above.
+    """Turn YAML text into data of Python's plain types, within the limits above.
 
     Args:
         text: The text.
@@ -290,7 +290,7 @@ _TextLoader = keeping_text(_Loader)
 
 
 def _yaml_reason(error: Exception) -> str:
-    """Fault and position, without the line itself, which may hold a secret."""
+    """Return fault and position, without the line itself, which may hold a secret."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return short(" ".join(str(error).split()), 300)

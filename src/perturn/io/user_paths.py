@@ -10,7 +10,7 @@ from perturn.io.plain_data import short
 
 
 def user_path(text: str | os.PathLike[str], where: str) -> Path:
-    """A path that somebody wrote, with `~` put in full; the file need not be there.
+    """Return a path that somebody wrote, with `~` put in full; the file need not be there.
 
     Args:
         text: The path.

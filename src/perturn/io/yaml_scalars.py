@@ -98,13 +98,13 @@ def _construct(_: Any, node: yaml.ScalarNode) -> Written | WrittenInt | WrittenF
 
 
 def _whole(text: str) -> int:
-    """The number of a text; a leading 0 alone is no octal number."""
+    """Return the number of a text; a leading 0 alone is no octal number."""
     digits = text.replace("_", "")
     return int(digits, 0) if re.match(r"[-+]?0[box]", digits) else int(digits)
 
 
 def _number(text: str) -> float:
-    """The number of a text, which may be YAML's own infinity."""
+    """Return the number of a text, which may be YAML's own infinity."""
     return float(re.sub(r"\.(?=inf|nan)", "", text.replace("_", "").lower()))
 
 

@@ -27,7 +27,7 @@ LARGEST_EXPONENT = 80.0
 
 
 def lsif(log_ratio: Tensor, clamped: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Least squares.
+    """Return least squares.
 
     Source: tlm-DRE, Appendix A, Eqs. 18-19, after Kanamori et al. 2009.
     Differs: log r is clamped.
@@ -36,7 +36,7 @@ def lsif(log_ratio: Tensor, clamped: Tensor, alpha: float) -> tuple[Tensor, Tens
 
 
 def ukl(log_ratio: Tensor, clamped: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Unnormalized Kullback-Leibler.
+    """Return unnormalized Kullback-Leibler.
 
     Source: tlm-DRE, Appendix A, Eqs. 20-21, after Nguyen et al. 2010.
     Differs: log r is clamped in the conjugate alone; the derivative is log r itself and keeps its gradient.
@@ -45,7 +45,7 @@ def ukl(log_ratio: Tensor, clamped: Tensor, alpha: float) -> tuple[Tensor, Tenso
 
 
 def bce(log_ratio: Tensor, clamped: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Binary cross-entropy, or binary Kullback-Leibler.
+    """Return binary cross-entropy, or binary Kullback-Leibler.
 
     Source: tlm-DRE, Appendix A, Eqs. 22-23, after Hastie 2009.
     Differs: the last term of the printed Eq. 23, r* log(r / r*), has the wrong sign: Eq. 22 in Eq. 3 gives
@@ -55,7 +55,7 @@ def bce(log_ratio: Tensor, clamped: Tensor, alpha: float) -> tuple[Tensor, Tenso
 
 
 def basu(log_ratio: Tensor, clamped: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Basu's power divergence.
+    """Return Basu's power divergence.
 
     Source: tlm-DRE, Appendix A, Eqs. 24-25, after Basu et al. 1998.
     Differs: log r is clamped. alpha -> 0 gives UKL, with f' larger by the constant 1.
@@ -132,7 +132,7 @@ class Kernel:
 def density_ratio_loss(
     log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, log_coefficient: Tensor, *, kernel: Kernel
 ) -> Tensor:
-    """Bregman divergence from the true density ratio, without its constant, on one pair each.
+    """Return Bregman divergence from the true density ratio, without its constant, on one pair each.
 
         L = [f'(r_rejected) r_rejected - f(r_rejected)] - C f'(r_chosen)
 

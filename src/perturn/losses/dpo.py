@@ -21,7 +21,7 @@ from perturn.losses.turn_logprobs import (
 
 
 def dpo_loss(log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, *, beta: float) -> Tensor:
-    """Logistic loss on the margin between two implicit rewards.
+    """Return logistic loss on the margin between two implicit rewards.
 
         L = -log sigmoid(beta * (u_chosen - u_rejected)),   u = log pi(y|x) - log pi_ref(y|x)
 

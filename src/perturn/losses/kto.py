@@ -14,7 +14,7 @@ from perturn.losses.turn_logprobs import TurnLogprobs, weighted_sum
 
 
 def kto_loss(log_ratio: Tensor, desirable: Tensor, reference_point: Tensor, *, beta: float) -> Tensor:
-    """Distance of a trajectory's value from the best it could have, in Kahneman and Tversky's manner.
+    """Return the distance of a trajectory's value from the best it could have, in Kahneman and Tversky's manner.
 
         L = 1 - sigmoid(beta * (u - z0)) where desirable, 1 - sigmoid(beta * (z0 - u)) where not,
         u = log pi(y|x) - log pi_ref(y|x)
@@ -117,11 +117,11 @@ class KTO:
         return found
 
     def _log_ratio(self, side: TurnLogprobs) -> Tensor:
-        """U of each trajectory, in nats [trajectories]."""
+        """Return U of each trajectory, in nats [trajectories]."""
         return weighted_sum(side, side.log_ratio(), self._labels(side).abs())
 
     def _is_desirable(self, side: TurnLogprobs) -> Tensor:
-        """Whether each trajectory is to become more likely [trajectories]."""
+        """Return whether each trajectory is to become more likely [trajectories]."""
         signs = self._labels(side).sign()
         label, turns = side.sum_over_turns(signs), side.sum_over_turns(torch.ones_like(signs))
         if bool((label.abs() != turns).any()):
@@ -131,7 +131,7 @@ class KTO:
         return label > 0
 
     def _labels(self, side: TurnLogprobs) -> Tensor:
-        """Weight of each turn, whose sign is the label of its trajectory [turns]."""
+        """Return the weight of each turn, whose sign is the label of its trajectory [turns]."""
         if side.weight is None:
             raise ValueError(
                 "kto needs labels, got weight=None. Pass weight= when building TurnLogprobs: 1 for each turn of a "
@@ -140,7 +140,7 @@ class KTO:
         return side.weight.detach().to(side.precision)
 
     def _reference_point(self, rejected: TurnLogprobs | None, step: Tensor | None) -> Tensor:
-        """z0, in nats []; without gradient."""
+        """Return z0, in nats []; without gradient."""
         if step is None:
             if rejected is None:
                 raise ValueError(

@@ -71,7 +71,7 @@ def clipped_surrogate(
     clip_high: float | Tensor,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """Negative clipped surrogate of PPO.
+    """Return negative clipped surrogate of PPO.
 
         L = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A),   rho = pi / mu
 
@@ -100,13 +100,13 @@ def clipped_surrogate(
 
 
 def truncated_importance(side: TurnLogprobs, *, over: str, cap: float) -> Tensor:
-    """Weight of each token that makes up for what the engine sampled with and training computes otherwise.
+    """Return the weight of each token that makes up for what the engine sampled with and training computes otherwise.
 
         w = min(pi_proximal / mu, cap)
 
     Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", truncated
     importance sampling. With `over` token, the ratio of the token.
-    Differs: with `over` turn, the geometric mean of the ratios of the turn's tokens, so that the weight of a long turn
+    Differs: with `over` turn, it is the geometric mean of the ratios of the turn's tokens. So the weight of a long turn
     is no further from 1 than the ratio of a short answer. The log-ratio is clamped to 20 nats on either side.
 
     Args:
@@ -124,7 +124,7 @@ def truncated_importance(side: TurnLogprobs, *, over: str, cap: float) -> Tensor
 
 
 def _difference(side: TurnLogprobs, one: str, other: str) -> Tensor:
-    """Difference of two log-probabilities of each token, in nats [tokens]; only the policy's carries a gradient."""
+    """Return the difference of two log-probabilities of each token, in nats [tokens]; the policy's has a gradient."""
     found: list[Tensor] = []
     for name in (one, other):
         values: Tensor | None = getattr(side, name)
@@ -179,9 +179,9 @@ AGGREGATES: dict[str, Callable[[TurnLogprobs, Tensor, Tensor], Tensor]] = {
     "trajectory_mean": lambda side, values, counts: side.mean_by_trajectory(values),
     "token_sum": lambda side, values, counts: side.sum_by_trajectory(values),
 }
-"""From a value of each token to one of each trajectory, by name, so that the mean over trajectories is the mean over
-all tokens, over all turns, over trajectories, or the mean of sums. The third argument: tokens, or turns, of every
-trajectory of the optimizer step, 0 for a trajectory that the mean is not over."""
+"""Functions from a value of each token to a value of each trajectory, by name. The mean over trajectories is then the
+mean over all tokens, over all turns, over trajectories, or the mean of sums. The third argument holds the tokens, or
+turns, of every trajectory of the optimizer step; 0 for a trajectory that the mean is not over."""
 
 
 @dataclass(frozen=True)
@@ -359,7 +359,7 @@ class PPOClip:
         return {"advantage": turn_weights(chosen, self.credit), **means}
 
     def _clip(self, side: TurnLogprobs) -> tuple[Tensor, Tensor, Tensor]:
-        """Rho, whether the clip took its gradient away, and A, each [tokens]."""
+        """Return rho, whether the clip took its gradient away, and A, each [tokens]."""
         advantage = turn_weights(side, self.credit)[side.turn_index]
         ratio = self._log_ratio(side).clamp(-_MOST, _MOST).exp()
         low, high = self._range(side)
@@ -369,7 +369,7 @@ class PPOClip:
         return ratio, clipped & (advantage != 0), advantage
 
     def _range(self, side: TurnLogprobs) -> tuple[float | Tensor, float | Tensor]:
-        """How far rho may fall below 1 and rise above it; of each token where turns have their own [tokens]."""
+        """Return how far rho may fall below 1 and rise above it; of each token where turns have their own [tokens]."""
         if side.clip is None:
             return self.clip_low, self.clip_high
         factor = side.clip.detach().to(side.precision)[side.turn_index]

@@ -142,8 +142,8 @@ def check_loss(loss: Loss) -> None:
     """Reject a loss that does not keep the protocol.
 
     Raises:
-        ConfigError: If a name is misspelt, a member is missing, a trait and its method are not both there, or there is
-            no token input of a name that the loss reads.
+        ConfigError: If a name is misspelt, a member is missing, a trait comes without its method or the method without
+            its trait, or the loss reads an unknown token input.
     """
     kind = type(loss).__name__
     check_names(type(loss), kind="loss", known=(*_MEMBERS, *_METHODS.values()), traits=LossTraits)

@@ -37,7 +37,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class TokenInputTraits:
-    """Where a per-token input comes from."""
+    """Source of a per-token input."""
 
     policy: str | None = None
     """Name or folder of a frozen policy. The input is then the log-probability of each token under this policy, in
@@ -53,7 +53,7 @@ class TokenInput(Protocol):
 
     @property
     def traits(self) -> TokenInputTraits:
-        """Where the input comes from."""
+        """Source of the input."""
 
 
 class PolicyInput(TokenInput, Protocol):

@@ -252,7 +252,7 @@ class TurnLogprobs:
         return self.mean_by_turn(self.frozen_reference()).exp()
 
     def sum_by_turn(self, values: Tensor) -> Tensor:
-        """Sum token values [tokens] over each turn [turns]."""
+        """Return sum token values [tokens] over each turn [turns]."""
         return _segment_sum(values, self.turn_index, self.num_turns, "tokens")
 
     def mean_by_turn(self, values: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ class TurnLogprobs:
         return self.sum_by_turn(values) / self.tokens_per_turn
 
     def sum_by_trajectory(self, values: Tensor) -> Tensor:
-        """Sum token values [tokens] over each trajectory [trajectories]."""
+        """Return sum token values [tokens] over each trajectory [trajectories]."""
         return _segment_sum(values, self.trajectory.long(), self.num_trajectories, "tokens")
 
     def mean_by_trajectory(self, values: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ class TurnLogprobs:
         return self.sum_by_trajectory(values) / self.tokens_per_trajectory
 
     def sum_over_turns(self, values: Tensor) -> Tensor:
-        """Sum turn values [turns] over each trajectory [trajectories]."""
+        """Return sum turn values [turns] over each trajectory [trajectories]."""
         return _segment_sum(values, self.turn_trajectory, self.num_trajectories, "turns")
 
     def mean_over_turns(self, values: Tensor) -> Tensor:
@@ -351,7 +351,7 @@ def _raise_precision(values: Tensor) -> Tensor:
 
 
 def _segment_sum(values: Tensor, segment: Tensor, count: int, axis: str) -> Tensor:
-    """Sum the values of each segment; segment ids are 0..count-1, one for each value."""
+    """Return sum the values of each segment; segment ids are 0..count-1, one for each value."""
     if values.shape != segment.shape:
         raise ValueError(f"values must have shape {list(segment.shape)} ({axis}), got {list(values.shape)}.")
     values = _raise_precision(values)
@@ -359,7 +359,7 @@ def _segment_sum(values: Tensor, segment: Tensor, count: int, axis: str) -> Tens
 
 
 def _segments(turn: Tensor, trajectory: Tensor) -> tuple[Tensor, int, int]:
-    """Turn of each token, counted through the batch, with the numbers of turns and trajectories; ids are checked."""
+    """Return each token's turn, counted through the batch, and the numbers of turns and trajectories; check ids."""
     trajectory_change, turn_change = trajectory.diff(), turn.diff()
     starts_turn = (trajectory_change != 0) | (turn_change != 0)
     turn_index = torch.cat([starts_turn.new_zeros(1), starts_turn]).cumsum(0)

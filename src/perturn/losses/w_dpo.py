@@ -84,5 +84,5 @@ class WDPO:
 
 
 def _unweighed(side: TurnLogprobs) -> TurnLogprobs:
-    """The side without its numbers, which are scores here."""
+    """Return the side without its numbers, which are scores here."""
     return replace(side, weight=None)

@@ -27,7 +27,7 @@ class CohRows(ToldRows):
     conversation with it, is trained on its own.
 
     Source: CoH, Liu et al. 2023, "Chain of Hindsight Aligns Language Models with Feedback", arXiv:2302.02676: outputs
-    stand in one sequence with words of feedback before each, the loss is on all outputs and not on those words, and at
+    stand in one sequence with words of feedback before each, and the loss is on all outputs and not on those words. At
     inference the words of the good episodes are used. As in the authors' code, single outputs with their words are
     taught too.
     Differs: the paper ranks answers of one turn, and no paper says how it was made a baseline for agents. Assumed: the
@@ -60,5 +60,5 @@ class CohRows(ToldRows):
 
 
 def _chain(bad: Trajectory, good: Trajectory) -> Trajectory:
-    """Two episodes of a task in one conversation."""
+    """Return two episodes of a task in one conversation."""
     return replace(good, turns=(*bad.turns, *good.turns))

@@ -59,7 +59,7 @@ class DropPairs:
     """Score gap that a step must cost, and that a pair must exceed."""
     length: Literal["episode", "turn"] = "episode"
     """Where both sides end: with their episodes, or with the turn in which they part. Any turn of a longer step may be
-    the one that cost, so pairs of one turn need branches from each turn."""
+    the turn that cost, so pairs of one turn need branches from each turn."""
 
     @property
     def traits(self) -> RowTraits:
@@ -110,7 +110,7 @@ def pair_where_worth_drops(
 
 
 def _steps(one: Trajectory, by_turn: Mapping[int, object]) -> Iterator[tuple[int, int]]:
-    """Turns between which the steps of an episode are: from one branching turn to the next, or to the end."""
+    """Yield turns between which the steps of an episode are: from one branching turn to the next, or to the end."""
     return pairwise([*sorted(by_turn), len(one.turns)])
 
 
@@ -123,7 +123,7 @@ def _compare(
     *,
     one_turn: bool,
 ) -> tuple[str, Trajectory | None]:
-    """Outcome of an episode's step from a turn to another, and the branch that is preferred to it, if one is."""
+    """Return the outcome of an episode's step from a turn to another, and the branch preferred to it, if any."""
     there, beyond = (
         [each for each in by_turn.get(at, ()) if len(each.turns) > at and not failed(each)]
         for at in (turn, after)

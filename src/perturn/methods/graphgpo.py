@@ -68,7 +68,7 @@ class GraphGPO(GroupCredit):
         return combined(episode, self._graph(group), self.beta_graph)
 
     def _graph(self, group: Sequence[Trajectory]) -> Numbers:
-        """A_G of each turn, without unit `[trajectories][turns]`."""
+        """Return A_G of each turn, without unit `[trajectories][turns]`."""
         states = anchors(group)
         steps = next_nodes(group, states)
         distance = distances(steps)

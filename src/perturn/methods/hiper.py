@@ -32,7 +32,7 @@ def hierarchical_advantages(
     lam: float,
     high_level_lam: float,
 ) -> list[float]:
-    """Advantage of each turn of a trajectory, by the level that it acts on.
+    """Return the advantage of each turn of a trajectory, by the level that it acts on.
 
         at the first turn c of a segment [c, d):
             A_c = sum_(k in [c, d)) gamma^(k - c) r_k + gamma^(d - c) (V_d + high_level_lam A_d) - V_c
@@ -153,7 +153,7 @@ class HiPER:
         )
 
     def _begins(self, turn: Turn) -> bool:
-        """Whether a segment begins with a turn."""
+        """Return whether a segment begins with a turn."""
         return (
             re.search(self.switch, turn.observation_text if self.by == "reply" else turn.action.text)
             is not None

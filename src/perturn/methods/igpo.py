@@ -29,7 +29,7 @@ POOLS = ("joint", "separate")
 
 @dataclass(frozen=True)
 class IGPO(GroupCredit):
-    """How much each turn raised the likelihood of the gold answer, and the outcome at the last turn.
+    """Rise of the gold answer's likelihood at each turn, and the outcome at the last turn.
 
         r_t = IG_t for t < T - 1,   r_(T-1) = S
         z_t = (r_t - mean(R)) / (std(R) + 1e-6),   A_t = sum_(k >= t) gamma^(k - t) z_k
@@ -41,8 +41,8 @@ class IGPO(GroupCredit):
     release took the mean of returns off instead, token index by token index, which has no counterpart over turns.
     Differs: a turn whose gain is exactly 0 counts as a turn, where the code takes it for none. A reward that the
     environment gives before the end is added to its turn's gain; the paper has none. No penalty for a malformed
-    answer but that of `returns`. A trajectory alone in its group gets 0, there its turns are compared with each other.
-    A FAILED one counts with gains of 0 as well.
+    answer but the number in `returns`. A trajectory alone in its group gets 0, there its turns are compared with each
+    other. A FAILED one counts with gains of 0 as well.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0

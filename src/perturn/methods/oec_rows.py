@@ -78,19 +78,19 @@ class OecRows:
 
 
 def _row(corrected: Trajectory) -> WeightedTrajectory:
-    """A corrected episode, with weight for the expert's turns."""
+    """Return a corrected episode, with weight for the expert's turns."""
     weight = tuple(float(turn >= corrected.taken_over) for turn in range(len(corrected.turns)))
     return WeightedTrajectory(corrected, weight)
 
 
 def _random_turns(episode: Trajectory, times: int, seed: int) -> list[int]:
-    """Turns after the first, drawn by the run's seed and the episode's, which is another one in each iteration."""
+    """Return turns after the first, drawn by the seeds of run and episode, and so others in each iteration."""
     draw = random.Random(f"{seed} {episode.task.id} {episode.sample} {episode.seed}")
     return draw.sample(range(1, len(episode.turns)), times)
 
 
 def _unsure_turns(episode: Trajectory, times: int, seed: int) -> list[int]:
-    """Turns after the first whose action the policy was least sure of; of equal ones the first."""
+    """Return turns after the first whose action the policy was least sure of; of equal ones the first."""
     sure = {}
     for turn in range(1, len(episode.turns)):
         logprobs = episode.turns[turn].action.logprobs

@@ -29,7 +29,7 @@ for every leaf below it, as where each leaf is a row of its own; or once."""
 
 @dataclass(frozen=True)
 class PORTool(GroupCredit):
-    """How much better a segment of turns ended than the other branches of its fork, blended with the tree's score.
+    """Value of a segment of turns minus the other branches of its fork, blended with the tree's score.
 
         A = m ((1 - blend) (V - mean of V over the fork's other children)
                + blend (R + V - mean of V over the other trees))
@@ -103,7 +103,7 @@ class PORTool(GroupCredit):
         return found
 
     def _within(self, each: Stretch) -> float:
-        """A stretch against the other children of its fork; 0 where there is none."""
+        """Return a stretch against the other children of its fork; 0 where there is none."""
         if not each.siblings:
             return 0.0
         children = [each.value, *each.siblings]
@@ -111,5 +111,5 @@ class PORTool(GroupCredit):
         return (each.value - centre) / self._scale(children)
 
     def _scale(self, values: Sequence[float]) -> float:
-        """The divisor of differences between values; differences of equal ones are nothing whatever it is."""
+        """Return the divisor of differences between values; differences of equal ones are nothing whatever it is."""
         return 1.0 if self.normalize == "mean" or max(values) == min(values) else deviation(values) + EPSILON

@@ -25,7 +25,7 @@ MEASURES = ("reward", "progress", "valid")
 
 @dataclass(frozen=True)
 class SLATE(GroupCredit):
-    """How good a turn was by itself, minus the mean of other turns that were sampled from the same history.
+    """Score of a single turn minus the mean of other turns that were sampled from the same history.
 
         A = (q - mean of q over the other turns of the fork) / (turns of the fork)
 
@@ -86,7 +86,7 @@ class SLATE(GroupCredit):
 
 
 def _forks(group: Sequence[Trajectory]) -> Iterator[tuple[list[Visit], float]]:
-    """Turns that answered the same history, and the share of each of them."""
+    """Yield turns that answered the same history, and the share of each of them."""
     posed: dict[object, list[Visit]] = defaultdict(list)
     for explored, forks in forks_of(group).items():
         for turn, branches in forks.items():

@@ -32,8 +32,8 @@ class V0(GroupCredit):
     Source: "V_0: A Generalist Value Model for Any Policy at State Zero", and for `prior` "V_0.5: Generalist Value Model
     as a Prior for Sparse RL Rollouts", both by their abstracts; that a probe of the policy's own hidden state stands
     for a value model is POISE's.
-    Differs: V_0 is a ridge head on the hidden state of the policy that acted (`perturn.policy.value_heads`), where the
-    paper has a model that is shown how the policy did on other prompts. V_0.5 weighs its prior by a test of whether it
+    Differs: V_0 is a ridge head on the hidden state of the policy that acted (`perturn.policy.value_heads`). The paper
+    has a model that is shown how the policy did on other prompts. V_0.5 weighs its prior by a test of whether it
     holds, and draws more samples where it does not; here it counts for so many episodes.
     """
 
@@ -69,7 +69,7 @@ class V0(GroupCredit):
         return as_tensors([[each] * len(one.turns) for each, one in zip(found, group, strict=True)])
 
     def _baseline(self, start: float, others: float, count: int) -> float:
-        """Baseline from V_0 and the sum of the scores of so many others; with nothing to go by, V_0."""
+        """Return baseline from V_0 and the sum of the scores of so many others; with nothing to go by, V_0."""
         if self.prior is None or self.prior + count == 0:
             return start
         return (self.prior * start + others) / (self.prior + count)

@@ -24,7 +24,7 @@ class ActionValues:
     Each turn of the episodes that it learns from is a row, with the score of its episode. It is asked about other
     tasks than these are of, so whole tasks are left out to choose its penalty and to say what it explains.
 
-    Source: ours; the head is that of `perturn.policy.value_heads`. Values as a guide at test time: Q-guided search,
+    Source: ours; the head comes from `perturn.policy.value_heads`. Values as a guide at test time: Q-guided search,
     QLASS (Lin et al. 2025), arXiv:2502.02584.
     Differs: a linear head on a policy that does not move, in place of a trained model.
     """
@@ -69,7 +69,7 @@ class ActionValues:
         """Share of the variance of scores that heads of other tasks explain at the end; None: there is none."""
 
     def of_episodes(self, episodes: Sequence[Trajectory]) -> list[float]:
-        """Expected score at the end of the last action of each, in units of reward; -inf for one without turns."""
+        """Return the expected score at the end of each one's last action, in units of reward; -inf without turns."""
         played = {i: one for i, one in enumerate(episodes) if one.turns}
         values = [-inf] * len(episodes)
         for i, own in zip(played, self._features(self._encoded(list(played.values()))), strict=True):
@@ -77,7 +77,7 @@ class ActionValues:
         return values
 
     def __call__(self, prompt: Prompt, actions: Sequence[Action]) -> list[float]:
-        """Q of each action after a prompt, in units of reward; -inf for one of which the engine gave no tokens.
+        """Return Q of each action after a prompt, in units of reward; -inf for one of which the engine gave no tokens.
 
         The prompt is computed once for all of them.
         """
@@ -98,13 +98,13 @@ class ActionValues:
 
 
 def _folds(episodes: Sequence[Trajectory]) -> list[int]:
-    """Folds of whole tasks; of one task alone, of episodes."""
+    """Return folds of whole tasks; of one task alone, of episodes."""
     tasks = [one.task.id for one in episodes]
     return folds_by(tasks if len(set(tasks)) > 1 else range(len(tasks)))
 
 
 class ImplicitReward:
-    """Rewards actions by the policy that sampled them, over the one that it was trained from.
+    """Rewards actions by the log-ratio of the sampling policy over the policy that it was trained from.
 
         r(a) = sum_j log pi(a_j | prompt, a_<j) - log pi_0(a_j | prompt, a_<j)
 
@@ -123,7 +123,7 @@ class ImplicitReward:
         self._model, self._renderer = start, renderer
 
     def __call__(self, prompt: Prompt, actions: Sequence[Action]) -> list[float]:
-        """Rewards in nats, one an action; -inf for one of which the engine gave no tokens or log-probabilities.
+        """Return rewards in nats, one an action; -inf for one of which the engine gave no tokens or log-probabilities.
 
         The prompt is computed once for all of them.
         """
@@ -153,6 +153,6 @@ def episode_logprobs(policy: Any, episodes: Sequence[Trajectory]) -> list[float]
 
 
 def after_prompt(prompt: tuple[int, ...], action: tuple[int, ...]) -> Encoded:
-    """An action after a prompt, with loss on its tokens."""
+    """Return an action after a prompt, with loss on its tokens."""
     turn = (NO_TURN,) * len(prompt) + (0,) * len(action)
     return Encoded(prompt + action, turn, ("user",) * len(prompt) + ("assistant",) * len(action))

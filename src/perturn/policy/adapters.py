@@ -84,7 +84,7 @@ def merge(name: str, target: Path) -> None:
 
 
 def lora_config(settings: Lora) -> Any:
-    """A stage's adapters -> peft's settings."""
+    """Turn a stage's adapters into peft's settings."""
     from peft import LoraConfig
 
     return LoraConfig(

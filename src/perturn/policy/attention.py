@@ -43,14 +43,14 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 def kernel(device: torch.device) -> str:
-    """How packed sequences attend on a device, with what is installed."""
+    """Return how packed sequences attend on a device, with what is installed."""
     if device.type == "cpu":
         return PIECES
     return FLEX if device.type == "cuda" and find_spec("triton") else MASK
 
 
 def forest_mask(segments: Tensor, ahead: int = 0) -> Tensor | BlockMask:
-    """Attention mask of a packed batch; every layer hands it to `forest_attention`.
+    """Return the attention mask of a packed batch; every layer hands it to `forest_attention`.
 
     Args:
         segments: From `lay_out`, on the device to compute on [segments, 3].
@@ -71,7 +71,7 @@ def forest_mask(segments: Tensor, ahead: int = 0) -> Tensor | BlockMask:
 
 
 def _sees(segments: Tensor, ahead: int = 0) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Whether a query sees a key, as FlexAttention asks; keys count from the beginning that is ahead of the queries."""
+    """Return whether a query sees a key, as FlexAttention asks; keys count from the beginning before the queries."""
     # The end of what descends from each token's segment: a later token sees it if it comes before that end.
     reach = torch.repeat_interleave(segments[:, 2], segments[:, 1] - segments[:, 0]) + ahead
     reach = torch.cat([reach.new_full((ahead,), int(segments[-1, 1]) + ahead), reach])
@@ -92,7 +92,7 @@ def forest_attention(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention as transformers calls it; a mask that is not from `forest_mask` gets the usual one.
+    """Return attention as transformers calls it; a mask that is not from `forest_mask` gets the usual one.
 
     Args:
         module: The attention layer.
@@ -141,7 +141,7 @@ def forest_attention(
 
 
 def _refuse(module: torch.nn.Module, dropout: float, others: dict[str, Any]) -> None:
-    """Refuse what would be computed wrongly."""
+    """Reject what would be computed wrongly."""
     asked = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
     if dropout:
         asked.append("attention dropout")
@@ -207,7 +207,7 @@ class _ForestAttention(torch.autograd.Function):
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, pieces: list[Piece], scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """All pieces: output [tokens, key heads, group, features] and log-sum-exps [key heads, group, tokens]."""
+    """Return all pieces: output [tokens, key heads, group, features] and log-sum-exps [key heads, group, tokens]."""
     key_heads, group, tokens, features = q.shape
     output = q.new_empty(tokens, key_heads, group, features)
     joined = output.permute(1, 2, 0, 3)
@@ -224,13 +224,13 @@ def _attend(
 
 
 def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The heads that share a key as a group, each tensor a view [key heads, group, tokens, features]."""
+    """Return the heads that share a key as a group, each tensor a view [key heads, group, tokens, features]."""
     q = query[0].unflatten(0, (key.shape[1], -1))
     return q, *(each[0, :, None].expand(-1, q.shape[1], -1, -1) for each in (key, value))
 
 
 def _pieces(segments: list[list[int]]) -> list[Piece]:
-    """Attention calls that segments need: start, end, and the end of what descends from each."""
+    """Return attention calls that segments need: start, end, and the end of what descends from each."""
     pieces = []
     for start, end, reach in segments:
         pieces.append((slice(start, end), slice(start, end), True))
@@ -240,7 +240,7 @@ def _pieces(segments: list[list[int]]) -> list[Piece]:
 
 
 def _wanted_pieces(segments: list[list[int]], wanted: list[int]) -> list[Piece]:
-    """The same, where only some tokens ask, at these positions in order; query rows count them."""
+    """Return the same, where only some tokens ask, at these positions in order; query rows count them."""
     pieces: list[Piece] = []
     for start, end, reach in segments:
         first, last, far = (bisect_left(wanted, bound) for bound in (start, end, reach))
@@ -255,7 +255,7 @@ def _wanted_pieces(segments: list[list[int]], wanted: list[int]) -> list[Piece]:
 
 
 def _behind(pieces: list[Piece], ahead: int, rows: int) -> list[Piece]:
-    """The same, where keys of a beginning are ahead of all others and every row sees them."""
+    """Return the same, where keys of a beginning are ahead of all others and every row sees them."""
     if not ahead:
         return pieces
     moved = [(own, slice(keys.start + ahead, keys.stop + ahead), causal) for own, keys, causal in pieces]
@@ -263,7 +263,7 @@ def _behind(pieces: list[Piece], ahead: int, rows: int) -> list[Piece]:
 
 
 def _runs(positions: list[int], first: int, last: int) -> list[tuple[int, int]]:
-    """Parts of `positions[first:last]` that have no gaps, as bounds."""
+    """Return parts of `positions[first:last]` that have no gaps, as bounds."""
     cuts = [index for index in range(first + 1, last) if positions[index] != positions[index - 1] + 1]
     return list(pairwise([first, *cuts, last])) if last > first else []
 
@@ -296,7 +296,7 @@ class _Computing:
 
 
 def _take() -> _Kept | None:
-    """Output of this attention when its layer was computed before; None where it has to be computed."""
+    """Return the output of this attention when its layer was computed before; None where it has to be computed."""
     layer = _open[-1] if _open else None
     return layer.kept.pop(0) if layer and layer.again and layer.kept else None
 
@@ -327,7 +327,7 @@ def _method(model: Any) -> str:
 
 
 def _enable(model: Any, settings: dict[str, Any] | None = None, **others: Any) -> None:
-    """The model's own method, with our contexts; its settings come as `..._kwargs` or first."""
+    """Call the model's own method with our contexts; its settings come as `..._kwargs` or first."""
     given = others.pop(_method(model).replace("enable", "kwargs"), settings)
     how = {"use_reentrant": False} | (given or {})
     if not how["use_reentrant"]:  # the other kind knows no contexts
@@ -336,7 +336,7 @@ def _enable(model: Any, settings: dict[str, Any] | None = None, **others: Any) -
 
 
 def _contexts() -> tuple[_Computing, _Computing]:
-    """For one layer of one pass: when it is computed, and when it is computed again."""
+    """Return what one layer of one pass runs when it is computed, and when it is computed again."""
     kept: list[_Kept] = []
     return _Computing(kept, again=False), _Computing(kept, again=True)
 

@@ -1,8 +1,8 @@
 """The output layer in chunks of rows, for a loss that reads further numbers of each token.
 
 Such a number depends on all logits of a row, so that logits are made for some rows at a time. The backward pass makes
-them again, except those of the first chunks, and autograd differentiates what the loss reads. The memory is bounded by
-one chunk and `KEPT_BYTES`.
+them again, except the logits of the first chunks, and autograd differentiates what the loss reads. The memory is
+bounded by one chunk and `KEPT_BYTES`.
 """
 
 from __future__ import annotations
@@ -114,19 +114,19 @@ class _TokenInputs(torch.autograd.Function):
 
 
 def _rows(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
-    """Rows that are computed together; at least one chunk, which may be empty."""
+    """Yield rows that are computed together; at least one chunk, which may be empty."""
     size = max(1, TILE_BYTES // (4 * len(weight)))
     for start in range(0, max(1, len(hidden)), size):
         yield slice(start, start + size)
 
 
 def _exact(products: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Logits, float32 at least."""
+    """Return logits, float32 at least."""
     return logits_of(products, scale, softcap).to(torch.promote_types(products.dtype, torch.float32))
 
 
 def _values(chunk: Chunk, inputs: tuple[PolicyInput, ...]) -> list[Tensor]:
-    """Log-probabilities of a chunk's tokens, and its inputs, each [rows]; computed in the logits' own precision."""
+    """Return log-probabilities of a chunk's tokens, and its inputs, each [rows], in the logits' precision."""
     with torch.autocast(chunk.logits.device.type, enabled=False):
         found = [chunk.logprobs.gather(-1, chunk.target[:, None]).squeeze(-1)]
         for each in inputs:
@@ -144,7 +144,7 @@ def _values(chunk: Chunk, inputs: tuple[PolicyInput, ...]) -> list[Tensor]:
 def _slopes(
     chunk: Chunk, inputs: tuple[PolicyInput, ...], grads: list[Tensor | None]
 ) -> tuple[Tensor, Tensor | float]:
-    """Gradient of a chunk's logits, and of its hidden states where an input reads them itself."""
+    """Return the gradient of a chunk's logits, and of its hidden states where an input reads them itself."""
     pairs = zip(_values(chunk, inputs), grads, strict=True)
     moved = [(value, grad) for value, grad in pairs if grad is not None and value.requires_grad]
     if not moved:

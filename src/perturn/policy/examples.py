@@ -30,13 +30,13 @@ class Example:
     reference: tuple[Tensor, ...] = ()
     """Reference log-probabilities of each side's loss tokens, in nats; empty where nothing reads them."""
     behavior: tuple[Tensor, ...] = ()
-    """Those that they were sampled with, in nats; empty where nothing reads them."""
+    """Log-probabilities that tokens were sampled with, in nats; empty where nothing reads them."""
     proximal: tuple[Tensor, ...] = ()
-    """Those of the policy as training starts, in nats; empty where nothing reads them."""
+    """Log-probabilities under the policy as training starts, in nats; empty where nothing reads them."""
     inputs: Mapping[str, tuple[Tensor, ...]] = field(default_factory=dict)
-    """Those under further frozen policies that a loss reads, by the name of the input, in nats."""
+    """Log-probabilities under further frozen policies that a loss reads, by the name of the input, in nats."""
     trajectories: tuple[Trajectory, ...] = ()
-    """Each side as it was played, with those of its turns that carry loss."""
+    """Each side as it was played, with its turns that carry loss."""
     whole: tuple[Trajectory, ...] = ()
     """Each side as it was played, with all of its turns."""
     weight: tuple[Tensor, ...] = ()
@@ -66,7 +66,7 @@ def encode_example(
     loss_on: str = "actions",
     own_turns: bool = False,
 ) -> Example:
-    """Row -> tokens.
+    """Turn row into tokens.
 
     Args:
         row: A trajectory, which may have weights, or a pair of trajectories.
@@ -74,7 +74,7 @@ def encode_example(
         max_length: Longest sequence in tokens; None for no limit.
         shared_prefix: `keep`, or `mask` to take the turns with which both sides begin out of the loss.
         loss_on: `actions`, or `all` where a trajectory carries loss on the tokens that the policy read too.
-        own_turns: Whether an episode that was played on from another carries loss on the turns alone that it added,
+        own_turns: Whether a branched episode carries loss only on the turns after its branching point,
             where the row itself does not say.
 
     Raises:
@@ -107,17 +107,17 @@ def encode_example(
 
 
 def _own_turns(branch: Trajectory, side: Encoded) -> Encoded:
-    """An episode that was played on with loss on its own turns alone; the others carry loss where they were played."""
+    """Return a branched episode with loss on its own turns alone; the resumed episode has loss on the shared turns."""
     if side.turns <= branch.taken_over:
         raise DataError(
-            f"task {branch.task.id!r:.80}, sample {branch.sample}: none of the turns that were played on, "
+            f"task {branch.task.id!r:.80}, sample {branch.sample}: none of the turns after the branching point, "
             f"from turn {branch.taken_over} on, fits the length limit; leave it out."
         )
     return _without_turns(side, branch.taken_over)
 
 
 def _without_silent(trajectory: Trajectory, side: Encoded, name: str) -> Encoded:
-    """The side without loss on turns that are empty or not to be trained."""
+    """Return the side without loss on turns that are empty or not to be trained."""
     if silent := silent_turns(trajectory):
         side = replace(side, turn=tuple(NO_TURN if turn in silent else turn for turn in side.turn))
     if not side.turns:
@@ -132,7 +132,7 @@ def _without_silent(trajectory: Trajectory, side: Encoded, name: str) -> Encoded
 
 
 def _with_all(side: Encoded) -> Encoded:
-    """The side with loss on all tokens but the first of each sequence; what was read is of the turn it led to."""
+    """Return the side with loss on all tokens but the first of each sequence; read tokens belong to the turn after."""
     turn, following = [NO_TURN] * len(side.ids), NO_TURN
     for index in reversed(range(len(side.ids))):
         following = side.turn[index] if side.turn[index] != NO_TURN else following
@@ -143,25 +143,25 @@ def _with_all(side: Encoded) -> Encoded:
 
 
 def _with_loss(trajectory: Trajectory, encoded: Encoded) -> Trajectory:
-    """The trajectory with those of its turns that carry loss, one after the other."""
+    """Return the trajectory with its turns that carry loss, one after the other."""
     kept = (trajectory.turns[turn] for turn in sorted(set(encoded.loss_turns)))
     return replace(trajectory, turns=tuple(replace(turn, follows=None, opening=None) for turn in kept))
 
 
 def _shared_turns(chosen: Encoded, rejected: Encoded) -> int:
-    """Number of whole turns, from the first, in which both sides are the same tokens."""
+    """Return the number of whole turns, from the first, in which both sides are the same tokens."""
     same = first_difference(*(list(zip(side.ids, side.turn, strict=True)) for side in (chosen, rejected)))
     return min(_turns_before(chosen, same), _turns_before(rejected, same))
 
 
 def _turns_before(side: Encoded, position: int) -> int:
-    """Number of turns that end before a position."""
+    """Return the number of turns that end before a position."""
     last = {turn: index for index, turn in enumerate(side.turn) if turn != NO_TURN}
     return sum(index < position for index in last.values())
 
 
 def _without_turns(side: Encoded, turns: int) -> Encoded:
-    """The side with the loss of its first turns masked."""
+    """Return the side with the loss of its first turns masked."""
     return replace(side, turn=tuple(NO_TURN if turn < turns else turn for turn in side.turn))
 
 
@@ -192,7 +192,7 @@ def warn_of_changes(name: str, examples: Sequence[Example], max_length: int | No
 
 
 def check_lengths(examples: Sequence[Example], limit: int | None, names: Sequence[str] = ()) -> None:
-    """Refuse sequences longer than the model's context.
+    """Reject sequences longer than the model's context.
 
     Args:
         examples: Rows.
@@ -213,6 +213,6 @@ def check_lengths(examples: Sequence[Example], limit: int | None, names: Sequenc
 
 
 def sides(examples: Sequence[Example]) -> Iterator[Encoded]:
-    """All sides of all examples, in order."""
+    """Yield all sides of all examples, in order."""
     for example in examples:
         yield from example.sides

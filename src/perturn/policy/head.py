@@ -49,7 +49,7 @@ class Head:
 
 
 def token_logprobs(hidden: Tensor, target: Tensor, head: Head) -> tuple[Tensor, Tensor]:
-    """Log-probability of one token a row, and the entropy of the row.
+    """Return the log-probability of one token a row, and the entropy of the row.
 
     Args:
         hidden: Last hidden states [rows, features].
@@ -67,7 +67,7 @@ def token_logprobs(hidden: Tensor, target: Tensor, head: Head) -> tuple[Tensor, 
 
 
 def as_autocast(hidden: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Hidden states, weight and bias in the precision that autocast sets."""
+    """Return hidden states, weight and bias in the precision that autocast sets."""
     weight, bias, device = head.weight, head.bias, hidden.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -158,7 +158,7 @@ def to_products(slope: Tensor, logits: Tensor, scale: float, softcap: float | No
 
 
 def _words(hidden: Tensor) -> int:
-    """Words of a tile."""
+    """Return words of a tile."""
     size = CACHED_BYTES if hidden.device.type == "cpu" else TILE_BYTES
     return max(LEAST_WORDS, size // (4 * max(1, len(hidden))))
 
@@ -168,24 +168,24 @@ def _tiles(vocabulary: int, words: int) -> list[slice]:
 
 
 def _like(buffer: Tensor, tile: Tensor) -> Tensor:
-    """A tile's worth of the buffer."""
+    """Return a tile's worth of the buffer."""
     return buffer[: tile.numel()].view_as(tile)
 
 
 def _column(target: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
-    """Whether each row's target is in a tile, and where, or somewhere in it."""
+    """Return whether each row's target is in a tile, and where, or somewhere in it."""
     column = target - tile.start
     within = column.clamp(0, tile.stop - tile.start - 1)
     return column == within, within
 
 
 def _products(hidden: Tensor, weight: Tensor, bias: Tensor | None, tile: slice) -> Tensor:
-    """Products with a part of the output layer [rows, words]."""
+    """Return products with a part of the output layer [rows, words]."""
     return F.linear(hidden, weight[tile], None if bias is None else bias[tile])
 
 
 def logits_of(products: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """The same, with what the architecture does to it."""
+    """Return the same, with what the architecture does to it."""
     if scale == 1.0 and softcap is None:
         return products
     logits = products.to(torch.promote_types(products.dtype, torch.float32), copy=True)
@@ -227,7 +227,7 @@ def _last_layer(model: Any) -> Any:
 
 
 def _select(block: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Only the wanted tokens go in."""
+    """Return only the wanted tokens go in."""
     if block.perturn_wanted is None:
         return None
     block.perturn_tokens = inputs[0].shape[1]
@@ -235,7 +235,7 @@ def _select(block: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _spread(block: Any, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
-    """The output at the wanted tokens, zeros elsewhere."""
+    """Return the output at the wanted tokens, zeros elsewhere."""
     if block.perturn_wanted is None:
         return None
     zeros = output.new_zeros(output.shape[0], block.perturn_tokens, output.shape[2])

@@ -33,7 +33,7 @@ _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.3, tor
 
 
 def action_logprobs(model: Any, batch: Batch) -> Tensor:
-    """Log-probability of each token that carries loss, given the tokens before it in its sequence.
+    """Return the log-probability of each token that carries loss, given the tokens before it in its sequence.
 
     Args:
         model: A causal language model, wrapped or not; it is prepared if `prepare` was not called on it.
@@ -49,7 +49,7 @@ def action_logprobs(model: Any, batch: Batch) -> Tensor:
 
 
 def logprobs_and_entropy(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    """`action_logprobs`, and the entropy of the distribution that each of those tokens is of.
+    """Return `action_logprobs`, and the entropy of the distribution that each of those tokens is of.
 
     Returns:
         Log-probabilities, in nats, float32 [loss tokens]; entropies, in nats, float32, without gradient [loss tokens].
@@ -63,7 +63,7 @@ def logprobs_and_entropy(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 def logprobs_and_inputs(
     model: Any, batch: Batch, inputs: Mapping[str, PolicyInput]
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """`logprobs_and_entropy`, and what a loss reads of each of those tokens beside it, from the same pass.
+    """Return `logprobs_and_entropy`, and what a loss reads of each of those tokens beside it, from the same pass.
 
     Args:
         model: As `action_logprobs` has it.
@@ -86,7 +86,7 @@ def logprobs_and_inputs(
 
 
 def hidden_states(model: Any, batch: Batch) -> Tensor:
-    """Last hidden state where each token that carries loss is predicted: all that the policy had seen by then.
+    """Return last hidden state where each token that carries loss is predicted: all that the policy had seen by then.
 
     Args:
         model: As `action_logprobs` has it.
@@ -109,8 +109,8 @@ def continuing(
 
     Args:
         model: As `action_logprobs` has it.
-        ids: Tokens that all the packs begin with [tokens]; the packs are laid out from behind them. None: none.
-        precision: Makes the context to compute them in, that of the passes inside.
+        ids: Tokens that all the packs begin with [tokens]; the packs are laid out after them. None: none.
+        precision: Makes the context to compute them in, as for the passes inside.
     """
     if ids is None:
         yield
@@ -137,7 +137,7 @@ def pack_by_pack(
     token_budget: int,
     track: Track = iter,
 ) -> list[Tensor]:
-    """Something of every sequence's loss tokens, computed pack by pack.
+    """Return a computed value of every sequence's loss tokens, computed pack by pack.
 
     Args:
         compute: From a model and a batch to a row a loss token.
@@ -196,7 +196,7 @@ def prepare(model: Any) -> None:
 
 
 def _forward_like(plain: Any) -> Any:
-    """The forward with `packed`, with the signature of the model's own, where `generate` looks up what it may pass."""
+    """Return the forward with `packed` and the model's own signature, where `generate` looks up what it may pass."""
 
     def forward(
         model: Any,
@@ -205,7 +205,7 @@ def _forward_like(plain: Any) -> Any:
         reads: Mapping[str, PolicyInput] | None = None,
         **others: Any,
     ) -> Any:
-        """Log-probabilities of a packed batch's predictions; anything else goes to the model's own forward."""
+        """Return log-probabilities of a packed batch's predictions; anything else goes to the model's own forward."""
         if packed is None:
             want(model, None)
             return model.perturn_plain_forward(*args, **others)
@@ -230,7 +230,7 @@ def _forward_like(plain: Any) -> Any:
 
 
 def _states(model: Any, packed: Batch) -> Tensor:
-    """Last hidden states of a packed batch's predictors [predictions, features]."""
+    """Return last hidden states of a packed batch's predictors [predictions, features]."""
     predictor = packed["predictor"]
     assert int(packed["position"][0]) == tokens_ahead()
     return _decode(model, packed["ids"], packed["position"], packed["segments"], predictor.unique())[
@@ -239,7 +239,7 @@ def _states(model: Any, packed: Batch) -> Tensor:
 
 
 def _decode(model: Any, ids: Tensor, position: Tensor, segments: Tensor, wanted: Tensor) -> Tensor:
-    """Last hidden states of a forest, right at the wanted tokens [tokens, features]."""
+    """Return last hidden states of a forest, right at the wanted tokens [tokens, features]."""
     want(model, wanted)
     states: Tensor = model.get_decoder()(
         input_ids=ids[None],
@@ -251,7 +251,7 @@ def _decode(model: Any, ids: Tensor, position: Tensor, segments: Tensor, wanted:
 
 
 def _causal_model(model: Any) -> Any:
-    """The transformers model inside wrappers for adapters, devices and compilation."""
+    """Return the transformers model inside wrappers for adapters, devices and compilation."""
     for name in ("_orig_mod", "module", "get_base_model"):
         inner = getattr(model, name, None)
         if inner is not None:
@@ -260,7 +260,7 @@ def _causal_model(model: Any) -> Any:
 
 
 def _head(model: Any) -> Head:
-    """The output layer, with what the architecture does to its logits."""
+    """Return the output layer, with what the architecture does to its logits."""
     layer, config = model.get_output_embeddings(), model.config.get_text_config()
     if hasattr(layer, "base_layer"):
         raise ModelError(
@@ -277,12 +277,12 @@ def _head(model: Any) -> Head:
 
 
 def _whole(weight: Tensor) -> Tensor:
-    """Weights that are spread over processes, gathered."""
+    """Return weights that are spread over processes, gathered."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def check_architecture(model: Any) -> None:
-    """Refuse what attends or counts positions in a way of its own; weights are not looked at.
+    """Reject what attends or counts positions in a way of its own; weights are not looked at.
 
     Raises:
         ModelError: If the model cannot be trained on packed sequences.
@@ -303,7 +303,7 @@ def check_architecture(model: Any) -> None:
 
 
 def _window(config: Any) -> int | None:
-    """Tokens that a layer with a sliding window sees; None: all layers see all."""
+    """Return tokens that a layer with a sliding window sees; None: all layers see all."""
     config = config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and "sliding_attention" not in kinds:
@@ -315,7 +315,7 @@ def _window(config: Any) -> int | None:
 
 
 def _check_length(config: Any, batch: Batch) -> None:
-    """Refuse a path that is computed otherwise packed: beyond a sliding window, or a length that changes positions."""
+    """Reject a path that is computed otherwise packed: beyond a sliding window, or a length that changes positions."""
     window, steady = _window(config), steady_length(config)
     if window is None and steady is None:
         return
@@ -331,7 +331,7 @@ def _check_length(config: Any, batch: Batch) -> None:
 
 
 def exact_length(model: Any) -> int | None:
-    """Longest sequence that is computed packed as it is alone, in tokens; None: any."""
+    """Return the longest sequence that is computed packed as it is alone, in tokens; None: any."""
     config = _causal_model(model).config
     limits = (limit for limit in (_window(config), usable_length(config)) if limit is not None)
     return min(limits, default=None)

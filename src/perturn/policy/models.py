@@ -48,7 +48,7 @@ def tokenizer_of(model: Any, given: Any = None) -> Any:
         given: A tokenizer to return instead; None: the model's own.
 
     Raises:
-        ConfigError: If it is no model, or one that does not say what it was loaded from.
+        ConfigError: If it is no model, or does not say what it was loaded from.
     """
     config = getattr(model, "config", None)
     name = model if isinstance(model, str) else config and config.name_or_path
@@ -76,7 +76,7 @@ def dequantize(source: Path, file: str, target: Path) -> None:
 def load_model(
     name: str, *, dtype: torch.dtype = torch.float32, say: Callable[[str], None] = _logger.info
 ) -> Any:
-    """Causal language model in evaluation mode, on the CPU.
+    """Return causal language model in evaluation mode, on the CPU.
 
     Args:
         name: A Hub id, a local folder, or a bundled name such as `smollm2-135m`. Adapters are merged into their model.
@@ -94,7 +94,7 @@ def load_model(
 
 
 def empty_model(name: str) -> Any:
-    """Causal language model without weights, by the same names as `load_model`: its layers alone, on no device.
+    """Return causal language model without weights, by the same names as `load_model`: its layers alone, on no device.
 
     Raises:
         ModelError: If there is no such model.
@@ -111,7 +111,7 @@ def empty_model(name: str) -> Any:
 
 
 def new_model(shape: Shape, vocabulary: int, **tokens: Any) -> Any:
-    """A Llama with weights drawn at random, by torch's own generator; input and output layer are one.
+    """Return a Llama with weights drawn at random, by torch's own generator; input and output layer are one.
 
     Args:
         shape: Its size.
@@ -228,7 +228,7 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
 
 
 def vocabulary(model: Any) -> int:
-    """Number of tokens that a model has embeddings for; often rounded up, and so more than its tokenizer has."""
+    """Return the number of tokens that a model has embeddings for, often rounded up from its tokenizer's number."""
     read, written = model.get_input_embeddings(), model.get_output_embeddings()
     # By what the layers say: a weight that is divided among processes has another shape.
     sizes = [getattr(read, "num_embeddings", None) or read.weight.shape[0]]
@@ -238,7 +238,7 @@ def vocabulary(model: Any) -> int:
 
 
 def check_vocabulary(model: Any, tokenizer: Any, ids: Iterable[int], where: str) -> None:
-    """Refuse tokens that a model has no embedding for, such as those that were added to its tokenizer alone.
+    """Reject tokens that a model has no embedding for, such as those that were added to its tokenizer alone.
 
     A tokenizer may have more tokens than the model, as long as they do not occur.
 
@@ -259,7 +259,7 @@ def check_vocabulary(model: Any, tokenizer: Any, ids: Iterable[int], where: str)
 
 
 def context_length(model: Any) -> int | None:
-    """Longest sequence the model is used for, in tokens; None if it does not say.
+    """Return longest sequence the model is used for, in tokens; None if it does not say.
 
     That is what it was made for, or less where its positions depend on the length beyond that, which is logged.
     """
@@ -273,12 +273,12 @@ def context_length(model: Any) -> int | None:
 
 
 def weights_digest(model: torch.nn.Module) -> str:
-    """Content hash of the weights, as `save_pretrained` would write them."""
+    """Return the content hash of the weights, as `save_pretrained` would write them."""
     return tensors_digest(model.state_dict())
 
 
 def new_identity(policy: str, folder: str, served: str, dtype: str) -> str | None:
-    """Identity of a policy as `load_policy` would name it, if an engine can go over to it; its weights are not kept.
+    """Return the identity of a policy as `load_policy` would name it, if an engine can switch to it; drop its weights.
 
     Args:
         policy: Its name in the run.
@@ -298,12 +298,12 @@ def new_identity(policy: str, folder: str, served: str, dtype: str) -> str | Non
 
 
 def architecture(name: str) -> str:
-    """Content hash of what decides a policy's outputs beside its weights, from its folder or Hub id."""
+    """Return the content hash of what decides a policy's outputs beside its weights, from its folder or Hub id."""
     return config_digest(empty_model(name))
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Content hash of names, types, shapes and values."""
+    """Return the content hash of names, types, shapes and values."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -314,7 +314,7 @@ def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def config_digest(model: Any) -> str:
-    """Content hash of what decides a model's outputs beside its weights and their type."""
+    """Return the content hash of what decides a model's outputs beside its weights and their type."""
     settings = {
         key: value
         for key, value in model.config.to_dict().items()
@@ -326,12 +326,12 @@ def config_digest(model: Any) -> str:
 
 
 def device() -> torch.device:
-    """Where models run: the GPU if there is one."""
+    """Return where models run: the GPU if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def fast_bfloat16(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 matrices in hardware."""
+    """Return whether the device multiplies bfloat16 matrices in hardware."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":  # torch offers no public question for this
@@ -340,7 +340,7 @@ def fast_bfloat16(device: torch.device) -> bool:
 
 
 def compute_dtype(dtype: str, device: torch.device, config: Any | None) -> torch.dtype:
-    """The `dtype` setting -> the type to compute in.
+    """Turn the `dtype` setting into the type to compute in.
 
     `auto` takes bfloat16 where the hardware has it, but for models on a CPU that are too narrow to gain by it.
 

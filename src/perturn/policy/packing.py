@@ -43,11 +43,11 @@ WORTH_SHARING = 32
 
 
 def lay_out(trajectories: Sequence[Encoded], *, share: bool = True, start: int = 0) -> Batch:
-    """Trajectories -> one flat batch without padding.
+    """Turn trajectories into one flat batch without padding.
 
     Args:
-        trajectories: As tokens; sequences without loss, and tokens after the last one that carries loss in a sequence,
-            are left out.
+        trajectories: As tokens. Sequences without loss, and tokens after the last loss token of a sequence, are left
+        out.
         share: Compute once what several sequences begin with; False lays each out on its own.
         start: Tokens that all sequences begin with and that are computed elsewhere, from `common_beginning`.
 
@@ -107,13 +107,13 @@ def by_budget(groups: Sequence[Sequence[Encoded]], budget: int) -> list[list[int
 
 
 def count_tokens(trajectories: Sequence[Encoded]) -> int:
-    """Tokens of a pack when all that can be shared is; `lay_out` may repeat a few short beginnings."""
+    """Return tokens of a pack when all that can be shared is; `lay_out` may repeat a few short beginnings."""
     ordered = sorted(encoded.ids[span] for encoded in trajectories for span in encoded.sequences)
     return sum(map(len, ordered)) - sum(first_difference(a, b) for a, b in pairwise(ordered))
 
 
 def common_beginning(trajectories: Sequence[Encoded]) -> list[int]:
-    """The tokens that all sequences begin with and that predict no loss token; `lay_out` may start behind them."""
+    """Return the tokens that all sequences begin with and that predict no loss token; `lay_out` may start there."""
     parts = [part for encoded in trajectories for part in loss_parts(encoded)]
     ordered = sorted(ids.tolist() for ids, _, _, _ in parts)
     silent = min(int(at[0]) - 1 for _, at, _, _ in parts)
@@ -122,7 +122,7 @@ def common_beginning(trajectories: Sequence[Encoded]) -> list[int]:
 
 
 def loss_parts(encoded: Encoded) -> Iterator[tuple[Ids, Ids, Ids, Ids]]:
-    """Of each sequence that carries loss: what is computed of it; and where its loss is, on which tokens and turns."""
+    """Yield, for each sequence that carries loss, its computed tokens, and tokens and turns of its loss."""
     turn = np.asarray(encoded.turn)
     spans = [(span, np.flatnonzero(turn[span] != NO_TURN)) for span in encoded.sequences]
     carrying = [(span, at) for span, at in spans if len(at)]
@@ -178,7 +178,7 @@ class _Forest:
         segment[2] = self.size
 
     def by_token(self, rows: Sequence[int], at: int) -> Iterator[list[int]]:
-        """Group rows by their token at a position."""
+        """Yield group rows by their token at a position."""
 
         def token(row: int) -> int:
             return int(self.inputs[row][at])
@@ -187,7 +187,7 @@ class _Forest:
             yield list(group)
 
     def _common_end(self, rows: Sequence[int], start: int) -> int:
-        """Where two rows first differ, or the longest one ends."""
+        """Return where two rows first differ, or the longest one ends."""
         longest = max((self.inputs[row] for row in rows), key=len)
         end = len(longest)
         for row in rows:
@@ -264,7 +264,7 @@ class Collator:
 
         Returns:
             `packs`, with the indices of their examples as `row`; `mismatched`, packs of the rows whose actions are
-            another's; and where all packs begin with many tokens and are laid out from behind them, those as
+            another's; and where all packs begin with many tokens and are laid out after them, these tokens as
             `beginning`.
         """
         present = [example for example in examples if example is not None]
@@ -280,7 +280,7 @@ class Collator:
         return found | ({"beginning": torch.tensor(ahead)} if ahead else {})
 
     def _beginning(self, examples: Sequence[Example], packs: int) -> list[int]:
-        """Tokens of the pass that all packs continue; none where it saves less than it costs."""
+        """Return tokens of the pass that all packs continue; none where it saves less than it costs."""
         if not self.begins or packs < 2:
             return []
         ahead = common_beginning([side for example in examples for side in example.sides])
@@ -288,17 +288,17 @@ class Collator:
 
 
 def empty_pack() -> Batch:
-    """A pack of no pairs: the shortest pass there is, for a process that has fewer packs than another."""
+    """Return a pack of no pairs: the shortest pass there is, for a process that has fewer packs than another."""
     token = Encoded(ids=(0, 0), turn=(NO_TURN, 0), role=("user", "assistant"))
     return lay_out([token]) | {"pairs": torch.tensor([0])}
 
 
 def collate(examples: Sequence[Example], start: int = 0) -> Batch:
-    """Examples -> one packed batch: all chosen sides, then all rejected sides, from behind a common beginning.
+    """Turn examples into one packed batch: all chosen sides, then all rejected sides, after a common beginning.
 
-    Adds `pairs`, the number of examples [1], and where the examples have them `reference`, `behavior` and `proximal`
-    [loss tokens], `inputs/NAME` [loss tokens], `weight` [turns], `clip` [turns], 1 for the others where some have it,
-    and `statistic` [pairs] or [pairs, numbers]. Where some example is without spread, `has_spread` [pairs].
+    Adds `pairs`, the number of examples [1]. Where the examples have them, adds `reference`, `behavior` and `proximal`
+    [loss tokens], `inputs/NAME` [loss tokens], `weight` [turns], and `statistic` [pairs] or [pairs, numbers]. Where
+    some have it, adds `clip` [turns], 1 for the others. Where some example is without spread, `has_spread` [pairs].
     """
     order = [(example, 0) for example in examples]
     order += [(example, 1) for example in examples if example.rejected is not None]
@@ -320,12 +320,12 @@ def collate(examples: Sequence[Example], start: int = 0) -> Batch:
 
 
 def inputs_of(batch: Batch) -> dict[str, Tensor]:
-    """Log-probabilities under further frozen policies that a batch holds, by the name of the input [loss tokens]."""
+    """Return a batch's log-probabilities under further frozen policies, by the name of the input [loss tokens]."""
     return {key.removeprefix(_INPUT): values for key, values in batch.items() if key.startswith(_INPUT)}
 
 
 def mismatched_packs(examples: Sequence[Example], token_budget: int) -> list[Batch]:
-    """The mismatched rows of examples, as packed batches; none where they have none.
+    """Return the mismatched rows of examples, as packed batches; none where they have none.
 
     Beside what `lay_out` gives, each has `reference` and `inputs/NAME`, in nats, as the rows have them [loss tokens].
     """
@@ -347,7 +347,7 @@ def mismatched_packs(examples: Sequence[Example], token_budget: int) -> list[Bat
 def both_sides(
     batch: Batch, logprobs: Tensor, inputs: Mapping[str, Tensor] = MappingProxyType({})
 ) -> tuple[TurnLogprobs, TurnLogprobs | None]:
-    """A batch from `collate` with the log-probabilities of its loss tokens -> chosen and rejected trajectories.
+    """Turn a batch from `collate` with the log-probabilities of its loss tokens into chosen and rejected trajectories.
 
     Args:
         batch: At least one example, with the weight of each turn.

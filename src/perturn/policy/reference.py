@@ -49,7 +49,7 @@ _PROBE = 256
 
 
 def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
-    """Hash of all that decides a policy's log-probabilities: equal identities are equal references.
+    """Return the hash of all that decides a policy's log-probabilities: equal identities are equal references.
 
     What it says of a few fixed tokens shows what no list of settings would: adapters, hooks, kernels. Beside it stand
     weights, buffers and settings, which may matter to other tokens alone, and versions.
@@ -72,7 +72,7 @@ def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
 
 
 def probe_logprobs(model: Any, precision: Precision = nullcontext) -> Tensor:
-    """Log-probabilities of a few fixed tokens under a policy, which tell it from others.
+    """Return log-probabilities of a few fixed tokens under a policy, which tell it from others.
 
     Returns:
         Log-probabilities, in nats, float32 on the CPU [tokens].
@@ -92,7 +92,7 @@ def reference_logprobs(
     precision: Precision = nullcontext,
     track: Track = iter,
 ) -> list[Tensor]:
-    """Log-probabilities of every sequence's loss tokens under a frozen policy.
+    """Return log-probabilities of every sequence's loss tokens under a frozen policy.
 
     Args:
         model: The reference, on the device to compute on.
@@ -124,7 +124,7 @@ def reference_logprobs(
 def compute_logprobs(
     model: Any, sequences: Sequence[Encoded], token_budget: int = TOKEN_BUDGET, track: Track = iter
 ) -> list[Tensor]:
-    """Log-probabilities of every sequence's loss tokens, computed pack by pack.
+    """Return log-probabilities of every sequence's loss tokens, computed pack by pack.
 
     Args:
         model: A causal language model on the device to compute on.
@@ -140,7 +140,7 @@ def compute_logprobs(
 
 @contextmanager
 def frozen(model: Any, precision: Precision = nullcontext) -> Iterator[None]:
-    """Within, the model computes without gradient and dropout, in a precision."""
+    """Run the model without gradient and dropout inside this block, in a precision."""
     was_training = model.training
     model.eval()
     try:
@@ -151,7 +151,7 @@ def frozen(model: Any, precision: Precision = nullcontext) -> Iterator[None]:
 
 
 def _probe(model: Any) -> Encoded:
-    """Tokens from all of the vocabulary, as many as the model computes."""
+    """Return tokens from all of the vocabulary, as many as the model computes."""
     size = min(model.get_output_embeddings().weight.shape[0], model.config.get_text_config().vocab_size)
     length = min(_PROBE, exact_length(model) or _PROBE)
     ids = (torch.arange(length) * 7919 % size).tolist()
@@ -159,7 +159,7 @@ def _probe(model: Any) -> Encoded:
 
 
 def _settings(model: torch.nn.Module) -> str:
-    """The plain attributes of all layers, such as scales and what is switched on; a model's own are its config."""
+    """Return the plain attributes of all layers, such as scales and switches; the model's own are in its config."""
     found = {
         name: {
             key: value
@@ -175,7 +175,7 @@ def _settings(model: torch.nn.Module) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is made of numbers and words alone."""
+    """Return whether a value is made of numbers and words alone."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
     if isinstance(value, list | tuple | set | frozenset):
@@ -192,12 +192,12 @@ def _save(file: Path, logprobs: list[Tensor]) -> None:
 
 
 def _check(file: Path, held: dict[str, Tensor]) -> str:
-    """Metadata of a file of that name and content."""
+    """Return the metadata of a file of that name and content."""
     return f"{file.name} {tensors_digest(held)}"
 
 
 def _read(file: Path) -> list[Tensor] | None:
-    """Contents of the file, memory-mapped; None if there is none, or if it is damaged, which is logged."""
+    """Return contents of the file, memory-mapped; None if there is none, or if it is damaged, which is logged."""
     try:
         with safe_open(file, "pt") as opened:
             said = opened.metadata()
@@ -217,7 +217,7 @@ def _read(file: Path) -> list[Tensor] | None:
 
 
 def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:
-    """Hash of everything the result depends on; the ids stand for both the text and the tokenizer."""
+    """Return the hash of everything the result depends on; the ids stand for both the text and the tokenizer."""
     digest = hashlib.blake2b(identity.encode(), digest_size=16)
     for one in sequences:
         lengths = len(one.ids), len(one.starts)
@@ -226,7 +226,7 @@ def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:
 
 
 def weigh(example: Example, credit: Credit) -> Example:
-    """The example with the weight of each turn: what losses read, and what is recorded and shown.
+    """Return the example with the weight of each turn: what losses read, and what is recorded and shown.
 
     It has its reference, where the credit needs one; each side is a group of its own. A credit that reads the remaining
     path, and nothing of the reference, sees turns without loss too: an error among them is the first one all the same.
@@ -250,7 +250,7 @@ def weigh(example: Example, credit: Credit) -> Example:
 
 
 def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Tensor]:
-    """Weights of a group as a credit gives them, one tensor a trajectory [turns]; without gradient.
+    """Return weights of a group as a credit gives them, one tensor a trajectory [turns]; without gradient.
 
     Raises:
         ConfigError: If it needs what it is not given, or gives anything but one finite number a turn.
@@ -269,7 +269,7 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
 
 
 def asked_clips(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Tensor | None]:
-    """Factors on clip ranges as a credit gives them, by what it was given for weights [turns]; None: it gives none.
+    """Return a credit's factors on clip ranges, by what it was given for weights [turns]; None if it gives none.
 
     Raises:
         ConfigError: If it gives anything but one finite number > 0 a turn.
@@ -296,14 +296,14 @@ def _check_numbers(
 
 
 def _are_numbers(found: Any, turns: int, above: float) -> bool:
-    """Whether it is one finite floating-point number above a bound a turn."""
+    """Return whether it is one finite floating-point number above a bound a turn."""
     if not (isinstance(found, Tensor) and found.is_floating_point() and found.shape == (turns,)):
         return False
     return bool((found.isfinite() & (found > above)).all())
 
 
 def weigh_all(examples: Sequence[Example], loss: Loss, credit: Credit) -> list[Example]:
-    """The examples with their weights, and with what the loss reads of all pairs of an optimizer step.
+    """Return the examples with their weights, and with what the loss reads of all pairs of an optimizer step.
 
     Weights that examples have already stay as they are.
 
@@ -328,12 +328,12 @@ def weigh_all(examples: Sequence[Example], loss: Loss, credit: Credit) -> list[E
 
 
 def turn_logprobs(example: Example, side: int) -> list[Tensor]:
-    """Reference log-probabilities of one side, turn by turn, in nats; one tensor a turn that carries loss [tokens]."""
+    """Return reference log-probabilities of one side, in nats; one tensor for each turn that carries loss [tokens]."""
     return _by_turn(example, side, example.reference[side])
 
 
 def _by_turn(example: Example, side: int, values: Tensor) -> list[Tensor]:
-    """Values of the loss tokens of one side, one tensor a turn [tokens]."""
+    """Return values of the loss tokens of one side, one tensor a turn [tokens]."""
     carried = torch.tensor(example.sides[side].loss_turns)
     return list(values.split(carried.unique_consecutive(return_counts=True)[1].tolist()))
 
@@ -341,7 +341,7 @@ def _by_turn(example: Example, side: int, values: Tensor) -> list[Tensor]:
 def turn_weights(
     model_name: str, examples: Sequence[Example], credit: Credit | None
 ) -> Iterator[list[dict[int, tuple[float, float]]]]:
-    """(confidence, weight) by turn for each side of each row, to be shown, computed as training computes them.
+    """Yield (confidence, weight) by turn for each side of each row, to be shown, computed as training computes them.
 
     Weights that a row has stay as they are, and need no credit. The reference policy is loaded if there is a row.
     """

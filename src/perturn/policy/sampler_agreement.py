@@ -1,4 +1,4 @@
-"""How far the log-probabilities that actions were sampled with are from those that training computes."""
+"""Difference between the log-probabilities of sampling and the log-probabilities that training computes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def agreement(
 
 
 def differences(trajectory: Trajectory, encoded: Encoded, computed: Tensor) -> Tensor:
-    """Absolute differences, in nats, over the tokens that have a log-probability from sampling [tokens].
+    """Return absolute differences, in nats, over the tokens that have a log-probability from sampling [tokens].
 
     Args:
         trajectory: As it was played.
@@ -93,7 +93,7 @@ def differences(trajectory: Trajectory, encoded: Encoded, computed: Tensor) -> T
 
 
 def summary(parts: Iterable[Tensor]) -> Agreement:
-    """Statistics of differences, all together."""
+    """Return statistics of differences, all together."""
     values = torch.cat([torch.empty(0), *parts]).double()
     if not len(values):
         return Agreement(0, math.nan, math.nan, math.nan, math.nan)

@@ -17,11 +17,11 @@ KeyValue = tuple[Tensor, Tensor]
 """Keys and values of one layer, each [1, key heads, tokens, features]."""
 
 _open: list[tuple[Beginning, bool]] = []
-"""The beginnings that passes are made of now, and whether they are behind it, the innermost last."""
+"""The beginnings that passes are made of now, and whether passes come after each, the innermost last."""
 
 
 def behind_beginning(module: nn.Module, key: Tensor, value: Tensor) -> KeyValue:
-    """Keys and values that a layer attends to: its own, after those of the beginning that the pass continues."""
+    """Return keys and values that a layer attends to: the beginning's, then its own."""
     if not _open:
         return key, value
     beginning, behind = _open[-1]
@@ -29,7 +29,7 @@ def behind_beginning(module: nn.Module, key: Tensor, value: Tensor) -> KeyValue:
 
 
 def tokens_ahead() -> int:
-    """Tokens of the beginning that passes continue now; 0 where they begin themselves."""
+    """Return tokens of the beginning that passes continue now; 0 where they begin themselves."""
     beginning, behind = _open[-1] if _open else (None, False)
     return beginning.tokens if beginning is not None and behind else 0
 
@@ -38,29 +38,29 @@ class Beginning:
     """Keys and values of a beginning, layer by layer, and their gradients."""
 
     def __init__(self) -> None:
-        """It holds nothing until a pass is made `within` it."""
+        """Make an empty prefix; a pass `within` it fills it."""
         self._made: dict[nn.Module, KeyValue] = {}
         self._copies: dict[nn.Module, KeyValue] = {}
 
     @property
     def tokens(self) -> int:
-        """How many they are."""
+        """Number of shared tokens."""
         return next((key.shape[2] for key, _ in self._made.values()), 0)
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Passes inside are those of the beginning."""
+        """Run the passes of the shared beginning inside this block."""
         with _as(self, behind=False):
             yield
 
     @contextmanager
     def behind(self) -> Iterator[None]:
-        """Passes inside, forward and backward, continue the beginning."""
+        """Continue the shared beginning in the passes of this block, forward and backward."""
         with _as(self, behind=True):
             yield
 
     def backward(self) -> None:
-        """Send the gradients that the passes behind have left through the beginning."""
+        """Send the gradients that the passes after it have left through the beginning."""
         known: list[tuple[Tensor, Tensor]] = []
         for module, copies in self._copies.items():
             for made, copy in zip(self._made[module], copies, strict=True):
@@ -76,7 +76,7 @@ class Beginning:
         return own
 
     def extend(self, module: nn.Module, own: KeyValue) -> KeyValue:
-        """Keys and values that a layer attends to in a pass behind it."""
+        """Return keys and values that a layer attends to in a pass after it."""
         if module not in self._copies:
             key, value = (_leaf(each) for each in self._made[module])
             self._copies[module] = key, value
@@ -86,7 +86,7 @@ class Beginning:
 
 
 def _leaf(made: Tensor) -> Tensor:
-    """A copy that gathers gradients, in float32 at least, however many packs add theirs."""
+    """Return a copy that gathers gradients, in float32 at least, however many packs add theirs."""
     exact = torch.promote_types(made.dtype, torch.float32)
     return made.detach().to(exact).requires_grad_(made.requires_grad)
 

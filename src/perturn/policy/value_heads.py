@@ -1,8 +1,8 @@
 """Values of turns: a linear head on the last hidden states of a policy that does not move.
 
 V of a turn is read where its first token is predicted, so it has seen all that the policy had seen and nothing of what
-it then did. Heads are cross-fitted: that of an episode learns from other episodes alone, also how much to shrink. Such
-a V does not depend on the episode's actions, so as a baseline it leaves the expected gradient what it is.
+it then did. Heads are cross-fitted: the head of an episode learns from other episodes alone, also how much to shrink.
+Such a V does not depend on the episode's actions, so as a baseline it leaves the expected gradient what it is.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ByToken = Sequence[Sequence[Sequence[float]]]
 def turn_values(
     model: object, sequences: Sequence[Encoded], targets: ByToken, token_budget: int = TOKEN_BUDGET
 ) -> list[list[list[float]]]:
-    """V at the first tokens of each turn, fitted to what it should be on other episodes.
+    """Return V at the first tokens of each turn, fitted to what it should be on other episodes.
 
     Args:
         model: A causal language model on the device to compute on.
@@ -83,7 +83,7 @@ def turn_features(
     wanted: Sequence[Sequence[int]],
     token_budget: int = TOKEN_BUDGET,
 ) -> list[Tensor]:
-    """Last hidden states where the first tokens of each turn are predicted, computed pack by pack.
+    """Return last hidden states where the first tokens of each turn are predicted, computed pack by pack.
 
     Args:
         model: A causal language model on the device to compute on.
@@ -102,7 +102,7 @@ def turn_features(
 def action_features(
     model: object, sequences: Sequence[Encoded], token_budget: int = TOKEN_BUDGET
 ) -> list[Tensor]:
-    """Last hidden states at the last token of each turn's action, computed pack by pack.
+    """Return last hidden states at the last token of each turn's action, computed pack by pack.
 
     Args:
         model: A causal language model on the device to compute on.
@@ -117,7 +117,7 @@ def action_features(
 
 
 def _behind(encoded: Encoded) -> Encoded:
-    """The episode with loss on the token behind each turn alone: where that is predicted, the turn is seen whole.
+    """Return the episode with loss on the token after each turn alone; the state that predicts it has seen the turn.
 
     A sequence that ends with a turn has one token more, which no other sees.
     """
@@ -133,7 +133,7 @@ def _behind(encoded: Encoded) -> Encoded:
 
 
 def first_tokens(encoded: Encoded, counts: Sequence[int]) -> Encoded:
-    """The episode with loss on the first tokens of each turn alone."""
+    """Return the episode with loss on the first tokens of each turn alone."""
     seen: Counter[int] = Counter()
     kept = []
     for turn in encoded.turn:
@@ -145,7 +145,7 @@ def first_tokens(encoded: Encoded, counts: Sequence[int]) -> Encoded:
 def cross_fit(
     features: Sequence[Tensor], targets: Sequence[Tensor], folds: Sequence[int] | None = None
 ) -> list[Tensor]:
-    """Predictions for each episode by ridge regression on the episodes of the other folds.
+    """Return predictions for each episode by ridge regression on the episodes of the other folds.
 
     Every statistic is of these others alone: the mean and deviation that standardize features, and the penalty, which
     is chosen by leaving out one of their folds after the other.
@@ -177,7 +177,7 @@ def cross_fit(
 def fit_values(
     features: Sequence[Tensor], targets: Sequence[Tensor], folds: Sequence[int] | None = None
 ) -> ValueHead:
-    """Ridge regression on all episodes, for others than these; the penalty is chosen as `cross_fit` does, by folds.
+    """Return a ridge regression on all episodes, for other episodes; folds choose the penalty as in `cross_fit`.
 
     Args:
         features: Of each episode, at least one row [rows, features].
@@ -199,7 +199,7 @@ def fit_values(
 
 
 def cross_fit_sums(features: Sequence[Tensor], targets: Sequence[float]) -> list[Tensor]:
-    """Parts that add up to a number of each episode, by ridge regression on the episodes of the other folds.
+    """Return parts that add up to a number of each episode, by ridge regression on the episodes of the other folds.
 
         min_(w, b)  mean((sum_t c_t - S)^2) + penalty d mean(T^2) |s w|^2,   c_t = w x_t + b
 
@@ -211,8 +211,8 @@ def cross_fit_sums(features: Sequence[Tensor], targets: Sequence[float]) -> list
         targets: S of each episode.
 
     Returns:
-        c by the head of each fold, one tensor an episode, float64 [folds, parts]. Of n folds, that of an episode is its
-        index modulo n. One episode alone has one, and 0.
+        c by the head of each fold, one tensor an episode, float64 [folds, parts]. Of n folds, the fold of an episode is
+        its index modulo n. One episode alone has one, and 0.
     """
     if len(features) < 2:
         return [torch.zeros(1, len(own), dtype=torch.float64) for own in features]
@@ -249,34 +249,34 @@ def explained_variance(values: ByToken, targets: ByToken) -> float | None:
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:
-    """Sum of tensors of one shape, in their order."""
+    """Return the sum of tensors of one shape, in their order."""
     return torch.stack(list(tensors)).sum(0)
 
 
 def _centered(features: Sequence[Tensor]) -> list[Tensor]:
-    """Features less their mean over all episodes, which changes no fit and saves digits, float64."""
+    """Return features less their mean over all episodes, which changes no fit and saves digits, float64."""
     center = torch.cat(list(features)).mean(0, dtype=torch.float64)
     return [own - center for own in features]
 
 
 def _rows(features: Tensor, constant: Tensor, targets: Tensor) -> Tensor:
-    """Features, what the intercept is multiplied by, and the target beside each other, float64 [rows, features + 2]."""
+    """Return features, intercept factor and target side by side, float64 [rows, features + 2]."""
     return torch.cat([features, constant.double()[:, None], targets[:, None]], 1)
 
 
 def folds_by(keys: Sequence[Hashable]) -> list[int]:
-    """Folds of what has these keys, in turn; equal keys are in one fold."""
+    """Return folds of what has these keys, in turn; equal keys are in one fold."""
     order = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     return [order[key] % min(FOLDS, len(order)) for key in keys]
 
 
 def _dealt(episodes: int) -> list[int]:
-    """Folds of so many episodes, each by its index."""
+    """Return folds of so many episodes, each by its index."""
     return folds_by(range(episodes))
 
 
 def _heads(rows: Sequence[Tensor], folds: Sequence[int]) -> list[Tensor]:
-    """For each of at least two folds, the head that is fitted on the other folds [features + 2]."""
+    """Return for each of at least two folds the head that is fitted on the other folds [features + 2]."""
     known = [own[own[:, -1].isfinite()] for own in rows]
     moments = [
         _sum([own.T @ own for own, its in zip(known, folds, strict=True) if its == fold])
@@ -290,7 +290,7 @@ def _heads(rows: Sequence[Tensor], folds: Sequence[int]) -> list[Tensor]:
 
 
 def _penalty(moments: Sequence[Tensor]) -> float:
-    """The penalty whose heads predict each of these folds best from the others; of one fold alone, the largest.
+    """Return the penalty whose heads predict each of these folds best from the others; of one fold alone, the largest.
 
     Of equally good ones it is the first. Equal is what differs by rounding alone, which is another one where the same
     episodes lie in another order, or beside other ones: the choice would then depend on more than these folds.
@@ -307,7 +307,7 @@ def _penalty(moments: Sequence[Tensor]) -> float:
 
 
 def _left_out(moments: Sequence[Tensor], penalty: float) -> float:
-    """Sum of squared errors in each fold of a head that is fitted on the others."""
+    """Return the sum of squared errors in each fold of a head that is fitted on the others."""
     total = 0.0
     for index, own in enumerate(moments):
         head = _fit(_sum([*moments[:index], *moments[index + 1 :]]), penalty)
@@ -316,7 +316,7 @@ def _left_out(moments: Sequence[Tensor], penalty: float) -> float:
 
 
 def _fit(moments: Tensor, penalty: float) -> Tensor:
-    """Ridge regression on standardized features, with an intercept that is not shrunk.
+    """Return ridge regression on standardized features, with an intercept that is not shrunk.
 
         min_w  mean((V - G)^2) + penalty d |s w|^2,   V = w x + b,   s the deviations of the d features
 

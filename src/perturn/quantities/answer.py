@@ -36,7 +36,7 @@ def answer_logprobs(
     token_budget: int = TOKEN_BUDGET,
     after_last: bool = True,
 ) -> list[list[float]]:
-    """Mean log-probability of the gold answer's tokens before each turn and after the last one.
+    """Return the mean log-probability of the gold answer's tokens before each turn and after the last one.
 
         log P_t = mean_j log pi(a_j | what the policy had seen before turn t, the turn's text before a, a_<j)
 
@@ -52,8 +52,9 @@ def answer_logprobs(
         after_last: Whether it is asked for after the last turn too; else that is NaN.
 
     Returns:
-        In nats `[trajectories][turns + 1]`. NaN for an episode that FAILED or has no turn, where the answer would end
-        beyond the model's context, and after the last turn where the chat template lets nobody speak twice in a row.
+        In nats `[trajectories][turns + 1]`. NaN for an episode that FAILED or has no turn, and where the answer would
+        end beyond the model's context. Also NaN after the last turn where the chat template lets nobody speak twice in
+        a row.
 
     Raises:
         DataError: If a task has no gold answer.
@@ -77,7 +78,7 @@ def own_answer_logprobs(
     form: str,
     token_budget: int = TOKEN_BUDGET,
 ) -> list[list[list[float]]]:
-    """`answer_logprobs` for answers that policies gave, several an episode.
+    """Return `answer_logprobs` for answers that policies gave, several an episode.
 
     Args:
         model: A causal language model on the device to compute on.
@@ -109,12 +110,12 @@ def own_answer_logprobs(
 
 
 def _count(written: Written) -> int:
-    """How many answers are asked for in an episode."""
+    """Return how many answers are asked for in an episode."""
     return len(written[0] or ()) if written else 0
 
 
 def _writable(renderer: Renderer, trajectory: Trajectory, form: str, answers: Sequence[str]) -> Written:
-    """Branches of the answers that template and tokenizer write as they are."""
+    """Return branches of the answers that template and tokenizer write as they are."""
 
     def write(texts: Sequence[str]) -> Written:
         try:
@@ -128,7 +129,7 @@ def _writable(renderer: Renderer, trajectory: Trajectory, form: str, answers: Se
 def _logprobs(
     model: Any, trajectories: Sequence[Trajectory], write: Callable[[int], Written], token_budget: int
 ) -> list[list[list[float]]]:
-    """Mean log-probability of each answer that is asked for, in nats `[trajectories][turns + 1][answers]`."""
+    """Return the mean log-probability of each requested answer, in nats `[trajectories][turns + 1][answers]`."""
     found: list[list[list[float]]] = [[[] for _ in range(len(one.turns) + 1)] for one in trajectories]
     limit, left_out = exact_length(model), 0
     for members in _by_task(trajectories):
@@ -158,7 +159,7 @@ def _logprobs(
 
 
 def _by_task(trajectories: Sequence[Trajectory]) -> list[list[int]]:
-    """Indices of the episodes of each task that the policy can be asked in."""
+    """Return indices of the episodes of each task that the policy can be asked in."""
     members: dict[str, list[int]] = defaultdict(list)
     for i, one in enumerate(trajectories):
         if one.turns and not failed(one):
@@ -189,7 +190,7 @@ class GoldAnswer(Quantity):
     request: ClassVar[type[Need]] = Answer
 
     def check(self, request: Answer, planned: Planned) -> None:
-        """Refuse tasks without a gold answer, and a world that does not say how one is given.
+        """Reject tasks without a gold answer, and a world that does not say how one is given.
 
         Raises:
             PerturnError: Saying what is missing.
@@ -226,7 +227,7 @@ class GoldAnswer(Quantity):
 
 
 def check_gold(planned: Planned) -> None:
-    """Refuse to ask for the gold answer where tasks have none, or nothing says how one is given.
+    """Reject to ask for the gold answer where tasks have none, or nothing says how one is given.
 
     Raises:
         PerturnError: Saying what is missing.

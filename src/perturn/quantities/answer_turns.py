@@ -23,7 +23,7 @@ GOLD = "answer"
 
 
 def gold_answer(task: Task) -> str:
-    """The gold answer of a task, in Unicode's NFC: the form that most tokenizers write a text in.
+    """Return the gold answer of a task, in Unicode's NFC: the form that most tokenizers write a text in.
 
     Raises:
         DataError: If the task has none.
@@ -50,7 +50,7 @@ class Branch:
 
 
 def branches(renderer: Renderer, trajectory: Trajectory, form: str) -> list[Branch | None]:
-    """The gold answer before each turn of an episode and after its last one; see `branches_of`.
+    """Return the gold answer before each turn of an episode and after its last one; see `branches_of`.
 
     Raises:
         DataError: If the task has no gold answer.
@@ -63,7 +63,7 @@ def branches(renderer: Renderer, trajectory: Trajectory, form: str) -> list[Bran
 def branches_of(
     renderer: Renderer, trajectory: Trajectory, form: str, answers: Sequence[str]
 ) -> list[list[Branch] | None]:
-    """Answers before each turn of an episode and after its last one.
+    """Return answers before each turn of an episode and after its last one.
 
     After the last turn the policy would speak twice in a row, for the world's reply to that turn is in no prompt.
 
@@ -101,7 +101,7 @@ def branches_of(
 
 
 def as_sequences(found: Sequence[Branch]) -> Encoded:
-    """Branches as the sequences of one episode, each with loss on the tokens of the answer alone."""
+    """Return branches as the sequences of one episode, each with loss on the tokens of the answer alone."""
     turn: list[int] = []
     for index, one in enumerate(found):
         own = [NO_TURN] * len(one.ids)
@@ -119,7 +119,7 @@ _Said = tuple[tuple[int, ...], list[tuple[int, ...]]]
 def _said(
     renderer: Renderer, trajectory: Trajectory, said: Sequence[Action], whole: bool
 ) -> list[_Said | None]:
-    """Of each branch; an episode that is one sequence is walked along once."""
+    """Return the answer turn of each branch; an episode that is one sequence is walked along once."""
     if trajectory.is_one_sequence:
         return _along(renderer, trajectory, said, whole)
     found: list[_Said | None] = []
@@ -137,7 +137,7 @@ def _said(
 def _along(
     renderer: Renderer, trajectory: Trajectory, said: Sequence[Action], whole: bool
 ) -> list[_Said | None]:
-    """Of each branch of an episode that is one sequence."""
+    """Return the answer turn of each branch of an episode that is one sequence."""
     walk, ids = renderer.walk(trajectory, whole), list[int]()
     found: list[_Said | None] = []
     for turn in trajectory.turns:
@@ -155,7 +155,7 @@ def _along(
 
 
 def _span(renderer: Renderer, ids: tuple[int, ...], answer: str, after: str) -> tuple[int, int]:
-    """Which tokens of a turn hold a character of its answer; a token that holds others as well is among them."""
+    """Return which tokens of a turn hold a character of its answer; a token that holds others as well is among them."""
 
     def text(count: int) -> str:
         return str(

@@ -18,7 +18,7 @@ from perturn.types import Trajectory, came_back
 def branch_values(
     explored: Sequence[Trajectory], branches: Iterable[Trajectory], returns: Returns
 ) -> list[list[float]]:
-    """Mean return of the branches from before each turn, counted from there on.
+    """Return the mean return of the branches from before each turn, counted from there on.
 
     Args:
         explored: Episodes, in any order.

@@ -24,7 +24,7 @@ from perturn.types import Trajectory
 def turn_entropies(
     model: Any, sequences: Sequence[Encoded], token_budget: int = TOKEN_BUDGET
 ) -> list[list[float]]:
-    """Entropy of the distribution that the first token of each turn is drawn from, over the entropy of an even choice.
+    """Return the entropy of each turn's first-token distribution, over the entropy of a uniform choice.
 
         H(pi(. | prompt)) / log(vocabulary)
 
@@ -86,5 +86,5 @@ class TurnEntropy(Quantity):
 
 
 def _entropy(chances: Sequence[float]) -> float:
-    """Entropy of a choice over the entropy of an even choice; 0 where there is nothing to choose."""
+    """Return the entropy of a choice over the entropy of an even choice; 0 where there is nothing to choose."""
     return -fsum(each * log(each) for each in chances) / log(len(chances)) if len(chances) > 1 else 0.0

@@ -45,7 +45,7 @@ def progress_policy(request: Progress, recipe: Recipe, iteration: int) -> str:
 
 
 def is_of_run(recipe: Recipe, name: str) -> bool:
-    """Whether a policy is one of the run, by its name."""
+    """Return whether a policy is one of the run, by its name."""
     return name == "base" or name in {stage.policy for stage in stages(recipe) if stage.command == "train"}
 
 
@@ -56,7 +56,7 @@ class ProgressLogprobs(Quantity):
     """
 
     traits: ClassVar[QuantityTraits] = QuantityTraits(
-        "a pass of the trained policy, or of the reward model, over the episodes; the latter's training",
+        "a pass of the trained policy, or of the reward model, over the episodes; training the reward model",
         passes=1,
     )
     request: ClassVar[type[Need]] = Progress
@@ -66,7 +66,7 @@ class ProgressLogprobs(Quantity):
         return frozenset({role_of(request), REFERENCE})
 
     def check(self, request: Progress, planned: Planned) -> None:
-        """Refuse a policy that would always be its own reference, or that is not there, or a missing reward model.
+        """Reject a policy that would always be its own reference, or that is not there, or a missing reward model.
 
         Raises:
             PerturnError: Saying what to set.
@@ -156,7 +156,7 @@ def _near_best(process: Process, step: Step, turn: int) -> float:
 
 
 def _soft_worth(process: Process, state: int, turn: int) -> list[float]:
-    """Q of each action of a state."""
+    """Return Q of each action of a state."""
     return [
         fsum(
             one.probability

@@ -159,7 +159,7 @@ class Quantity(ABC):
         return self.traits.policies
 
     def check(self, request: Any, planned: Planned) -> None:  # noqa: B027  most check nothing
-        """Refuse a run in which it cannot be computed, before any work.
+        """Reject a run in which it cannot be computed, before any work.
 
         Raises:
             PerturnError: Saying what to set.

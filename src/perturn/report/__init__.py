@@ -14,7 +14,7 @@ from perturn.table import locate
 
 
 def summarize(run: Path) -> dict[str, Any]:
-    """The numbers of a run, as `summary.json` holds them.
+    """Return the numbers of a run, as `summary.json` holds them.
 
     A trajectory that FAILED counts as score 0 and no success; `failed` says how many did.
     An end of an interval that the data cannot give is None.
@@ -23,8 +23,8 @@ def summarize(run: Path) -> dict[str, Any]:
         run: The run folder.
 
     Returns:
-        `policies`, `comparison` (the last policy against `sft`, or against `base` where the recipe has no SFT, or
-        None), `by_kind` (kind, then policy), `protocol` (or None), `seconds` of all stages, and `iterations`, an
+        `policies`; `comparison` (the last policy against `sft`, or against `base` where the recipe has no SFT, or
+        None); `by_kind` (kind, then policy); `protocol` (or None); `seconds` of all stages; and `iterations`, an
         object each, as `report.iterations.iteration_rows` has it and docs/report.md says.
 
     Raises:
@@ -63,7 +63,7 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
 
 
 def _page_path(paths: list[Path]) -> Path:
-    """Where the page goes if nobody says."""
+    """Return where the page goes if nobody says."""
     if len(paths) == 1:
         return RunPaths(paths[0]).page
     return paths[0].resolve().parent / f"report-{'-'.join(path.resolve().name for path in paths)}.html"

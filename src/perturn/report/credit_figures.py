@@ -26,7 +26,7 @@ _DIGITS = 9
 def credit_summary(
     episodes: Sequence[Trajectory], rows: Sequence[CreditRow], failures: str = "leave_out"
 ) -> dict[str, Any]:
-    """Counts and weights of a credit.
+    """Return counts and weights of a credit.
 
     Args:
         episodes: Every episode that was asked for.
@@ -50,7 +50,7 @@ def credit_summary(
 
 
 def _own_turns(episode: Trajectory) -> range:
-    """The turns of an episode; of a branch those that it does not share with the explored one."""
+    """Return the turns of an episode; of a branch those that it does not share with the explored one."""
     return range(0 if episode.origin is None else episode.taken_over, len(episode.turns))
 
 
@@ -96,7 +96,7 @@ class CreditComparison:
     """Turns whose ranks lie furthest apart, the furthest first."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON data; an end of an interval that the data cannot give is None."""
+        """Return an estimate as JSON data; an end of an interval that the data cannot give is None."""
         found = asdict(self)
         for name in ("across", "within", "agreement"):
             if found[name] is not None:
@@ -141,7 +141,7 @@ def compare_credits(
 
 
 def sentences(found: Mapping[str, Any], one: str, other: str) -> list[str]:
-    """A comparison of two credits in words.
+    """Return a comparison of two credits in words.
 
     Args:
         found: As `CreditComparison.to_dict` gives it.
@@ -173,7 +173,7 @@ def sentences(found: Mapping[str, Any], one: str, other: str) -> list[str]:
 def against_own(
     episodes: Sequence[Trajectory], credits: Mapping[str, Sequence[CreditRow]]
 ) -> list[dict[str, Any]]:
-    """The first credit of a run against each other one, as the page has it."""
+    """Return the first credit of a run against each other one, as the page has it."""
     first, *others = credits or [""]
     found = []
     for name in others:
@@ -193,7 +193,7 @@ def _is_trained(episode: Trajectory, sides: Sequence[Mapping[tuple[str, int], Cr
 
 
 def _rounded(weights: Sequence[float]) -> list[float]:
-    """Weights without rounding error, so that equal ones tie and those of no credit are 0."""
+    """Return weights without rounding error, so that equal weights tie and weights without a credit are 0."""
     return [round(each, _DIGITS) + 0.0 for each in weights]
 
 

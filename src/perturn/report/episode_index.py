@@ -101,10 +101,10 @@ class Catalogue:
         self._sets.append({"run": len(self._runs) - 1, "name": name, "label": label})
 
     def pieces(self, compare: Sequence[tuple[str, str]] = ()) -> list[Piece]:
-        """The index first, then the episodes, their tokens and the texts of the tokens.
+        """Return the index first, then the episodes, their tokens and the texts of the tokens.
 
         Args:
-            compare: Sets to offer side by side before those of one run, each as `run/set`.
+            compare: Sets to offer side by side before the sets of one run, each as `run/set`.
         """
         index = {
             "runs": self._runs,
@@ -155,13 +155,13 @@ class Catalogue:
         return len(self._bodies) - 1
 
     def _prompt(self, messages: Sequence[Message]) -> int:
-        """Number of a prompt among those the page has."""
+        """Return the number of a prompt among those the page has."""
         shown = [[message["role"], clip(message_text(message))] for message in messages]
         return _number(self._prompts, json.dumps(shown))
 
 
 def _noted(run: RecordedRun, index: int, side: str) -> tuple[Any, Any]:
-    """The rows that the alignment wrote about one side of a pair: of its turns, and of its tokens."""
+    """Return the rows that the alignment wrote about one side of a pair: of its turns, and of its tokens."""
     return (
         run.confidence[index][side] if run.confidence else {},
         run.reference[index][side] if run.reference else {},
@@ -169,12 +169,12 @@ def _noted(run: RecordedRun, index: int, side: str) -> tuple[Any, Any]:
 
 
 def _number(numbers: dict[str, int], value: str) -> int:
-    """The number of a value, in the order in which values are first met."""
+    """Return the number of a value, in the order in which values are first met."""
     return numbers.setdefault(value, len(numbers))
 
 
 def _end(trajectory: Trajectory) -> int:
-    """How it ended: 0 stopped, 1 by the environment, 2 at a limit of ours, 3 FAILED, 4 not yet."""
+    """Return how it ended: 0 stopped, 1 by the environment, 2 at a limit of ours, 3 FAILED, 4 not yet."""
     if failed(trajectory):
         return 3
     if unfinished(trajectory):

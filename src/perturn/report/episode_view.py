@@ -23,7 +23,7 @@ _ACTION = re.compile(r"\n[ \t]*Action:")
 
 
 def by_turn(row: Mapping[str, Any], key: str, turns: int) -> tuple[float | None, ...]:
-    """The values of a row at the turn each belongs to; None for a turn without one."""
+    """Return the values of a row at the turn each belongs to; None for a turn without one."""
     values = row.get(key) or []
     numbers = row.get("turn") or range(len(values))
     found = dict(zip(numbers, values, strict=False))
@@ -31,7 +31,7 @@ def by_turn(row: Mapping[str, Any], key: str, turns: int) -> tuple[float | None,
 
 
 def own_confidence(turn: Turn) -> float | None:
-    """Confidence of the policy that acted: the geometric mean of the probabilities it sampled with."""
+    """Return the confidence of the policy that acted: the geometric mean of the probabilities it sampled with."""
     logprobs = turn.action.logprobs
     return math.exp(sum(logprobs) / len(logprobs)) if logprobs else None
 
@@ -42,7 +42,7 @@ def body(
     noted: Mapping[str, Any],
     openings: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """An episode as the page has it; what is empty or the usual is left out.
+    """Return an episode as the page has it; what is empty or the usual is left out.
 
     Args:
         trajectory: The episode.
@@ -74,7 +74,7 @@ def body(
 
 
 def tokens(trajectory: Trajectory, noted: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Tokens of each turn with their log-probabilities, in thousandths of a nat below 0; None if unknown.
+    """Return tokens of each turn with their log-probabilities, in thousandths of a nat below 0; None if unknown.
 
     Args:
         trajectory: The episode.
@@ -98,7 +98,7 @@ def tokens(trajectory: Trajectory, noted: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def split_action(text: str) -> tuple[str, str]:
-    """A policy's text -> (thought, action), as ReAct or a reasoning model writes them; one may be empty."""
+    """Turn a policy's text into (thought, action), as ReAct or a reasoning model writes them; one may be empty."""
     said, thoughts = text.strip(), []
     while said.startswith("<think>") and "</think>" in said:
         thought, _, said = (part.strip() for part in said.removeprefix("<think>").partition("</think>"))
@@ -115,7 +115,7 @@ def split_action(text: str) -> tuple[str, str]:
 
 
 def message_text(message: Message) -> str:
-    """The content of a message as text; parts that are not text are shown as JSON."""
+    """Return the content of a message as text; parts that are not text are shown as JSON."""
     content = message.get("content")
     if isinstance(content, list):
         content = "\n".join(str(part.get("text") or json.dumps(part)) for part in content)
@@ -123,7 +123,7 @@ def message_text(message: Message) -> str:
 
 
 def clip(text: str) -> str:
-    """A text no longer than the page holds."""
+    """Return a text no longer than the page holds."""
     extra = len(text) - LONGEST
     return text if extra <= 0 else f"{text[:LONGEST]} … ({extra:,} more characters)"
 
@@ -166,7 +166,7 @@ Key = tuple[str, int]
 
 
 def credited(run: RecordedRun) -> dict[Key, dict[str, Any]]:
-    """Weights of the shown episodes by the run's own credit: `weight` of each turn, `bin`, and `credit`, its name."""
+    """Return weights of the shown episodes by the run's own credit: `weight` of each turn, `bin`, and `credit`."""
     if not run.credits:
         return {}
     name, rows = next(iter(run.credits.items()))
@@ -174,7 +174,7 @@ def credited(run: RecordedRun) -> dict[Key, dict[str, Any]]:
 
 
 def shown_group(run: RecordedRun, name: str) -> dict[str, Any] | None:
-    """The group that tells a reader most, best sample first; None if no task was explored twice.
+    """Return the group that tells a reader most, best sample first; None if no task was explored twice.
 
     Of those whose scores are spread furthest, it is one whose weights differ from turn to turn, and of these the
     shortest.
@@ -204,7 +204,7 @@ def shown_group(run: RecordedRun, name: str) -> dict[str, Any] | None:
 
 
 def _weighed(run: RecordedRun) -> dict[Key, Mapping[str, Any]]:
-    """Weights of shown episodes: by the credit of groups, or of the pairs they are in."""
+    """Return weights of shown episodes: by the credit of groups, or of the pairs they are in."""
     found: dict[Key, Mapping[str, Any]] = dict(credited(run))
     for pair, row in zip(run.pairs, run.confidence, strict=False):
         for side in ("chosen", "rejected"):
@@ -225,7 +225,7 @@ def _telling(
 
 
 def _row(one: Trajectory, noted: Mapping[str, Any], where: Mapping[str, str]) -> dict[str, Any]:
-    """One sample as the page has it."""
+    """Return one sample as the page has it."""
     weights = list(noted.get("weight") or ())
     known = [each for each in weights if each is not None]
     return {
@@ -250,7 +250,7 @@ def _outcome(one: Trajectory) -> str:
 
 
 def _link(where: Mapping[str, str], one: Trajectory, other: Trajectory | None = None) -> str:
-    """The hash of an episode, or of two side by side, as `route.js` reads it."""
+    """Return the hash of an episode, or of two side by side, as `route.js` reads it."""
     words = {**where, "task": one.task.id, "sample": one.sample}
     if other is not None:
         words |= {f"{key}2": value for key, value in where.items()} | {

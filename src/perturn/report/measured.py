@@ -49,7 +49,7 @@ def measured(paths: RunPaths) -> dict[str, Any] | None:
 
 
 def _shown(episodes: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The failed episode whose loss at one turn is surest; else the first one."""
+    """Return the failed episode whose loss at one turn is surest; else the first one."""
     if not episodes:
         return None
     lost = [one for one in episodes if not one["success"]] or list(episodes)

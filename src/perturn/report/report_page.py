@@ -61,7 +61,7 @@ def fill(
         values: Its variables.
         style: Files of its style, in order.
         code: Files of its script, in order.
-        filters: Functions that it writes values with, beside those of `report.text`.
+        filters: Functions that it writes values with, besides the functions of `report.text`.
         assets: Folders that templates are looked for in.
 
     Returns:
@@ -85,13 +85,13 @@ def fill(
 
 
 def script(code: Iterable[Path]) -> str:
-    """The page's own script: its files, joined into one scope."""
+    """Return the page's own script: its files, joined into one scope."""
     parts = [file.read_text(encoding="utf-8") for file in code]
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 
 def _content_policy(style: str, scripts: Sequence[str]) -> str:
-    """Only our two scripts and our style run; nothing is fetched, and no text becomes markup.
+    """Return only our two scripts and our style run; nothing is fetched, and no text becomes markup.
 
     Plotly makes an empty style element and adds rules to it, hence the hash of the empty style, and sets style
     attributes on what it draws.
@@ -144,7 +144,7 @@ def page(runs: Sequence[RecordedRun], summaries: Sequence[Mapping[str, Any]]) ->
     """Fill the templates.
 
     Args:
-        runs: The run folders in memory; the first is the one that others are compared with.
+        runs: The run folders in memory; the others are compared with the first.
         summaries: Their numbers, as `report.summarize` gives them.
 
     Returns:
@@ -176,7 +176,7 @@ def page(runs: Sequence[RecordedRun], summaries: Sequence[Mapping[str, Any]]) ->
 
 
 def _run(run: RecordedRun, name: str, number: int, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """One run as the templates read it."""
+    """Return one run as the templates read it."""
     sets = {f"evaluation of {policy}": items for policy, items in run.evaluation.items()}
     stages = by_stem(run.stages)
     sets = {key: items for key, items in [*sets.items(), ("exploration", run.over)] if items}
@@ -235,7 +235,7 @@ def _run(run: RecordedRun, name: str, number: int, summary: Mapping[str, Any]) -
 
 
 def _bins(iterations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The bins that hold something of any iteration, as the page names them."""
+    """Return the bins that hold something of any iteration, as the page names them."""
     ledgers = [row["ledger"]["bins"] for row in iterations if row["ledger"]]
     return list(dict.fromkeys(name.replace("_", " ") for bins in ledgers for name, n in bins.items() if n))
 
@@ -250,7 +250,7 @@ def _group(run: RecordedRun, name: str, number: int) -> dict[str, Any] | None:
 
 
 def _settings(run: RecordedRun) -> dict[str, Any]:
-    """Possible reasons why two runs differ: recipe, protocol, versions and commit."""
+    """Return possible reasons why two runs differ: recipe, protocol, versions and commit."""
     return {
         "recipe": run.settings,
         "protocol": run.protocol or {},
@@ -268,13 +268,13 @@ def _invalid(trajectories: Sequence[Trajectory]) -> Estimate | None:
 
 
 def _tokens(counts: Mapping[str, Any]) -> str:
-    """Counts of tokens, as the stage named them."""
+    """Return counts of tokens, as the stage named them."""
     found = [(key, value) for key, value in counts.items() if "token" in key and is_number(value)]
     return ", ".join(f"{number_text.count(value)} {key.replace('_', ' ')}" for key, value in found) or "–"
 
 
 def by_stem(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Stages with one row for all iterations of each.
+    """Return stages with one row for all iterations of each.
 
     Args:
         stages: As the manifest has them.

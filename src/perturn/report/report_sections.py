@@ -1,4 +1,4 @@
-"""Which figures the page shows, and what is said under each."""
+"""Sections of the report, with their figures and legends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SFT = (
 _MARGIN = Chart(
     "Reward margin",
     ("rewards/margins",),
-    "Implicit reward of the chosen side less that of the rejected. Compare Figure 3 of the tlm-DRE paper.",
+    "Implicit reward of the chosen side minus the rejected side's, in nats. Compare Figure 3 of the tlm-DRE paper.",
 )
 _ALIGN = (
     Chart("Loss", ("loss",)),
@@ -128,7 +128,7 @@ class Figure:
 def sections(
     runs: Mapping[str, RecordedRun], summaries: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, list[Figure]]:
-    """Figures of each section, in order; a section without data has none.
+    """Return figures of each section, in order; a section without data has none.
 
     Args:
         runs: The runs by the name the page gives them.
@@ -158,14 +158,14 @@ def sections(
 
 
 def script_json(text: str) -> Markup:
-    """JSON that ends no script element, opens no comment and has no line separators of JavaScript's own."""
+    """Return JSON that ends no script element, opens no comment and has no line separators of JavaScript's own."""
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
 
 
 def _by_kind(runs: Mapping[str, RecordedRun], summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """One run: its policies. Several: the last policy of each."""
+    """Return one run: its policies. Several: the last policy of each."""
     table: dict[str, dict[str, Any]] = {}
     names: list[str] = []
     for name, summary in summaries.items():
@@ -180,10 +180,10 @@ def _by_kind(runs: Mapping[str, RecordedRun], summaries: Mapping[str, Mapping[st
 
 
 def _learning(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """Success and mean reward by iteration; reward in a sentence where it says the same."""
+    """Return success and mean reward by iteration; reward in a sentence where it says the same."""
     says = (
         "Line: explored episodes, which the policy of that many iterations sampled on tasks of its own. "
-        "Diamonds: evaluations on the panel. 95\u00a0% intervals, those of the line clustered by task."
+        "Diamonds: evaluations on the evaluation tasks. Bands and bars are 95\u00a0% intervals, of the line by task."
     )
     curve = figures.learning_curve(summaries, "success_rate", "success_interval")
     drawn = draw("learning-0", "Success", says, curve)
@@ -209,14 +209,14 @@ def _by_iteration(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
 
 
 def _ledgers(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """Of each run with several iterations, where the episodes of each ended."""
+    """Return, for each run with several iterations, a figure of where its episodes ended."""
     caption = {
-        "episodes": "Every episode that was asked for is in one bin; those of the lowest bin are what was trained.",
-        "memberships": "An episode is in a group for each turn that it was played on from. Every membership is in one "
-        "bin; those of the lowest bin are what was trained.",
-        "steps": "Every step of an explored episode, from one turn that was played on from to the next, is in one bin; "
-        "those of the lowest bin gave a pair.",
-        "nodes": "Every state of a tree in which different steps were taken is in one bin; those of the lowest bin "
+        "episodes": "Every episode that was asked for is in one bin; episodes of the lowest bin were trained.",
+        "memberships": "An episode is in one group for each of its branching turns. Every membership is in one "
+        "bin; memberships of the lowest bin were trained.",
+        "steps": "Every step of an explored episode, from one branching turn to the next, is in one bin; "
+        "steps of the lowest bin gave a pair.",
+        "nodes": "Every state of a tree in which different steps were taken is in one bin; states of the lowest bin "
         "gave a pair.",
     }
     return [
@@ -233,7 +233,7 @@ def _ledgers(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
 
 
 def _differences(runs: Mapping[str, RecordedRun]) -> list[Figure]:
-    """Of each run, its last policy against the one it began with, task by task."""
+    """Return, for each run, a figure of its last policy against its first, task by task."""
     drawn = []
     for index, (name, run) in enumerate(runs.items()):
         if run.compared:
@@ -301,7 +301,7 @@ def _curves(
 
 
 def _others(runs: Mapping[str, Sequence[Row]], *charts: Chart) -> Iterator[Chart]:
-    """A chart for whatever else was logged, one for each first part of the key."""
+    """Yield a chart for each other group of logged numbers, by the first part of the key."""
     drawn = {"step", "epoch"}.union(*(chart.keys for chart in charts))
     groups: dict[str, list[str]] = {}
     for key in dict.fromkeys(key for rows in runs.values() for row in rows for key in row):
@@ -312,7 +312,7 @@ def _others(runs: Mapping[str, Sequence[Row]], *charts: Chart) -> Iterator[Chart
 
 
 def draw(name: str, title: str, caption: str, figure: Any) -> list[Figure]:
-    """A figure for the page, or the sentence in its place; none if there is nothing to draw."""
+    """Return a figure for the page, or the sentence in its place; none if there is nothing to draw."""
     if figure is None:
         return []
     if isinstance(figure, str):

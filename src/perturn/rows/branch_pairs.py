@@ -22,14 +22,14 @@ class BranchPairs:
 
     Episodes that branch off from one turn make a group, with the episode they branch off from. So both sides have the
     turns before it in common; training keeps these or masks them, as `align.shared_prefix` says. Of one turn, the best
-    is compared with those that took another one.
+    is compared with the episodes that took another one.
 
     Source: Lai et al. 2024, "Step-DPO", arXiv:2406.18629; Chen et al. 2024, "Advancing Tool-Augmented Large Language
     Models: Integrating Insights from Errors in Inference Trees" (TP-LLaMA), arXiv:2406.07115; both by their abstracts.
     Differs: who is better is known by how the episode ends, and not from a model of the process. Both papers compare
     one step, as `one_turn` does; by default both sides go on to the end. With episodes of an expert as `explored`, one
-    step of his is compared with what the policy tried in its place (TP-LLaMA's expert searches a tree, and fails in it
-    himself).
+    step of the expert is compared with what the policy tried in its place. TP-LLaMA's expert searches a tree, and
+    fails in it.
     """
 
     traits: ClassVar[RowTraits] = RowTraits("pairs", branches=BRANCHES, takes=ANY_BRANCHES)
@@ -67,16 +67,16 @@ def pair_within_branches(
     See `BranchPairs`.
 
     Args:
-        explored: Trajectories that are played on: the policy's, or an expert's.
-        branches: Those that were played on from them.
+        explored: Trajectories with branches: the policy's, or an expert's.
+        branches: Branches of them.
         threshold: tau, in units of total reward; finite and >= 0.
         per_group: Pairs that share their first turns, at most; None: as many as there are, each trajectory in one.
-        one_turn: Whether both sides end with the turn in which they part; their total rewards stay those of the whole
+        one_turn: Whether both sides end with the turn in which they part; their total rewards still count the whole
             episodes.
 
     Returns:
         The pairs, by explored episode, by turn and then by gap, largest first; and counts: each trajectory of a group
-        under one of `IN_GROUP`, so that an explored one is counted as often as it was played on from another turn.
+        under one of `IN_GROUP`, so that an explored episode is counted once for each of its branching turns.
     """
     groups, alike = [], 0
     for one, by_turn in zip(explored, branches_of(explored, branches), strict=True):
@@ -93,7 +93,7 @@ def pair_within_branches(
 
 
 def _unlike_best(group: Sequence[Trajectory]) -> list[Trajectory]:
-    """The group without those that did what the best of it did; FAILED ones stay."""
+    """Return the group without those that did what the best of it did; FAILED ones stay."""
     best = max((one for one in group if not failed(one)), key=lambda one: one.total_reward, default=None)
     return [
         one

@@ -84,7 +84,7 @@ class Corrections:
 
 
 def to_correct(explored: Trajectory) -> int | None:
-    """Number of turns of a failed episode before its first wrong one; None where there is nothing to correct.
+    """Return the number of turns before the first wrong turn of a failed episode; None if there is nothing to correct.
 
     Raises:
         DataError: If its remaining path was not measured.
@@ -114,7 +114,7 @@ def pair_with_corrected(
         max_extra_turns: Cut the rejected side to this many turns more than its correction has, as in
             `pair_with_expert`.
         one_turn: Whether both sides end with the first wrong turn and the expert's in its place; their total rewards
-            stay those of the whole episodes.
+            still count the whole episodes.
 
     Returns:
         The pairs in the order of `explored`, and counts: each explored trajectory under one of `CORRECTED`, and beside
@@ -138,7 +138,7 @@ def pair_with_corrected(
 
 
 def _nothing_to_correct(explored: Trajectory) -> str | None:
-    """Why an explored trajectory is not corrected; None if it is to be."""
+    """Return why an explored trajectory is not corrected; None if it is to be."""
     if failed(explored):
         return "failed"
     if succeeded(explored):

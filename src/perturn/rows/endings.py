@@ -55,7 +55,7 @@ def divide(inputs: RowInputs, *, starts_over: bool) -> Divided:
 
 
 def _fate(trajectory: Trajectory, known: list[object]) -> str:
-    """The fate of a trajectory, whose actions are then known."""
+    """Return the fate of a trajectory, whose actions are then known."""
     if failed(trajectory):
         return "failed"
     if not trajectory.turns:

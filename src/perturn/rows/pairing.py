@@ -14,7 +14,7 @@ OUTCOMES = ("failed", "no_expert", "no_turns", "identical", "tie", "better_than_
 """Outcomes of an explored trajectory: the first that holds."""
 
 IN_GROUP = ("failed", "no_turns", "alone", "over", "identical", "tie", "gap", "kept")
-"""Outcomes of a trajectory among those of its task; `over`: it would be in one pair more than asked for."""
+"""Outcomes of a trajectory when its task is paired; `over`: it would be in one pair more than asked for."""
 
 _ROUNDING = 1e-9
 """Rewards are sums and ratios of decimals: 0.81 - 0.41 is 0.4 plus 6e-17. Gaps this close are equal."""
@@ -73,11 +73,11 @@ def pair_with_expert(
 
     Args:
         experts: Trajectories of an expert. Of several of a task, the first with the highest total reward is
-            taken; one that failed or has no turns is none.
+            taken; a FAILED trajectory, or a trajectory without turns, does not count.
         explored: Trajectories of the policy.
         threshold: tau, in units of total reward; finite and >= 0. 0 keeps every gap.
         max_extra_turns: Cut the rejected side to this many turns more than its expert has, from the end; its
-            total reward stays that of the whole episode. ETO and DMPO take 5. None cuts nothing.
+            total reward still counts the whole episode. ETO and DMPO take 5. None cuts nothing.
 
     Returns:
         The pairs in the order of `explored`, and counts: each explored trajectory under one of `OUTCOMES`,
@@ -141,17 +141,17 @@ def best_over_worst(
 
 
 def exceeds(gap: float, threshold: float) -> bool:
-    """Whether a gap is larger, by more than rounding."""
+    """Return whether a gap is larger, by more than rounding."""
     return gap - threshold > _ROUNDING
 
 
 def is_tie(gap: float) -> bool:
-    """Whether a gap is nothing but rounding."""
+    """Return whether a gap is nothing but rounding."""
     return abs(gap) <= _ROUNDING
 
 
 def cut(trajectory: Trajectory, expert: Trajectory | None, max_extra_turns: int | None) -> Trajectory:
-    """Return a trajectory without the turns beyond those of its expert and so many more."""
+    """Return a trajectory cut to the number of its expert's turns plus a margin."""
     if expert is None or max_extra_turns is None:
         return trajectory
     return ending_at(trajectory, len(expert.turns) + max_extra_turns)
@@ -176,7 +176,7 @@ def _outcome(expert: Trajectory | None, rejected: Trajectory, threshold: float) 
 
 
 def check_comparable(expert: Trajectory, explored: Trajectory) -> None:
-    """Refuse trajectories of two environments, whose rewards do not compare."""
+    """Reject trajectories of two environments, whose rewards do not compare."""
     one, other = expert.environment, explored.environment
     if one and other and one != other:
         raise DataError(

@@ -27,7 +27,7 @@ _LEAVE_S = 15.0
 
 
 def look_ahead(session: Session, stage: Stage, planned: Sequence[Stage]) -> None:
-    """Before a stage of a recipe with `staleness`: begin to explore ahead, or serve the newest policy from now on.
+    """Explore ahead, or serve the newest policy from now on, before a stage of a recipe with `staleness`.
 
     Args:
         session: The run.
@@ -50,10 +50,10 @@ def look_ahead(session: Session, stage: Stage, planned: Sequence[Stage]) -> None
 class Ahead:
     """Plays the explorations of a run in the order of their iterations, each into its own file.
 
-    That of iteration i begins when no episode of the one before is left to begin, and when a policy is served that is
-    at most `staleness` versions older than the policy which iteration i trains, of version i - 1. So no token is older.
-    All share the engine and the slots for worlds. The episodes of an exploration name the policy that was served when
-    it began, so the episodes of a task are one group. Each token says its version.
+    The exploration of iteration i begins on two conditions. All episodes of the previous exploration have begun, and
+    the served policy is at most `staleness` versions older than the policy that iteration i trains, of version i - 1.
+    So no token is older. All share the engine and the slots for worlds. The episodes of an exploration name the policy
+    that was served when it began, so the episodes of a task are one group. Each token says its version.
     """
 
     def __init__(self, session: Session, stages: Sequence[Stage]) -> None:
@@ -179,7 +179,7 @@ class Ahead:
         return session.record(file, jobs, played, explorer.concurrency, "exploration episodes", behind=True)
 
     def _handed_out(self, jobs: Sequence[Job], stage: Stage) -> Iterator[Job]:
-        """The jobs; when none is left the next exploration may begin, whose episodes take the slots that get free."""
+        """Yield the jobs; after the last, the next exploration may begin and take the slots that get free."""
         yield from jobs
         self._make_way(stage)
 
@@ -190,13 +190,13 @@ class Ahead:
 
 
 def _newest(run: Run) -> int:
-    """Version of the newest policy: the last iteration that is trained."""
+    """Return the version of the newest policy: the last iteration that is trained."""
     numbers = range(1, run.recipe.iterations + 1)
     return max((each for each in numbers if run.is_done(f"align{mark(run.recipe, each)}")), default=0)
 
 
 def _began_with(file: Path) -> str:
-    """Identity of the policy that the stored episodes name, so that those to come are of their groups; "": of none."""
+    """Return the identity of the policy that stored episodes name, so that new ones join their groups; "" if none."""
     return next((one.policy for one in read_trajectories(file)), "") if file.is_file() else ""
 
 

@@ -9,12 +9,12 @@ from perturn.data.run_paths import OPTIMIZER
 
 
 def goes_on(recipe: Recipe) -> bool:
-    """Whether the optimizer of one iteration is that of the next."""
+    """Return whether the next iteration continues with the optimizer of the last one."""
     return recipe.iterations > 1 and recipe.align is not None and recipe.align.minibatches is not None
 
 
 def keeps_average(recipe: Recipe) -> bool:
-    """Whether a moving average of policies is some iteration's reference."""
+    """Return whether a moving average of policies is some iteration's reference."""
     return recipe.iterations > 1 and recipe.align is not None and recipe.align.reference == "average"
 
 

@@ -81,7 +81,7 @@ def _open(recipe: Recipe, command: str | None) -> Run:
 
 
 def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = True) -> None:
-    """Refuse what nothing need be opened for: another recipe's folder, changed inputs, trackers, and impossible stages.
+    """Reject what nothing need be opened for: another recipe's folder, changed inputs, trackers, and impossible stages.
 
     Args:
         recipe: Of the run.
@@ -115,7 +115,7 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
 
 
 def _refuse_gpus(recipe: Recipe) -> None:
-    """Refuse a training that is still to be done and that has not one GPU for each process."""
+    """Reject a training that is still to be done and that has not one GPU for each process."""
     manifest = read_manifest(run_folder(recipe)) or {"stages": {}}
     trainings = [stage.name for stage in stages(recipe) if stage.command == "train"]
     waits = [name for name in trainings if not manifest["stages"].get(name, {}).get("done")]
@@ -131,7 +131,7 @@ def _refuse_gpus(recipe: Recipe) -> None:
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Refuse a tracker that is unknown or not installed."""
+    """Reject a tracker that is unknown or not installed."""
     for name in names:
         check_known(name, TRACKERS, f"unknown report_to {name!r}")
         if importlib.util.find_spec(name) is None:
@@ -139,7 +139,7 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 def _refuse_orphans(run: Run) -> None:
-    """Refuse a run of which a stage was removed, but not what was made from it."""
+    """Reject a run of which a stage was removed, but not what was made from it."""
     for stage in stages(run.recipe):
         for need in stage.needs if run.is_done(stage.name) else ():
             if not run.is_done(need) and need in run.manifest["stages"]:
@@ -151,7 +151,7 @@ def _refuse_orphans(run: Run) -> None:
 
 
 def made_from(folder: Path, recipe: Recipe, seals: Seals, name: str) -> list[str]:
-    """Files and folders of a stage and of all that follows from it: what to remove to have them made again."""
+    """Return files and folders of a stage and of all that follows from it: what to remove to have them made again."""
     names = {name}
     for stage in stages(recipe):
         if names.intersection(stage.needs):
@@ -244,7 +244,7 @@ def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
 
 
 def _check_row(renderer: Renderer, row: Row) -> None:
-    """Refuse a row of the user's own that the chat template rejects, unless nobody will learn it."""
+    """Reject a row of the user's own that the chat template rejects, unless nobody will learn it."""
     one = row.trajectory if isinstance(row, WeightedTrajectory) else row
     sides = (one.chosen, one.rejected) if isinstance(one, PreferencePair) else (one,)
     for side in sides:
@@ -301,7 +301,7 @@ def run_stages(
 
 
 def _plays_again(run: Run, stage: Stage) -> bool:
-    """Whether a stage is done but for episodes of the expert that failed, and nothing was made from it yet."""
+    """Return whether a stage is done but for episodes of the expert that failed, and nothing was made from it yet."""
     if stage.name != "expert" or not run.manifest["stages"]["expert"]["counts"].get("failed"):
         return False
     return not any(run.is_done(later.name) for later in stages(run.recipe) if "expert" in later.needs)

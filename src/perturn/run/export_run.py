@@ -61,7 +61,7 @@ def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
 
 
 def _rows(run: RecordedRun) -> Iterator[tuple[str, list[Trajectory] | list[PreferencePair]]]:
-    """The sets of rows that hold any."""
+    """Yield the sets of rows that hold any."""
     if run.pairs:
         yield "pairs", list(run.pairs)
     if experts := [one for one in run.expert if succeeded(one)]:
@@ -104,7 +104,7 @@ def export_policy(run: Path, output: Path, policy: str | None = None) -> str:
 
 
 def model_card(run: RecordedRun, recipe: Recipe, policy: str) -> str:
-    """The card of a policy: where it comes from, its scores with n, interval and protocol, and its recipe."""
+    """Return the card of a policy: where it comes from, its scores with n, interval and protocol, and its recipe."""
     trained = {stage.policy: stage.section for stage in stages(recipe) if stage.command == "train"}
     part = recipe.training(trained[policy])
     assert part is not None
@@ -147,7 +147,7 @@ def model_card(run: RecordedRun, recipe: Recipe, policy: str) -> str:
 
 
 def _score_table(scores: Mapping[str, Any]) -> Iterator[str]:
-    """The scores of every policy of the run, so that the card shows what training changed."""
+    """Yield the scores of every policy of the run, so that the card shows what training changed."""
     if not scores["policies"]:
         yield "Nothing was scored."
         return

@@ -1,4 +1,4 @@
-"""When so many episodes fail that their world or the engine must be broken, and what they leave is no data."""
+"""Stop a run when so many episodes fail that the environment or the engine must be broken."""
 
 from __future__ import annotations
 

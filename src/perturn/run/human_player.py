@@ -35,7 +35,7 @@ class Person:
         self._format, self._ask, self._show = FORMATS[protocol.format], ask, show
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """The person's answers."""
+        """Return the person's answers."""
         return [self._answer(prompt) for prompt in prompts]
 
     def _answer(self, prompt: Prompt) -> Action:
@@ -44,16 +44,16 @@ class Person:
         return Action(self._written(self._ask().strip()))
 
     def _written(self, typed: str) -> str:
-        """The typed action in the format; a call may be typed as JSON without its tags."""
+        """Return the typed action in the format; a call may be typed as JSON without its tags."""
         if self._format.native:
             return f"<tool_call>\n{typed}\n</tool_call>" if typed.startswith("{") else typed
         return typed if self._format.parse(typed) else self._format.write("", typed)
 
     def forget(self, conversation: str) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is kept."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 def play_by_hand(
@@ -87,13 +87,13 @@ def play_by_hand(
 
 
 def _all(recipe: Recipe) -> Tasks:
-    """The whole split of a recipe's panel."""
+    """Return the whole split of a recipe's panel."""
     assert recipe.evaluate is not None
     return Tasks(recipe.evaluate.tasks.split)
 
 
 def _find(tasks: Sequence[Task], wanted: str | None) -> Task:
-    """The task with an id, or the first one."""
+    """Return the task with an id, or the first one."""
     found = {task.id: task for task in tasks}
     if wanted is None:
         return tasks[0]

@@ -59,7 +59,7 @@ def continue_training(
 
 
 def stay(session: Session, stage: Stage) -> None:
-    """The policy that an iteration makes is the one it began with, with its optimizer."""
+    """Keep the policy that the iteration began with, and its optimizer, as the policy that it makes."""
     run, settings = session.run, session.recipe.training(stage.section)
     assert settings is not None
     files = [run.paths.checkpoint(stage.start) / name for name in OPTIMIZER]
@@ -73,7 +73,7 @@ def stay(session: Session, stage: Stage) -> None:
 
 
 def move_average(run: Run, stage: Stage) -> None:
-    """Move the average of policies towards the one that the iteration made.
+    """Move the average of policies towards the policy that the iteration made.
 
     average <- decay * average + (1 - decay) * policy
     """

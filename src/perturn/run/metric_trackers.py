@@ -20,7 +20,7 @@ PROJECT = "perturn"
 def open_trackers(
     names: Iterable[str], folder: Path, run: str, stage: str, step: int
 ) -> Iterator[list[TrainerCallback]]:
-    """The trainer's callbacks that report one stage of a run; closed when the block ends.
+    """Yield the trainer's callbacks that report one stage of a run; close them when the block ends.
 
     Args:
         names: Trackers to report to.

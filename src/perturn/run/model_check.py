@@ -1,4 +1,4 @@
-"""Whether the model of a recipe can be built, without its weights. This needs no trainer, so a score starts sooner."""
+"""Check that a recipe's model can be built, without weights. This needs no trainer, so a score starts sooner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VOCABULARY = 700
 
 
 def empty_base(recipe: Recipe) -> Any:
-    """The model that a run begins with, without weights; one that is to be made has a vocabulary of no meaning."""
+    """Return the model that a run begins with, without weights; a model to be pretrained gets a made-up vocabulary."""
     if recipe.base is None:
         return empty_model(recipe.model.name)
     with torch.device("meta"):

@@ -1,6 +1,6 @@
 """The run that made a policy: which policy it was trained from, and what was explored before it.
 
-A run that trains or explores made its policies itself. Of one that only scores, it is the run in whose `checkpoints`
+A run that trains or explores made its policies itself. A run that only scores names the run in whose `checkpoints`
 its model lies.
 """
 
@@ -40,7 +40,7 @@ class Maker:
 
     @property
     def paths(self) -> RunPaths:
-        """Where everything of the run lies."""
+        """Paths of the run folder."""
         return RunPaths(self.folder)
 
     @property
@@ -60,12 +60,12 @@ class Maker:
 
     @property
     def episodes(self) -> int:
-        """How many were explored then."""
+        """Number of episodes that were explored then."""
         stage = (read_manifest(self.folder) or {"stages": {}})["stages"].get(self.explored.stem) or {}
         return int((stage.get("counts") or {}).get("episodes") or 0)
 
     def lack(self, needs: Needs) -> str | None:
-        """Why its recipe does not provide what a selector needs; None: it does."""
+        """Return why its recipe does not provide what a selector needs; None: it does."""
         acting = [one.policy for one in self._training if one.section != REWARD_MODEL]
         if self.policy not in acting:
             return f"{self.policy} is no policy that {self.folder} trains to act; name one of {', '.join(acting)}."
@@ -81,7 +81,7 @@ class Maker:
         return None
 
     def seals(self, needs: Needs) -> Seals:
-        """The seals of what is read of it: the policy, and the one that it started from, or what was explored.
+        """Return the seals of what is read of a policy: its files, and its start policy or the explored episodes.
 
         Raises:
             PerturnError: If it is not done, is gone, or is not what was written.
@@ -94,7 +94,9 @@ class Maker:
             self._require_done(manifest, next(one.name for one in self._training if one.policy == policy))
             own = _within(seals, self.paths.name(self.paths.checkpoint(policy)))
             if not own:
-                raise RunError(f"policy {policy} of {self.folder} is not there any more; name one that is.")
+                raise RunError(
+                    f"policy {policy} of {self.folder} was deleted; name a policy that is still there."
+                )
             found |= own
         if "explored" in needs:
             self._require_done(manifest, self.explored.stem)
@@ -114,7 +116,7 @@ class Maker:
         return found
 
     def _read(self, needs: Needs) -> Collection[str]:
-        """Its policies that are read; a model that it began with is none of these."""
+        """Return its policies that are read; a model that it began with is none of these."""
         start = self.start if "start" in needs else None
         is_own = start is not None and (start != "base" or self.recipe.base is not None)
         return [self.policy, *([start] if is_own and start else [])]
@@ -124,7 +126,7 @@ class Maker:
             raise RunError(f"stage {stage} of {self.folder} is not done; run: perturn run {self.folder}.")
 
     def identity(self, needs: Needs) -> dict[str, str]:
-        """Names of all that is read of it, with a SHA-256 each, as a score notes them."""
+        """Return names of all that is read of it, with a SHA-256 each, as a score notes them."""
         seals = self.seals(needs)
         found = {"policy": self.policy, "policy_sha256": self._digest(seals, self.policy)}
         if "explored" in needs:
@@ -138,7 +140,7 @@ class Maker:
         return found
 
     def _digest(self, seals: Seals, policy: str) -> str:
-        """Of a policy as it was sealed, without its optimizer, which is let go."""
+        """Return the seals of a policy without its optimizer, which is deleted."""
         own = _within(seals, self.paths.name(self.paths.checkpoint(policy)))
         return _digest(
             {file: str(one["sha256"]) for file, one in own.items() if Path(file).name not in OPTIMIZER}
@@ -150,7 +152,7 @@ def _within(seals: Seals, folder: str) -> Seals:
 
 
 def _digest_of(model: str) -> dict[str, str]:
-    """Of a model in a local folder; nothing of one that has a name alone."""
+    """Return the seals of a model in a local folder; nothing for a model of the Hub."""
     folder = Path(resolve_model(model))
     if not folder.is_dir():
         return {}
@@ -163,13 +165,13 @@ def _digest(files: dict[str, str]) -> str:
 
 
 def is_made_elsewhere(recipe: Recipe, needs: Needs) -> bool:
-    """Whether a run neither trains nor explores what its selector needs."""
+    """Return whether a run neither trains nor explores what its selector needs."""
     own = (recipe.base, recipe.sft, recipe.align, recipe.explore if "explored" in needs else None)
     return all(section is None for section in own)
 
 
 def find_maker(recipe: Recipe) -> Maker | None:
-    """The run in whose checkpoints a recipe's model lies; None: it lies in none.
+    """Return the run in whose checkpoints a recipe's model lies; None: it lies in none.
 
     Raises:
         ConfigError: If this version cannot read that run's recipe.
@@ -192,7 +194,7 @@ def made_by(name: str) -> Maker | None:
 
 
 def maker_of(run: Run, policy: str, needs: Needs) -> Maker:
-    """The run that made a policy of a run.
+    """Return the run that made a policy of a run.
 
     Args:
         run: Which may only score.
@@ -213,7 +215,7 @@ def maker_of(run: Run, policy: str, needs: Needs) -> Maker:
 
 
 def noted_maker(run: Run, policy: str) -> dict[str, dict[str, str]]:
-    """The part of a score's protocol that names another run's files that it is chosen by; empty where there are none.
+    """Return the part of a score's protocol that names another run's files for choosing; empty where there are none.
 
     Raises:
         PerturnError: If that is not there, or the score was begun with another.

@@ -184,7 +184,7 @@ def first_split(env: Environment) -> str:
 
 
 def _offers_tools(env: Environment, task: Callable[[], Task]) -> bool:
-    """Whether the world offers tools when it poses a task."""
+    """Return whether the world offers tools when it poses a task."""
     try:
         return bool(env.reset(task(), 0).tools)
     except ConfigError:
@@ -194,7 +194,7 @@ def _offers_tools(env: Environment, task: Callable[[], Task]) -> bool:
 
 
 def _short(value: Any) -> str:
-    """A value as it is printed."""
+    """Return a value as it is printed."""
     text = " ".join(str(value).split())
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     return repr(shown) if isinstance(value, str) and " " in shown else shown

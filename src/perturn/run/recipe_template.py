@@ -111,7 +111,7 @@ def _check_rows(recipe: Recipe, losses: Mapping[str, Any]) -> None:
 
 
 def _short(chosen: Mapping[str, Any]) -> Iterator[str]:
-    """The chosen settings alone, a line each, with what each section does."""
+    """Yield the chosen settings alone, a line each, with what each section does."""
     for name, value in chosen.items():
         does = f"  # {_DOES[name]}" if name in _DOES else ""
         if isinstance(value, Mapping) and len(value) > 1:
@@ -136,7 +136,7 @@ def copy_recipe(file: Path, name: str) -> None:
 
 
 def _rows(kind: str, has_expert: bool) -> dict[str, Any]:
-    """The sections that make rows of a kind: the first row maker that needs no branches, and a credit for groups.
+    """Return the sections that make rows of a kind: the first row maker without branches, and a credit for groups.
 
     Raises:
         ConfigError: If none does without an expert.
@@ -169,7 +169,7 @@ def _chosen(
     kinds: Mapping[str, str],
     lora: bool,
 ) -> dict[str, Any]:
-    """The settings that differ from the defaults, or that everybody should look at."""
+    """Return the settings that differ from the defaults, or that everybody should look at."""
     small = model == "smollm2-135m"
     with closing_world(environment_maker(environment)()) as env:
         taught, explored, evaluated = _panels(env)
@@ -216,7 +216,7 @@ def _chosen(
 
 
 def _panels(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Panels to teach, explore and evaluate that the environment has the tasks for."""
+    """Return panels to teach, explore and evaluate that the environment has the tasks for."""
     key, count = "per_kind", _per_kind
     if _per_kind(env, "train") < 2 <= _number(env, "train"):
         key, count = "n", _number  # a kind of one task cannot be in two panels
@@ -236,17 +236,17 @@ def _panels(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
 
 
 def _number(env: Any, split: str) -> int:
-    """Tasks of a split; 0 if there is no such split."""
+    """Return tasks of a split; 0 if there is no such split."""
     return sum(_kinds(env, split).values())
 
 
 def _per_kind(env: Any, split: str) -> int:
-    """Tasks of the kind that has fewest; 0 if there is no such split."""
+    """Return tasks of the kind that has fewest; 0 if there is no such split."""
     return min(_kinds(env, split).values(), default=0)
 
 
 def _kinds(env: Any, split: str) -> Counter[str]:
-    """Tasks of each kind; none if there is no such split."""
+    """Return tasks of each kind; none if there is no such split."""
     try:
         return Counter(task.kind for task in env.tasks(split))
     except Exception:  # noqa: BLE001  environments are code of others; here we only ask what there is
@@ -254,7 +254,7 @@ def _kinds(env: Any, split: str) -> Counter[str]:
 
 
 def _protocol(env: Any, form: str) -> dict[str, Any]:
-    """The rules that an environment declares; else defaults, to be changed."""
+    """Return the rules that an environment declares; else defaults, to be changed."""
     rules = dict(rules_for(None, env, lambda: some_task(env)).settings)
     named = PROTOCOLS.get(str(rules["name"]))
     return rules if named is None or named.format in ("tools", "plain") else {**rules, "format": form}
@@ -262,7 +262,7 @@ def _protocol(env: Any, form: str) -> dict[str, Any]:
 
 def _header(file: Path, environment: str, model: str, full: bool) -> str:
     says = (
-        "# Lines with a key right after # are defaults: take the # away, and that of their section, to change them.\n"
+        "# Lines with a key right after # are defaults: remove the #, and the # of their section, to change them.\n"
         "# Learning rates and panels are places to start from, not results.\n"
         if full
         else "# Places to start from, not results. Every setting there is, with its meaning: perturn init --full\n\n"
@@ -285,7 +285,7 @@ def _fields(
     live: bool = True,
     may_be_empty: bool = False,
 ) -> Iterator[str]:
-    """All fields of a settings class: those chosen as they are, the others as commented defaults."""
+    """Yield all fields of a settings class: those chosen as they are, the others as commented defaults."""
     active = set(chosen)
     names = [name for name in _defaults(kind) if (kind, name) not in _LEFT_OUT]
     if live and not active and not may_be_empty:
@@ -299,7 +299,7 @@ def _fields(
 
 
 def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: bool) -> Iterator[str]:
-    """One field, with the fields inside it if it is a section."""
+    """Yield one field, with the fields inside it if it is a section."""
     mark = "" if live else "#"
     inner = _inner(kind, name)
     if name in _TABLES and dataclasses.is_dataclass(value):
@@ -327,18 +327,18 @@ def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: boo
 
 
 def _values(settings: Any) -> dict[str, Any]:
-    """The fields of a dataclass as they are."""
+    """Return the fields of a dataclass as they are."""
     return {each.name: getattr(settings, each.name) for each in dataclasses.fields(settings)}
 
 
 def _inner(kind: Any, name: str) -> Any:
-    """The settings class of a field that is a section of its own."""
+    """Return the settings class of a field that is a section of its own."""
     hint = get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
     return next((part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)), None)
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
-    """Settings of a class and their defaults."""
+    """Return settings of a class and their defaults."""
     if dataclasses.is_dataclass(kind):
         return {
             each.name: each.default_factory() if callable(each.default_factory) else each.default
@@ -348,7 +348,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 
 def _documentation(kind: Any) -> dict[str, str]:
-    """Meaning of each setting, from the text below its field or from the Args of the constructor."""
+    """Return the meaning of each setting, from the text below its field or from the Args of the constructor."""
     if dataclasses.is_dataclass(kind):
         return texts(kind)
     found: dict[str, str] = {}
@@ -370,7 +370,7 @@ def _comment(text: str, indent: str) -> Iterator[str]:
 
 
 def _yaml(value: Any) -> str:
-    """A value on one line."""
+    """Return a value on one line."""
     text = yaml.safe_dump(
         list(value) if isinstance(value, tuple) else value,
         default_flow_style=True,

@@ -26,7 +26,7 @@ def drop_broken(store: TrajectoryStore, blocks: Iterable[Sequence[Job]]) -> int:
 
 
 def require_worlds(what: str, wanted: int, most: int) -> None:
-    """Refuse to play a block for whose worlds there is no room.
+    """Reject to play a block for whose worlds there is no room.
 
     Raises:
         ConfigError: Saying what to set.

@@ -57,7 +57,7 @@ _SAID_FROM = 1 << 30
 
 
 def refuse_changed(recipe: Recipe, command: str | None = None) -> None:
-    """Refuse to go on with a run of which an input from outside has changed, or is gone and still needed.
+    """Reject to go on with a run of which an input from outside has changed, or is gone and still needed.
 
     Nothing is written.
 
@@ -94,7 +94,7 @@ def changes(recorded: Inputs, thorough: bool = False) -> list[Change]:
 
 
 def _change(setting: str, noted: Mapping[str, Any], thorough: bool) -> Change | None:
-    """How an input has changed: what the setting names here, or where that is nothing, what it named then."""
+    """Return how an input has changed: what the setting names here, or where that is nothing, what it named then."""
     change = compare(setting, noted, _again(noted, thorough))
     if change is None or not (change.gone and change.elsewhere):
         return change
@@ -104,14 +104,14 @@ def _change(setting: str, noted: Mapping[str, Any], thorough: bool) -> Change | 
 
 
 def _again(noted: Mapping[str, Any], thorough: bool = False) -> dict[str, Any]:
-    """The record of an input as it is now."""
+    """Return the record of an input as it is now."""
     given, kind = noted["given"], noted["kind"]
     found = _expand(given, kind) if given else recorded_files(noted)
     return {**noted, **record(given, kind, found, noted, thorough=thorough)}
 
 
 def _reader(recipe: Recipe, setting: str, command: str | None, done: Collection[str]) -> str | None:
-    """The first stage to be done that reads a setting; None: none does."""
+    """Return the first stage to be done that reads a setting; None: none does."""
     commands = _READERS.get(re.split(r"\W", setting)[0])
     for stage in stages(recipe):
         asked = command in (None, stage.command) and (commands is None or stage.command in commands)
@@ -145,7 +145,7 @@ def note_inputs(run: Run) -> None:
 
 
 def _record_all(recipe: Recipe) -> Inputs:
-    """Records of all inputs that a recipe names."""
+    """Return records of all inputs that a recipe names."""
     inside = Path(os.path.abspath(run_folder(recipe)))
     listed = [each for named in named_inputs(recipe) for each in _with_base(named)]
     found = {each.setting: (each.text, each.kind, _expand(each.text, each.kind)) for each in listed}
@@ -171,7 +171,7 @@ def _record_all(recipe: Recipe) -> Inputs:
 
 
 def _with_base(named: Named) -> Iterator[Named]:
-    """An input, and for a folder of adapters the model that they are added to."""
+    """Yield an input, and for a folder of adapters the model that they are added to."""
     yield named
     adapters = Path(named.text).expanduser() / "adapter_config.json" if named.kind == "model" else None
     if adapters is not None and adapters.is_file():
@@ -181,7 +181,7 @@ def _with_base(named: Named) -> Iterator[Named]:
 
 
 def _expand(text: str, kind: str) -> Files:
-    """The files that the text of a setting names; none if it names none."""
+    """Return the files that the text of a setting names; none if it names none."""
     path = Path(os.path.abspath(os.path.expanduser(text)))
     if kind == "model":
         path = PACKAGED.get(text, path)
@@ -200,7 +200,7 @@ def _expand(text: str, kind: str) -> Files:
 
 
 def _cached(named: HubName) -> Iterable[Path]:
-    """The files of the local cache that hold a data set of the Hub; none if it cannot be loaded now."""
+    """Return the files of the local cache that hold a data set of the Hub; none if it cannot be loaded now."""
     try:
         return [file for file in hub_rows(named)[1] if file.is_file()]
     except (ConfigError, DataError) as error:
@@ -209,7 +209,7 @@ def _cached(named: HubName) -> Iterable[Path]:
 
 
 def _is_of_model(file: Path) -> bool:
-    """Whether a policy that is loaded from a folder may depend on a file of it."""
+    """Return whether a policy that is loaded from a folder may depend on a file of it."""
     hidden = (
         file.name.startswith(".") or file.name in OPTIMIZER or file.suffix.removeprefix(".") in _NO_WEIGHTS
     )
@@ -217,7 +217,7 @@ def _is_of_model(file: Path) -> bool:
 
 
 def _read_by(section: Section | None, key: str, kind: str) -> Iterator[tuple[str, Files]]:
-    """The files that a section's class reads beyond its settings: as it declares, else those that its code names."""
+    """Yield the files that a section's class reads beyond its settings: the declared files, else those in its code."""
     if section is None:
         return
     name = str(section.get("name"))
@@ -232,7 +232,7 @@ def _read_by(section: Section | None, key: str, kind: str) -> Iterator[tuple[str
 
 
 def _paths_of(reads: Any, settings: Mapping[str, Any], name: str) -> list[str | os.PathLike[str]]:
-    """The paths that a class declares to read."""
+    """Return the paths that a class declares to read."""
     try:
         paths = reads(settings) if callable(reads) else reads
         return [os.fspath(paths)] if isinstance(paths, str | os.PathLike) else list(map(os.fspath, paths))
@@ -244,14 +244,14 @@ def _paths_of(reads: Any, settings: Mapping[str, Any], name: str) -> list[str | 
 
 
 def _beside(name: str) -> Files:
-    """The data files that the code of `module:object` names, without those that it more likely writes, by name."""
+    """Return the data files that the code of `module:object` names, by name, without those that it rather writes."""
     root, modules = module_files(name) if ":" in name else (Path(), [])
     named = ((file, Path(os.path.relpath(file, root)).parts) for file in files_beside(modules))
     return gather(None, [file for file, parts in named if not any(map(written, parts))])
 
 
 def _all_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
-    """Files and those in folders, by their absolute paths."""
+    """Yield files and those in folders, by their absolute paths."""
     for each in paths:
         path = Path(os.path.abspath(os.path.expanduser(each)))
         if path.is_dir():
@@ -261,7 +261,7 @@ def _all_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
 
 
 def _revision(name: str) -> str | None:
-    """The commit of a model of the Hugging Face Hub that is in the local cache; None if it is not known."""
+    """Return the commit of a model of the Hugging Face Hub that is in the local cache; None if it is not known."""
     if name in BUNDLED or os.path.exists(name) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return None
     found = locate("huggingface_hub:try_to_load_from_cache")(name, "config.json")

@@ -40,7 +40,7 @@ def scoring_recipe(
     protocol: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Recipe:
-    """The recipe of a run that scores one model and does nothing else.
+    """Return the recipe of a run that scores one model and does nothing else.
 
     Args:
         model: Hub id, local folder, bundled name, or the name of a model at the server of `engine.name=api`.
@@ -48,7 +48,7 @@ def scoring_recipe(
         split: Split of the tasks; None: the first of `EVALUATION_SPLITS` that there is.
         n: Tasks, each kind about as often as in the split; None: 50, or all if there are fewer.
         protocol: Name of the rules; None: those that the policy was trained under, if a run trained it in this
-            environment, else those of the environment, else defaults.
+            environment, else the rules of the environment, else defaults.
         overrides: `key=value` words. Without `name=`, the run is named after all that it depends on.
 
     Raises:
@@ -77,7 +77,7 @@ def scoring_recipe(
 
 
 def scored_panel(env: Environment, split: str | None, n: int | None) -> Tasks:
-    """The panel of a score: `n` tasks of a split, and what is chosen where nobody says.
+    """Return the panel of a score: `n` tasks of a split, and what is chosen where nobody says.
 
     Raises:
         ConfigError: If there is no such split.
@@ -108,12 +108,12 @@ def learned_rules(model: str, environment: str) -> Rules | None:
 
 
 def turn_tokens(form: str | None) -> int:
-    """Tokens of a turn in a format, where neither protocol nor user says how many."""
+    """Return tokens of a turn in a format, where neither protocol nor user says how many."""
     return ACTION_TOKENS if form == "action" else TURN_TOKENS
 
 
 def _name(recipe: Recipe, data: dict[str, Any]) -> str:
-    """A name for the run that says what is scored; other settings give it another name."""
+    """Return a name for the run that says what is scored; other settings give it another name."""
     digest = hashlib.blake2b(
         json.dumps(data, sort_keys=True, default=str).encode(), digest_size=3
     ).hexdigest()

@@ -29,7 +29,7 @@ def open_policy(source: str, overrides: Sequence[str], say: Callable[[str], None
 
     Args:
         source: A Hub id, a folder or a bundled name of a model; or the folder of a run, with `:POLICY` for another
-            policy than the last one that it trained.
+            policy than the policy that it trained last.
         overrides: Settings such as `engine.name=vllm`.
         say: Told what is done before anything slow starts.
 
@@ -55,7 +55,7 @@ def open_policy(source: str, overrides: Sequence[str], say: Callable[[str], None
 
 
 def _policy_of(recipe: Recipe, policy: str) -> tuple[str, str]:
-    """Name and folder of a policy of a run; by default of the last one that was trained."""
+    """Return name and folder of a policy of a run; by default of the policy that was trained last."""
     paths = RunPaths(run_folder(recipe))
     trained = [stage.policy for stage in stages(recipe) if stage.command == "train"]
     there = [name for name in trained if (paths.checkpoint(name) / "config.json").is_file()]

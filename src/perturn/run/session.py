@@ -62,7 +62,7 @@ Player = Callable[[Sequence[Job], WorldMaker, int, Hear], Iterator[Trajectory]]
 
 
 def world_maker(recipe: Recipe) -> WorldMaker:
-    """The maker of a recipe's worlds, each in a process of its own unless the recipe says otherwise.
+    """Return the maker of a recipe's worlds, each in a process of its own unless the recipe says otherwise.
 
     Raises:
         PerturnError: If there is no such environment, a setting is wrong, it cannot start, or there is no cluster.
@@ -80,7 +80,7 @@ def world_maker(recipe: Recipe) -> WorldMaker:
 
 
 def capacity(recipe: Recipe, make: WorldMaker, concurrency: int) -> int:
-    """How many worlds may be alive at a time, if `concurrency` episodes are to be played at once."""
+    """Return how many worlds may be alive at a time, if `concurrency` episodes are to be played at once."""
     if isinstance(make, ClusterWorlds):
         return make.capacity(concurrency)
     assert recipe.environment is not None
@@ -88,7 +88,7 @@ def capacity(recipe: Recipe, make: WorldMaker, concurrency: int) -> int:
 
 
 def policy_path(run: Run | Maker, policy: str) -> str:
-    """Model name or folder of a policy of the run: `base`, or the name of a trained checkpoint.
+    """Return model name or folder of a policy of the run: `base`, or the name of a trained checkpoint.
 
     Raises:
         RunError: If it has not been trained yet.
@@ -105,7 +105,7 @@ def policy_path(run: Run | Maker, policy: str) -> str:
 
 
 def make_renderer(recipe: Recipe, path: str) -> Renderer:
-    """Conversation -> tokens for a model of the recipe.
+    """Turn conversation into tokens for a model of the recipe.
 
     Raises:
         ModelError: If its chat template cannot be used for many turns, or not with tools where actions are calls.
@@ -117,7 +117,7 @@ def make_renderer(recipe: Recipe, path: str) -> Renderer:
 
 
 def engine_settings(recipe: Recipe) -> EngineSettings:
-    """The recipe's section `engine`.
+    """Return the recipe's section `engine`.
 
     Raises:
         ConfigError: If there is no such engine, a setting is wrong, or a foreign engine lacks a part of its contract.
@@ -126,7 +126,7 @@ def engine_settings(recipe: Recipe) -> EngineSettings:
 
 
 def backend_settings(recipe: Recipe) -> Backend:
-    """The recipe's section `backend`.
+    """Return the recipe's section `backend`.
 
     Raises:
         ConfigError: If there is no such backend, or a setting is wrong.
@@ -140,7 +140,7 @@ def open_engine(run: Run, policy: str) -> Engine:
     """Serve a policy of the run.
 
     Raises:
-        RunError: If the policy is one that we trained, or will train, and the engine cannot serve it.
+        RunError: If this run trained the policy, or will train it, and the engine cannot serve it.
     """
     recipe, cluster = run.recipe, run.recipe.cluster
     if not engine_settings(recipe).traits.serves_checkpoints:
@@ -190,7 +190,7 @@ class Session:
         return make_protocol(self.recipe.protocol)
 
     def rules(self, policy: str) -> EpisodeProtocol:
-        """The rules that a policy plays by: one that was told how its episodes end is asked for success."""
+        """Return the rules that a policy plays by; a policy that was told how its episodes end is asked for success."""
         asked, section = suffix_of(self.recipe, policy), self.recipe.protocol
         if asked is None or section is None:
             return self.protocol
@@ -207,7 +207,7 @@ class Session:
         return found
 
     def engine(self, policy: str) -> Engine:
-        """The engine that serves a policy; it stays open until training needs the memory.
+        """Return the engine that serves a policy; it stays open until training needs the memory.
 
         Where another policy is asked for that was trained from the same model, the engine is given its weights in
         place, if it can take them; otherwise it is closed and another one opened.
@@ -311,7 +311,7 @@ class Session:
             note_tokens(self.run.paths.tokens, ids, load_tokenizer(policy_path(self.run, policy)))
 
     def serve(self, policy: str, strategy: Strategy) -> Engine:
-        """The engine that is asked for a policy's actions, and for what the user says."""
+        """Return the engine that is asked for a policy's actions, and for what the user says."""
         engine: Engine = self.engine(policy) if self.ahead is None else self.ahead.port(policy)
         served, user = strategy.serve(engine), self.recipe.user
         if user is None:
@@ -344,7 +344,7 @@ class Session:
         """Have the episodes played that a file lacks, and store each as it ends.
 
         Where an earlier call stopped since too many had failed, those are played again. Where episodes are played in
-        blocks, one that is not whole is played again from its beginning.
+        blocks, an incomplete block is played again from its beginning.
 
         Args:
             file: Where the trajectories are kept.
@@ -354,8 +354,8 @@ class Session:
             what: Name of the episodes, for the progress bar.
             again: Play failed episodes again even if they are few.
             blocks: Episodes in a block, where it is blocks that are played.
-            protocol: Rules of the episodes, if they are not those of the run.
-            behind: Whether another stage is being done meanwhile, which is the one that tells its progress.
+            protocol: Rules of the episodes, if they differ from the run's rules.
+            behind: Whether another stage runs meanwhile, and shows its own progress.
 
         Returns:
             Counts of what the file holds.

@@ -50,7 +50,7 @@ class Panels:
         return list({task.id: task for task in both}.values())
 
     def refuse_other_world(self, environment: str) -> None:
-        """Refuse another world, or another version of it or of its data, than the one that the tasks are of."""
+        """Reject a world, or a version of it or of its data, that differs from the world of the task list."""
         if environment != self.environment:
             raise RunError(
                 f"this run's tasks are of {self.environment}, and the world that plays is {environment} now; their "
@@ -65,7 +65,7 @@ class Panels:
 
 
 def read_panels(file: Path) -> Panels | None:
-    """The panels that `Panels.write` kept; None if there is no such file.
+    """Return the panels that `Panels.write` kept; None if there is no such file.
 
     Raises:
         RunError: If it holds something else.
@@ -78,7 +78,7 @@ def read_panels(file: Path) -> Panels | None:
 
 
 def look_up(recipe: Recipe, env: Environment) -> Panels:
-    """The tasks of every section of a recipe."""
+    """Return the tasks of every section of a recipe."""
     named = {
         "base": (recipe.base.tasks or Tasks()) if recipe.base else None,
         "sft": sft_tasks(recipe) if recipe.sft else None,
@@ -100,7 +100,7 @@ def look_up(recipe: Recipe, env: Environment) -> Panels:
 
 
 def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
-    """The tasks of a panel: `n` of all, or `per_kind` of each kind, after `skip`, in a fixed shuffled order.
+    """Return the tasks of a panel: `n` of all, or `per_kind` of each kind, after `skip`, in a fixed shuffled order.
 
     The choice depends on the split and the kind alone, not on the run's seed, so all runs meet the same panel.
 
@@ -126,7 +126,7 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
 
 
 def _picked(kind: str, tasks: list[Task], panel: Tasks) -> list[Task]:
-    """A panel's tasks of one kind, or of all kinds together where it asks for `n`."""
+    """Return a panel's tasks of one kind, or of all kinds together where it asks for `n`."""
     random.Random(f"{panel.split}/{kind}").shuffle(tasks)
     key, wanted = ("per_kind", panel.per_kind) if panel.n is None else ("n", panel.n)
     if wanted is None:
@@ -142,7 +142,7 @@ def _picked(kind: str, tasks: list[Task], panel: Tasks) -> list[Task]:
 
 
 def sft_tasks(recipe: Recipe) -> Tasks:
-    """The panel whose expert episodes SFT is taught."""
+    """Return the panel whose expert episodes SFT is taught."""
     return (recipe.sft and recipe.sft.tasks) or Tasks()
 
 
@@ -163,7 +163,7 @@ def _tasks(env: Environment, split: str) -> Sequence[Task]:
 
 
 def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) -> list[Task]:
-    """The tasks that an iteration explores.
+    """Return the tasks that an iteration explores.
 
     The panel is shuffled and dealt out, so many an iteration; it is shuffled anew when too few are left, and none is
     dealt twice before that.
@@ -172,7 +172,7 @@ def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) 
         tasks: The panel.
         seed: Of the run.
         iteration: From 1.
-        number: Tasks of an iteration, at most those of the panel; None: all, in the panel's order.
+        number: Tasks of an iteration, at most the whole list; None: all, in the list's order.
     """
     if number is None:
         return list(tasks)
@@ -182,5 +182,5 @@ def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) 
 
 
 def panel_digest(tasks: Sequence[Task]) -> str:
-    """SHA-256 of the panel's task ids: equal digests are equal panels."""
+    """Return SHA-256 of the panel's task ids: equal digests are equal panels."""
     return hashlib.sha256("\n".join(sorted(task.id for task in tasks)).encode()).hexdigest()

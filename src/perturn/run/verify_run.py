@@ -1,4 +1,4 @@
-"""Whether every byte of a run folder is what was written, and what to do where it is not."""
+"""Check that every byte of a run folder is what was written, and say what to do where it is not."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Verified:
     the same."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the result as JSON data."""
         return asdict(self)
 
 
 def verify(folder: Path) -> Verified:
-    """Hash every finished file of a run folder, and its inputs as far as they are here.
+    """Return hash every finished file of a run folder, and its inputs as far as they are here.
 
     Nothing is written, and the run may be at work.
 
@@ -87,7 +87,7 @@ def _remedy(folder: Path, seals: dict[str, Any], one: Damage) -> str:
 
 
 def _missing(paths: RunPaths, recipe: Recipe, name: str) -> Path | None:
-    """The first that is not there of what a stage, and all that follows from it, would begin with or read."""
+    """Return the first missing file of what a stage, and all stages after it, would begin with or read."""
     again, made = {name}, set[Path]()
     for stage in stages(recipe):
         if stage.name != name and not again.intersection(stage.needs):
@@ -101,7 +101,7 @@ def _missing(paths: RunPaths, recipe: Recipe, name: str) -> Path | None:
 
 
 def _read_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> list[Path]:
-    """Policies, optimizers and learned quantities that a stage begins with or reads, if a run may let them go."""
+    """Return policies, optimizers and learned quantities that a stage reads, and that a run may delete."""
     trains = stage.command == "train"
     policies = [stage.start, stage.reference] if trains else [stage.policy]
     found = [paths.checkpoint(policy) for policy in policies if policy not in ("", "base")]
@@ -117,7 +117,7 @@ def _read_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> list[Path]:
 
 
 def _made_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> set[Path]:
-    """Policies, optimizers and learned quantities that a stage makes."""
+    """Return policies, optimizers and learned quantities that a stage makes."""
     if stage.command == "credit":
         return {paths.carried(name, stage.mark) for name in _carried(recipe)}
     if stage.command != "train":
@@ -128,7 +128,7 @@ def _made_by(paths: RunPaths, recipe: Recipe, stage: Stage) -> set[Path]:
 
 
 def _carried(recipe: Recipe) -> list[str]:
-    """Quantities of the credit that keep learning from iteration to iteration, by name."""
+    """Return quantities of the credit that keep learning from iteration to iteration, by name."""
     assert recipe.align is not None
     _, credit = locate("perturn.training.credit_choice:named_credit")(recipe.align.loss, recipe.credit)
     found: list[str] = locate("perturn.quantities:carried_by")(credit.needs)

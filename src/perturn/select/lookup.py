@@ -83,7 +83,7 @@ def traits_of(section: Mapping[str, Any]) -> SelectorTraits:
 
 
 def _traits(found: Any) -> SelectorTraits | None:
-    """The traits of a class of a selector; None of anything else."""
+    """Return the traits of a class of a selector; None of anything else."""
     classes = found.__mro__ if isinstance(found, type) else ()
     traits = next((vars(each)["traits"] for each in classes if "traits" in vars(each)), None)
     return traits if isinstance(traits, SelectorTraits) else None
@@ -118,7 +118,7 @@ class Function:
         return scores
 
     def _numbers(self, arguments: Sequence[Any], count: int, what: str) -> list[float]:
-        """One number a candidate.
+        """Return one number a candidate.
 
         Raises:
             ConfigError: If the function fails, or gives anything else.

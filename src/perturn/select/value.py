@@ -40,7 +40,7 @@ class Value:
         return scores
 
     def _head(self, inputs: SelectorInputs) -> Any:
-        """The head, as it has learned; its counts are written down."""
+        """Return the head, as it has learned; its counts are written down."""
         policy = inputs.open_policy()
         make = locate("perturn.policy.action_value_head:ActionValues")
         head = make(policy.model, policy.renderer, inputs.explored(), policy.token_budget)

@@ -39,7 +39,7 @@ class Answering:
         return len(self._waiting)
 
     def check(self, ask: Ask) -> None:
-        """Refuse what the endpoint or its engine cannot do.
+        """Reject what the endpoint or its engine cannot do.
 
         Raises:
             Refusal: Saying what.
@@ -141,7 +141,7 @@ class Answering:
 
 
 def _explained(error: Exception) -> PerturnError:
-    """An error of an engine as one of ours."""
+    """Return an error of an engine as one of ours."""
     if isinstance(error, PerturnError):
         return error
     return EngineFailure(f"the engine failed: {type(error).__name__}: {error}")

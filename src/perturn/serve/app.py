@@ -103,7 +103,7 @@ def make_app(desk: Desk, key: str) -> ASGIApp:
 
 
 def _handler(methods: Mapping[str, _Handler] | None, scope: Scope) -> _Handler:
-    """The handler of a request.
+    """Return the handler of a request.
 
     Raises:
         Refusal: If there is no such path or method.
@@ -115,7 +115,7 @@ def _handler(methods: Mapping[str, _Handler] | None, scope: Scope) -> _Handler:
 
 
 def _unexpected(error: Exception) -> Refusal:
-    """An error that nobody foresaw, which is logged."""
+    """Return an error that nobody foresaw, which is logged."""
     _logger.exception("a request failed", exc_info=error)
     return Refusal(500, f"the endpoint failed: {told(error)}", "internal_error")
 
@@ -161,7 +161,7 @@ async def _unless_gone(request: Request, answering: Coroutine[Any, Any, Reply]) 
 async def _streamed(
     protocol: ServedProtocol, desk: Desk, request: Request, ask: Ask, answering: Coroutine[Any, Any, Reply]
 ) -> Response:
-    """Answer as a stream; one that takes long says that it lives."""
+    """Answer as a stream; while an answer takes long, send signs of life."""
     answered = asyncio.ensure_future(answering)
     gone = asyncio.ensure_future(request.receive())
     is_handed_on = False
@@ -183,7 +183,7 @@ async def _streamed(
 async def _events(
     desk: Desk, protocol: ServedProtocol, ask: Ask, answered: asyncio.Future[Reply]
 ) -> AsyncIterator[str]:
-    """Signs of life until the answer is there, and then the answer."""
+    """Yield signs of life until the answer is there, and then the answer."""
     try:
         while True:
             yield ": waiting\n\n"
@@ -210,7 +210,7 @@ async def _all(events: Any) -> AsyncIterator[str]:
 
 
 async def _models(desk: Desk, key: str, request: Request) -> Response:
-    """The policy, as a list of models."""
+    """Return the policy, as a list of models."""
     _admit(key, request)
     name = desk.engine.name
     model = {
@@ -260,12 +260,12 @@ async def _open(desk: Desk, key: str, request: Request) -> Response:
 
 
 async def _show(desk: Desk, key: str, request: Request) -> Response:
-    """A session so far."""
+    """Return a session so far."""
     return _json(desk.known(_named(key, request)).summary())
 
 
 async def _counts(desk: Desk, key: str, request: Request) -> Response:
-    """Counts of the endpoint."""
+    """Return counts of the endpoint."""
     _admit(key, request)
     return _json(desk.summary())
 
@@ -300,7 +300,7 @@ def _named(key: str, request: Request) -> str:
 
 
 async def _body(desk: Desk, request: Request) -> bytes:
-    """The body, unless it is too large or too slow."""
+    """Return the body, unless it is too large or too slow."""
     most, seconds, parts, size = desk.settings.max_body_bytes, desk.settings.body_seconds, [], 0
     try:
         async with asyncio.timeout(seconds):

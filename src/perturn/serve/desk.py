@@ -54,7 +54,7 @@ class Desk:
         self._sessions: dict[str, Session] = {}
         self._kept: set[str] = set()  # sessions of callers in this process
         self._results: dict[str, tuple[Session, bool, str | None]] = {}
-        """Those of them that ended, whether a limit ended them, and what failed."""
+        """Number of sessions that ended, number that a limit ended, and errors of failed ones."""
         self._ends: OrderedDict[str, str] = OrderedDict()  # session -> how it ended
         self._automatic: dict[tuple[bytes, tuple[str, str]], Session] = {}
         self._of_response: dict[str, Session] = {}
@@ -91,7 +91,7 @@ class Desk:
         return self.open(name, Task(name), reader=reader)
 
     def check_name(self, name: str) -> None:
-        """Refuse a name that no session can have.
+        """Reject a name that no session can have.
 
         Raises:
             Refusal: Saying what it may hold.
@@ -199,7 +199,7 @@ class Desk:
         return ask, self.find_or_open(str(name), reader) if session is None else session
 
     def _by_conversation(self, ask: Ask) -> Session:
-        """The session whose conversation a request without a name continues, or another one."""
+        """Return the session whose conversation a request without a name continues, or another one."""
         reader = Reader()
         reader.read(ask)
         key = reader.position(Sequences(reads_thoughts=self._reads_thoughts)).end_key
@@ -261,7 +261,7 @@ class Desk:
         truncated: bool = False,
         error: str | None = None,
     ) -> Trajectory:
-        """End a session, judge its episode and record it; one that a caller in this process keeps is not recorded.
+        """End a session, judge its episode and record it, unless a caller in this process keeps the session.
 
         Args:
             session: Open.
@@ -315,7 +315,7 @@ class Desk:
         return session.trajectory(policy=self.engine.name, environment=self.environment, **outcome)
 
     async def _judged(self, reward: RewardCall, session: Session, trajectory: Trajectory) -> Trajectory:
-        """The episode with the reward that a function gives it."""
+        """Return the episode with the reward that a function gives it."""
         try:
             given = await reward.ask(trajectory)
             session.give_reward(given["reward"])
@@ -396,5 +396,5 @@ class Desk:
 
 @lru_cache(1024)
 def _sampling(temperature: float, top_p: float, most: int) -> Sampling:
-    """How an answer is decoded."""
+    """Return how an answer is decoded."""
     return Sampling(temperature, top_p, most)

@@ -1,4 +1,4 @@
-"""An endpoint that agents talk to, and that records what they say: the class, and the server behind it."""
+"""An endpoint that agents talk to, and that records what they say: the class, and the server around it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Endpoint:
             settings: Address and limits; None: a free port of this machine.
             key: API key that clients must know; None: a new one. It is kept in memory alone.
             record: Folder for the episodes of sessions that clients open; None: they are not kept.
-            reward: Gives each episode that ended its reward, in place of the one that a client posted.
+            reward: Gives each finished episode its reward, in place of a reward that a client posted.
             environment: Name of what the agents play in, stamped on the trajectories.
             seed: From which sessions that clients open derive theirs.
 
@@ -239,7 +239,7 @@ def _check_key(key: str | None, host: str) -> None:
 
 
 def _listening(settings: ServeSettings) -> socket.socket:
-    """A socket that listens at the address.
+    """Return a socket that listens at the address.
 
     Raises:
         ConfigError: If that cannot be.
@@ -257,7 +257,7 @@ def _listening(settings: ServeSettings) -> socket.socket:
 
 
 def _server(app: Any) -> uvicorn.Server:
-    """The HTTP server, which writes no log and leaves signals alone."""
+    """Return the HTTP server, which writes no log and leaves signals alone."""
     import uvicorn
 
     config = uvicorn.Config(

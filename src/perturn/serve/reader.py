@@ -63,7 +63,7 @@ class Reader:
         return self._position
 
     def _common(self, messages: Sequence[Mapping[str, Any]]) -> int:
-        """How many messages need not be read again: those before an answer, the last that both hold or a new one."""
+        """Return how many messages need no second reading: all before the last shared answer, or before a new one."""
         before = self._ask.messages if self._ask else ()
         if len(before) != len(self._messages):  # some were joined
             return 0
@@ -100,7 +100,7 @@ def read_conversation(messages: Sequence[Mapping[str, Any]], param: str = "messa
 
 
 def _is_plain(message: Mapping[str, Any]) -> bool:
-    """Whether a message is in our form already, as most are: a text alone."""
+    """Return whether a message is in our form already, as most are: a text alone."""
     content = message.get("content")
     has_no_more = len(message) == 2 and message.get("role") in _PLAIN
     return has_no_more and isinstance(content, str) and is_unicode(content)

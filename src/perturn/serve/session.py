@@ -53,7 +53,7 @@ class Session:
     is_automatic: bool = False
     """Whether it was found by its conversation alone."""
     reward: float = 0.0
-    """Reward of the whole episode, on top of those of single turns."""
+    """Reward of the whole episode, on top of the rewards of single turns."""
     success: bool | None = None
     next_state: str | None = None
     in_flight: int = 0
@@ -121,7 +121,7 @@ class Session:
         return prompts
 
     def end(self, prompts: Sequence[Prompt]) -> None:
-        """The prompts of a request are answered, or given up."""
+        """Count the prompts of a request as answered, or given up."""
         self.in_flight -= len(prompts)
         self._busy.difference_update(prompt.conversation for prompt in prompts)
         self.touched = time.monotonic()
@@ -144,11 +144,11 @@ class Session:
         return index
 
     def end_keys(self, index: int) -> list[tuple[bytes, tuple[str, str]]]:
-        """Keys of the conversation up to a turn's answer, in any session."""
+        """Return keys of the conversation up to a turn's answer, in any session."""
         return self._sequences.end_keys(index)
 
     def conversation_up_to(self, response: str) -> list[Message]:
-        """All messages up to the answer of a response.
+        """Return all messages up to the answer of a response.
 
         Raises:
             Refusal: If this session gave no such response.
@@ -233,7 +233,7 @@ class Session:
         }
 
     def _turn(self, index: int, taken: _Taken, first: Opening) -> Turn:
-        """A turn as it is stored."""
+        """Return a turn as it is stored."""
         parent = taken.position.follows
         return replace(
             taken.turn,
@@ -250,7 +250,7 @@ class Session:
         return self._of_response[response]
 
     def _chain(self, index: int) -> list[_Taken]:
-        """The turns up to one, each the continuation of the one before."""
+        """Return the turns up to one, each the continuation of the one before."""
         chain = []
         while index != OPENS:
             chain.append(self._taken[index])
@@ -258,7 +258,7 @@ class Session:
         return chain[::-1]
 
     def _conversation(self, follows: int) -> str:
-        """The name under which the engine knows what a turn continues, if nothing else continues it, or a new one."""
+        """Return the engine's name for the conversation that a turn continues, or a new name if it is taken."""
         if follows != OPENS:
             name = self._taken[follows].conversation
             if self._heads[name] == follows and name not in self._busy:

@@ -38,7 +38,7 @@ class ServeSettings:
     request_seconds: Annotated[float, _SECONDS] = 600.0
     """Seconds for the answer to one request."""
     reward_seconds: Annotated[float, _SECONDS] = 600.0
-    """Seconds in which the reward function must judge an episode. One that takes longer is recorded as failed."""
+    """Seconds in which the reward function must judge an episode; a later episode is recorded as failed."""
     default_new_tokens: Annotated[int, _COUNT] = 1024
     """Token limit of an answer whose request names none."""
     max_new_tokens: Annotated[int, _COUNT] = 8192

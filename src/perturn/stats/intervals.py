@@ -49,7 +49,7 @@ class Estimate:
 def mean_interval(
     values: Sequence[float], confidence: float = 0.95, *, bounds: Bounds = (0.0, 1.0)
 ) -> Estimate:
-    """Mean of independent values, with an interval for the mean they were drawn around.
+    """Return the mean of independent values, with an interval for the mean they were drawn around.
 
     - Values that are all the lowest or the highest possible: the score interval of a rate. See `rate_interval`.
     - Others between bounds: the score interval of a rate, for as many trials as would have the standard error
@@ -65,7 +65,7 @@ def mean_interval(
     in `docs/methods/intervals.md`.
 
     Args:
-        values: Independent values, such as the scores of the tasks of a panel.
+        values: Independent values, such as the scores of the tasks of a list.
         confidence: How often the interval is to contain the mean that was drawn around, in (0, 1).
         bounds: Lowest and highest value possible, or None if there are none.
 
@@ -73,7 +73,7 @@ def mean_interval(
         The mean and its interval; n counts the values.
 
     Raises:
-        ValueError: There is no value, or one that is not finite or lies outside the bounds.
+        ValueError: There is no value, or a value is not finite or lies outside the bounds.
     """
     sample = checked(values, "values", bounds)
     check_confidence(confidence)
@@ -90,7 +90,7 @@ def mean_interval(
 
 
 def rate_interval(successes: int, n: int, confidence: float = 0.95) -> Estimate:
-    """Rate of successes, with the score interval.
+    """Return the rate of successes, with the score interval.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     Differs: nothing; no continuity correction.
@@ -123,11 +123,11 @@ def cluster_interval(
     *,
     bounds: Bounds = (0.0, 1.0),
 ) -> Estimate:
-    """Mean over all values, with an interval that allows for values of one cluster being alike.
+    """Return mean over all values, with an interval that allows for values of one cluster being alike.
 
-    Turns of one trajectory are not independent; trajectories are. With m the mean of all N values and
-    e_g the sum of (value - m) in cluster g of G, the standard error is sqrt(G/(G-1) sum_g e_g^2) / N,
-    and the interval the one that `mean_interval` makes of such an error, with t(G-1). One cluster alone, or
+    Turns of one trajectory are not independent; trajectories are. Let m be the mean of all N values and
+    e_g the sum of (value - m) in cluster g of G. The standard error is sqrt(G/(G-1) sum_g e_g^2) / N,
+    and `mean_interval` makes the interval from this error, with t(G-1). One cluster alone, or
     clusters with no spread between them, count as that many equal values (see `mean_interval`).
 
     Source: Liang and Zeger 1986, "Longitudinal data analysis using generalized linear models"; the G/(G-1)
@@ -144,7 +144,7 @@ def cluster_interval(
         The mean and its interval; n counts the clusters.
 
     Raises:
-        ValueError: There is no value, one that is not finite or lies outside the bounds, or the two
+        ValueError: There is no value, a value is not finite or lies outside the bounds, or the two
             lists differ in length.
     """
     if len(values) != len(clusters):
@@ -165,7 +165,7 @@ def cluster_interval(
 
 
 def pass_hat(outcomes: Sequence[tuple[int, int]], k: int, confidence: float = 0.95) -> Estimate:
-    """Pass^k: the probability that k episodes of a task all succeed, averaged over tasks, with its interval.
+    """Return pass^k: the probability that k episodes of a task all succeed, averaged over tasks, with its interval.
 
     Of a task with c successes in n episodes, C(c, k) / C(n, k) is unbiased.
 
@@ -186,7 +186,7 @@ def pass_hat(outcomes: Sequence[tuple[int, int]], k: int, confidence: float = 0.
 
 
 def pass_at(outcomes: Sequence[tuple[int, int]], k: int, confidence: float = 0.95) -> Estimate:
-    """Pass@k: the probability that any of k episodes of a task succeeds, averaged over tasks, with its interval.
+    """Return pass@k: the probability that any of k episodes of a task succeeds, averaged over tasks, with its interval.
 
     Of a task with c successes in n episodes, 1 - C(n - c, k) / C(n, k) is unbiased; 1 - (1 - c/n)^k is too low.
 
@@ -211,7 +211,7 @@ def _check_draws(outcomes: Sequence[tuple[int, int]], k: int) -> None:
 
 
 def checked(values: Sequence[float], name: str, bounds: Bounds) -> Floats:
-    """The values as an array; refuses none, and one that is not finite or outside the bounds."""
+    """Return the values as an array; reject an empty list, and a value that is not finite or outside the bounds."""
     sample = np.asarray(values, dtype=np.float64)
     if sample.size == 0:
         raise ValueError(f"{name} must hold at least one number, got none.")
@@ -228,18 +228,18 @@ def checked(values: Sequence[float], name: str, bounds: Bounds) -> Floats:
 
 
 def check_confidence(confidence: float) -> None:
-    """Refuse a confidence that is no share between 0 and 1."""
+    """Reject a confidence that is no share between 0 and 1."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
 
 
 def rounding(size: float, bounds: Bounds) -> float:
-    """The largest difference that counts as none: by the size of values, or between bounds by their width."""
+    """Return the largest difference that counts as none: by the size of values, or between bounds by their width."""
     return 1e-12 * max(1e-300, size, 0.0 if bounds is None else bounds[1] - bounds[0])
 
 
 def interval_without_spread(mean: float, n: int, confidence: float, bounds: Bounds) -> tuple[float, float]:
-    """Interval from n equal values.
+    """Return interval from n equal values.
 
     Other values may have been possible with a chance of up to q = 1 - ((1 - confidence)/2)^(1/n) without
     one showing up, and may lie anywhere between the bounds. For 0/1 values this is exact (Clopper-Pearson);
@@ -254,7 +254,7 @@ def interval_without_spread(mean: float, n: int, confidence: float, bounds: Boun
 def interval_with_spread(
     mean: float, error: float, freedom: float, confidence: float, bounds: Bounds
 ) -> tuple[float, float]:
-    """Interval from a standard error and its degrees of freedom; see `mean_interval`."""
+    """Return interval from a standard error and its degrees of freedom; see `mean_interval`."""
     quantile = float(stats.t.ppf(0.5 + confidence / 2, freedom))
     if bounds is None:
         return mean - quantile * error, mean + quantile * error
@@ -265,7 +265,7 @@ def interval_with_spread(
 
 
 def _score_interval(rate: float, trials: float, quantile: float) -> tuple[float, float]:
-    """Wilson's interval; scipy's takes whole trials alone."""
+    """Return Wilson's interval; scipy's takes whole trials alone."""
     centre = (rate + quantile**2 / (2 * trials)) / (1 + quantile**2 / trials)
     spread = math.sqrt(rate * (1 - rate) / trials + quantile**2 / (4 * trials**2))
     half = quantile / (1 + quantile**2 / trials) * spread
@@ -273,5 +273,5 @@ def _score_interval(rate: float, trials: float, quantile: float) -> tuple[float,
 
 
 def at_bounds(sample: Floats, bounds: Bounds) -> bool:
-    """Whether every value is the lowest or the highest possible."""
+    """Return whether every value is the lowest or the highest possible."""
     return bounds is not None and bool(((sample == bounds[0]) | (sample == bounds[1])).all())

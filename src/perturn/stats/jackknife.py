@@ -28,13 +28,14 @@ def jackknife(
 ) -> Estimate | None:
     """Return a statistic of clustered units with its interval.
 
-    With s over all G blocks of clusters and s_g without block g, the pseudo-values G s - (G - 1) s_g are treated as
-    independent values, whose spread gives the standard error. A block is one cluster; from 200 clusters on, several.
+    Let s be the statistic over all G blocks of clusters, and s_g without block g. The pseudo-values G s - (G - 1) s_g
+    are treated as independent values, whose spread gives the standard error. A block is one cluster; from 200 clusters
+    on, several.
 
     Source: Tukey 1958, "Bias and confidence in not-quite large samples"; blocks as in Kott 2001, "The delete-a-group
     jackknife".
     Differs: the interval is around s, not around the mean of the pseudo-values, and ends at the bounds; without spread
-    it is that of equal values (see `mean_interval`).
+    it is the interval of equal values (see `mean_interval`).
 
     Args:
         statistic: From the units that count [units] to a number; None: not defined.

@@ -26,7 +26,7 @@ def hard_matches(similarity: ArrayLike) -> list[float]:
         similarity: Of each given thing to each wanted one, in [0, 1] [given, wanted].
 
     Returns:
-        Similarity of each given thing to the one it is matched with [given]; 0: it is matched with none, or one that it
+        Similarity of each given thing to the one it is matched with [given]; 0: it has no match, or a match that it
         has nothing in common with.
     """
     given = _matrix(similarity)
@@ -86,7 +86,7 @@ def soft_matches(similarity: ArrayLike, regularization: float) -> list[float]:
 
 
 def _plan(given: NDArray[np.float64], regularization: float) -> NDArray[np.float64]:
-    """T of `soft_matches` [given, wanted]."""
+    """Return T of `soft_matches` [given, wanted]."""
     rows, columns = given.shape
     kernel = given / regularization
     u = np.zeros(rows)
@@ -106,7 +106,7 @@ def _matrix(similarity: ArrayLike) -> NDArray[np.float64]:
 
 
 def _log_sum(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """Logarithms of the sums of exponentials along an axis."""
+    """Return logarithms of the sums of exponentials along an axis."""
     most = values.max(axis, keepdims=True)
     found: NDArray[np.float64] = np.squeeze(most, axis) + np.log(np.exp(values - most).sum(axis))
     return found

@@ -1,7 +1,7 @@
 """Two sets of scores compared task by task.
 
-The flips of the sign test come from a generator of their own with a fixed seed, so that the same scores always give the
-same p-value and no global state is touched.
+The flips of the sign test come from a generator of their own with a fixed seed. So the same scores always give the same
+p-value, and no global state is touched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHUNK = 2_000_000  # numbers drawn at a time, to bound memory
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """How `a` compares with `b` on the tasks both have a score for; differences are a - b."""
+    """Comparison of `a` with `b` on the tasks that both have a score for; differences are a - b."""
 
     n: int
     mean_difference: float
@@ -50,10 +50,10 @@ def paired_comparison(
     """Compare two sets of scores task by task.
 
     The interval is `mean_interval` of the differences, so both scores of a task stay together; where each score is the
-    lowest or the highest, that of a difference of paired rates. The p-value comes from flipping signs: were `a` and
-    `b` alike, each difference could as well have had the other sign. As a test of the mean it assumes that the
-    differences are symmetric around it: rare large gains against many small losses can be significant either way. It
-    is exact for up to 16 tasks that differ, and otherwise counts 10 000 random flips, the observed one included. Where
+    lowest or the highest, the interval of a difference of paired rates. The p-value comes from flipping signs: were `a`
+    and `b` alike, each difference could as well have had the other sign. As a test of the mean it assumes that the
+    differences are symmetric around it: rare large gains against many small losses can be significant either way. It is
+    exact for up to 16 tasks that differ, and otherwise counts 10 000 random flips, the observed one included. Where
     scores are the lowest or the highest, McNemar's exact test stands beside it, which assumes nothing of the kind.
 
     Source: Fisher 1935, "The design of experiments", Section 21 (sign flips); Phipson and Smyth 2010,
@@ -99,7 +99,7 @@ def paired_comparison(
 def _interval_of_difference(
     difference: Floats, confidence: float, bounds: Bounds, binary: bool
 ) -> tuple[float, float]:
-    """Interval of the mean of paired differences [tasks]; of paired rates, where scores are lowest or highest."""
+    """Return the interval of the mean of paired differences [tasks], or of paired rates for scores at their bounds."""
     if bounds is None:
         estimate = mean_interval(difference.tolist(), confidence, bounds=None)
         return estimate.low, estimate.high
@@ -111,7 +111,7 @@ def _interval_of_difference(
 
 
 def _interval_of_paired_rates(difference: Floats, confidence: float, width: float) -> tuple[float, float]:
-    """Interval of a difference of two rates of one panel, as if one win and one loss more had been seen."""
+    """Return the interval of a difference of two rates of one panel, as if one win and one loss more had been seen."""
     seen = np.append(difference, [width, -width])
     mean = float(seen.mean())
     half = float(stats.norm.ppf(0.5 + confidence / 2)) * float(seen.std()) / math.sqrt(len(seen))
@@ -119,7 +119,7 @@ def _interval_of_paired_rates(difference: Floats, confidence: float, width: floa
 
 
 def _mcnemar_p_value(wins: int, losses: int) -> float:
-    """McNemar's exact test; 1 where no task differs."""
+    """Return McNemar's exact test; 1 where no task differs."""
     return float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
 
 
@@ -149,7 +149,7 @@ _POINTS = 2_000
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number: whichever are below a level, the chance that any is so by luck is below it.
+    """Return p-values corrected for their number, which bounds the chance of any false finding.
 
     In ascending order, the i-th of k is multiplied by k - i + 1, and is at least the one before it, at most 1.
 
@@ -173,7 +173,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """q-values: among comparisons with a q below a level, the expected share of false ones is below that level.
+    """Return q-values: among comparisons with a q below a level, the expected share of false ones is below that level.
 
     In descending order, the i-th smallest of k is multiplied by k / i, and is at most the one after it.
 
@@ -205,7 +205,7 @@ def _check_p_values(p_values: Sequence[float]) -> None:
 
 
 def smallest_difference(error: float, freedom: float, *, level: float = 0.05, power: float = 0.8) -> float:
-    """The true difference that Student's two-sided t-test finds with a given chance.
+    """Return the true difference that Student's two-sided t-test finds with a given chance.
 
     Source: the noncentral t distribution, as in Cohen 1988, "Statistical power analysis", Section 2. Differs: it is
     summed here, since scipy's gives NaN where freedom is low.

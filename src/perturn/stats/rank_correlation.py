@@ -15,7 +15,7 @@ Statistic = Callable[[Sequence[float], Sequence[float]], float | None]
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Spearman's rank correlation, ties by their mean rank; None if either has no two different values."""
+    """Return Spearman's rank correlation, ties by their mean rank; None if either has no two different values."""
     if len(a) != len(b):
         raise ValueError(f"expected as many values of a as of b, got {len(a)} and {len(b)}.")
     first, second = (stats.rankdata(values) - (len(values) + 1) / 2 for values in (a, b))
@@ -24,7 +24,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def kappa(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Cohen's kappa with quadratic weights of two raters; None if all ratings of both are one value.
+    """Return Cohen's kappa with quadratic weights of two raters; None if all ratings of both are one value.
 
     1 - sum_i (a_i - b_i)^2 / n over the mean of (a_i - b_j)^2 over all i and j. Ratings need be no whole numbers.
 

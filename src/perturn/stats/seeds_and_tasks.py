@@ -1,7 +1,7 @@
 """Scores of several seeds on the same tasks: means and differences that are to hold for other seeds and other tasks.
 
-Seeds and tasks are both samples, and every seed meets every task. Scores of one seed are alike, and so are those of one
-task, so neither 3 x 140 scores are 420 independent ones, nor is a mean over seeds as sure as its tasks make it look.
+Seeds and tasks are both samples, and every seed meets every task. Scores of one seed are alike, and so are scores
+of one task. So 3 x 140 scores are not 420 independent ones, nor is a mean over seeds as sure as its tasks make it look.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class CrossedComparison:
-    """How `a` compares with `b` on the seeds and tasks both have; differences are a - b."""
+    """Comparison of `a` with `b` on the seeds and tasks that both have; differences are a - b."""
 
     seeds: int
     tasks: int
@@ -60,11 +60,11 @@ class CrossedComparison:
     for several. It says nothing of another seed."""
     spread: Spread
     spread_of_tasks: Spread
-    """As if the seeds were all there are."""
+    """The comparison for these seeds alone, as if there were no others."""
 
 
 def crossed_spread(values: Sequence[Sequence[float]]) -> Spread:
-    """Standard error of the mean of a table, for other seeds and other tasks.
+    """Return the standard error of the mean of a table, for other seeds and other tasks.
 
     With S seeds, T tasks and the mean squares of a two-way analysis of variance, MS_s between seeds, MS_t between tasks
     and MS_e of what is left,
@@ -72,10 +72,10 @@ def crossed_spread(values: Sequence[Sequence[float]]) -> Spread:
         error^2 = (MS_s + max(MS_t - MS_e, 0)) / (S T)
         freedom = (MS_s + max(MS_t - MS_e, 0))^2 / (MS_s^2 / (S - 1))
 
-    For one seed it is that of independent tasks; for one task, of independent seeds.
+    For one seed it is the interval of independent tasks; for one task, of independent seeds.
 
     Source: Hillis 2007, "A comparison of denominator degrees of freedom methods for multiple observer ROC analysis",
-    Statistics in Medicine 26, for readers (here: seeds) who read the same cases (tasks). The question is that of
+    Statistics in Medicine 26, for readers (here: seeds) who read the same cases (tasks). The question comes from
     Clark 1973, "The language-as-fixed-effect fallacy". Differs: the freedom is at most S T - 1.
 
     Args:
@@ -110,12 +110,12 @@ def crossed_spread(values: Sequence[Sequence[float]]) -> Spread:
 def crossed_interval(
     values: Sequence[Sequence[float]], confidence: float = 0.95, *, bounds: Bounds = (0.0, 1.0)
 ) -> Estimate:
-    """Mean over seeds and tasks, with an interval for other seeds and other tasks.
+    """Return mean over seeds and tasks, with an interval for other seeds and other tasks.
 
-    The wider of two: that of `crossed_spread`, and that of the tasks' means, as if the seeds were all there are. For no
-    mean is surer for all seeds than for these; without the second, few seeds that agree by chance would have it so.
-    With 2 or 3 seeds it is wide where seeds differ, since so few say little of others: Student's quantile for 2 degrees
-    of freedom is 4.3.
+    The wider of two intervals: from `crossed_spread`, and from the tasks' means, as if the seeds were all there are.
+    For no mean is surer for all seeds than for these; without the second, few seeds that agree by chance would have it
+    so. With 2 or 3 seeds it is wide where seeds differ, since so few say little of others: Student's quantile for 2
+    degrees of freedom is 4.3.
 
     Args:
         values: A row a seed, a column a task.
@@ -185,7 +185,7 @@ def crossed_comparison(
 def crossed_bootstrap(
     values: Sequence[Sequence[float]], confidence: float = 0.95, *, draws: int = DRAWS, seed: int = SEED
 ) -> tuple[float, float]:
-    """Percentile interval of the mean from seeds and tasks that are drawn anew, each with replacement.
+    """Return the percentile interval of the mean from seeds and tasks that are drawn anew, each with replacement.
 
     It is too narrow where few seeds differ, since drawing 3 seeds from 3 cannot show how far a fourth may lie, and too
     wide where they do not: what is drawn twice is counted as noise twice. `crossed_interval` is the one to report.
@@ -217,7 +217,7 @@ def _table(values: Sequence[Sequence[float]]) -> Floats:
 
 
 def _wider(found: Estimate, table: Floats, confidence: float, bounds: Bounds) -> Estimate:
-    """An interval of the tasks' means, widened to that of seeds and tasks where this is the wider one."""
+    """Return an interval of the tasks' means, widened to the interval of seeds and tasks where this is wider."""
     spread, mean = crossed_spread(table.tolist()), float(table.mean())
     low, high = found.low, found.high
     if table.shape[0] > 1 and spread.error > rounding(float(np.abs(table).max()), bounds):
@@ -227,7 +227,7 @@ def _wider(found: Estimate, table: Floats, confidence: float, bounds: Bounds) ->
 
 
 def _p_value(mean: float, spread: Spread) -> float:
-    """Two-sided p of Student's t; 0 for an error of 0, which leaves the word to the test over tasks."""
+    """Return two-sided p of Student's t; 0 for an error of 0, which leaves the word to the test over tasks."""
     if spread.error == 0:
         return 0.0
     return 2 * float(stats.t.sf(abs(mean) / spread.error, spread.freedom))

@@ -1,4 +1,4 @@
-"""A cell done in a process of its own, which is forked from one that has imported all that training needs.
+"""A cell runs in a process of its own, forked from a process that has imported all that training needs.
 
 Importing takes longer than a small cell. The processes are in sessions of their own, so that Ctrl-C at a terminal
 reaches them through the study alone, and they end with it, however it ends.
@@ -53,7 +53,7 @@ class Processes:
         self._context.set_forkserver_preload(list(_IMPORTED))
 
     def most(self, peak_gb: float) -> int:
-        """Cells at the same time, if each needs so much memory; 0: not known yet."""
+        """Return cells at the same time, if each needs so much memory; 0: not known yet."""
         return max(1, min(self._size, int(self._free_gb / peak_gb))) if peak_gb else self._size
 
     def start(self, cell: Cell, sources: Sources, test: bool, log: Path) -> ProcessWorker:
@@ -65,7 +65,7 @@ class Processes:
         wait([worker.sentinel for worker in workers], timeout=seconds)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 class ProcessWorker:
@@ -102,7 +102,7 @@ class ProcessWorker:
         return int(self._process.sentinel)
 
     def error(self) -> str | None:
-        """Why it failed, once it has ended; None: it did not."""
+        """Return why it failed, once it has ended; None: it did not."""
         self._process.join()
         try:
             said: str | None = self._said.recv()

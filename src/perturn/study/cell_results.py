@@ -24,7 +24,7 @@ PANELS: tuple[Panel, ...] = ("tune", "test")
 
 
 def is_done(cell: Cell, panel: Panel) -> bool:
-    """Whether a cell's run is finished, and for the test panel its score too."""
+    """Return whether a cell's run is finished, and for the test panel its score too."""
     done = _stages(cell.folder)
     whole = all(done.get(name, {}).get("done") for name in cell.stages)
     if not whole or panel == "tune":
@@ -44,7 +44,7 @@ def note_scored(cell: Cell) -> None:
 
 
 def _is_stale(cell: Cell) -> bool:
-    """Whether a cell's score is that of other weights, or chosen by other files, than are there.
+    """Return whether a cell's score belongs to other weights, or was chosen by other files, than are there now.
 
     Without a note nobody can tell.
     """
@@ -53,7 +53,7 @@ def _is_stale(cell: Cell) -> bool:
 
 
 def _weights(cell: Cell) -> dict[str, str]:
-    """SHA-256 of the files of a cell's policy, and of what its score is chosen by, by path in its run.
+    """Return SHA-256 of the files of a cell's policy, and of what its score is chosen by, by path in its run.
 
     None of a model that no run makes.
     """
@@ -71,28 +71,28 @@ def _weights(cell: Cell) -> dict[str, str]:
 
 
 def _stages(folder: Path) -> dict[str, Any]:
-    """Notes of the stages in the manifest of a run; none where there is no run."""
+    """Return notes of the stages in the manifest of a run; none where there is no run."""
     manifest = read_manifest(folder) if folder.is_dir() else None
     found: dict[str, Any] = (manifest or {"stages": {}})["stages"]
     return found
 
 
 def seconds(cell: Cell, panel: Panel) -> float:
-    """Time of all stages of a cell as if it were made alone: of those taken over, the time of who made them."""
+    """Return the time of all stages of a cell as if it were made alone, with the time of stages taken over."""
     folders = [cell.folder] if panel == "tune" else [cell.folder, cell.scored]
     found = [float(note.get("seconds", 0.0)) for folder in folders for note in _stages(folder).values()]
     return round(sum(found), 1)
 
 
 def peak_gb(cell: Cell) -> float:
-    """The most memory that the run of a cell has had."""
+    """Return the most memory that the run of a cell has had."""
     return max(
         (float(note.get("peak_memory_gb", 0.0)) for note in _stages(cell.folder).values()), default=0.0
     )
 
 
 def outcomes(cell: Cell, panel: Panel) -> list[Outcome]:
-    """Episodes of a cell's policy on a panel, by task."""
+    """Return episodes of a cell's policy on a panel, by task."""
     paths = RunPaths(cell.folder if panel == "tune" else cell.scored)
     return sorted(
         read_outcomes(paths.evaluation(cell.policy if panel == "tune" else "base")), key=lambda one: one.task
@@ -100,7 +100,7 @@ def outcomes(cell: Cell, panel: Panel) -> list[Outcome]:
 
 
 def choose(scores: Iterable[tuple[Point, Sequence[Outcome]]]) -> Point | None:
-    """The point with the best mean success over all its seeds and tasks; of equal ones the first.
+    """Return the point with the best mean success over all its seeds and tasks; of equal ones the first.
 
     Args:
         scores: Of each point that was finished on every seed, its episodes.

@@ -79,12 +79,12 @@ class Cell:
         )
 
     def scoring_recipe(self, model: str) -> Recipe:
-        """The recipe of the run that scores its policy, whose folder is `model`, on the test panel."""
+        """Return the recipe of the run that scores its policy, whose folder is `model`, on the test panel."""
         return parse(Recipe, {**self.scoring, "model": {**self.scoring["model"], "name": model}})
 
 
 def point_text(point: Mapping[str, Any]) -> str:
-    """A point as one text, such as `align.learning_rate=1e-05, align.loss.beta=0.1`; empty where nothing is swept."""
+    """Return a point as one text, such as `align.learning_rate=1e-05, align.loss.beta=0.1`; empty without a sweep."""
     return ", ".join(f"{key}={value}" for key, value in point.items())
 
 
@@ -99,7 +99,7 @@ class Plan:
             recipe: The recipe's mapping, as it is written.
 
         Raises:
-            ConfigError: If a key would go unread, or the tuning of two methods would not be equal.
+            ConfigError: If a key would be ignored, or the tuning of two methods would not be equal.
         """
         refuse_unknown(study)
         self.study, self._recipe = study, recipe
@@ -115,7 +115,7 @@ class Plan:
     def cell(
         self, environment: str, method: str, point: Point, seed: int, scored: tuple[Test, Path] | None = None
     ) -> Cell:
-        """One cell.
+        """Return one cell.
 
         Args:
             environment: Its name.
@@ -149,19 +149,19 @@ class Plan:
         return Cell(environment, method, point, seed, tuned, recipe, scoring)
 
     def tuning(self) -> Iterator[Cell]:
-        """The cells that are played on the tuning panel."""
+        """Yield the cells that play the tuning tasks."""
         for seed in self.study.tuned_seeds:
             for (environment, method), points in self.points.items():
                 for point in points:
                     yield self.cell(environment, method, point, seed)
 
     def testing(self, environment: str, method: str, point: Point) -> Iterator[Cell]:
-        """The cells of a method at its chosen point, on all seeds."""
+        """Yield the cells of a method at its chosen point, on all seeds."""
         for seed in self.study.seeds:
             yield self.cell(environment, method, point, seed)
 
     def _data(self, environment: str, method: str, point: Point, seed: int) -> dict[str, Any]:
-        """The recipe's mapping with all that is laid over it, in this order: environment, seed, method, point."""
+        """Return the recipe's mapping with its overlays in this order: environment, seed, method, point."""
         study, data = self.study, copy.deepcopy(dict(self._recipe))
         index = study.seeds.index(seed)
         seeded = {key: values[index % len(values)] for key, values in study.by_seed.items()}
@@ -176,7 +176,7 @@ class Plan:
         return data
 
     def _points(self, environment: str, method: str) -> list[Point]:
-        """The points that are tried for a method; one empty one where nothing of it is swept."""
+        """Return the points that are tried for a method; one empty one where nothing of it is swept."""
         study, own = self.study, self.study.methods[method].get(SWEEP)
         data = self._data(environment, method, {}, study.seeds[0])
         if data.get("align") is None:
@@ -204,7 +204,7 @@ class Plan:
 
     @cached_property
     def _budget(self) -> int:
-        """Points that each method that is tuned tries: those of the study's sweep, else of the first method's own."""
+        """Return the points that each tuned method tries: from the study's sweep, else from the first method's own."""
         sweeps = [self.study.sweep, *(method.get(SWEEP) or {} for method in self.study.methods.values())]
         found = 1
         for values in next((each for each in sweeps if each), {}).values():
@@ -213,13 +213,13 @@ class Plan:
 
 
 def _cluster(section: Any) -> Cluster:
-    """Section `cluster` of a recipe -> settings."""
+    """Turn section `cluster` of a recipe into settings."""
     data = {Cluster.shorthand: section} if isinstance(section, str) else section
     return parse(Cluster, data, "cluster")
 
 
 def _name(plan: Plan, environment: str, method: str, point: Point, seed: int) -> str:
-    """Beginning of the name of a cell's run, for people."""
+    """Return the beginning of the name of a cell's run, for people."""
     several = len(plan.study.environments) > 1
     settings = [f"{key.rpartition('.')[2]}-{value}" for key, value in point.items()]
     parts = [*([environment] if several else []), method, *settings]
@@ -228,7 +228,7 @@ def _name(plan: Plan, environment: str, method: str, point: Point, seed: int) ->
 
 
 def _digest(data: Mapping[str, Any]) -> str:
-    """Short digest of settings, without those that change nothing of what is made.
+    """Return the short digest of settings, without those that change nothing of what is made.
 
     It is of what is written, not of what is read from it: a setting that a later version adds changes no name.
     """
@@ -239,12 +239,12 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def _scoring(data: dict[str, Any]) -> dict[str, Any]:
-    """The recipe of a run that scores a policy and does nothing else, but for its model, panel and name."""
+    """Return the recipe of a run that scores a policy and does nothing else, but for its model, panel and name."""
     return _without(data, [*_OF_TRAINING, *_OF_THE_ALIGNMENT, *_rewards_of_training(data)])
 
 
 def _without(data: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """A recipe's mapping without some of its sections, and without some keys of a section, which are dotted."""
+    """Return a recipe's mapping without some of its sections, and without some keys of a section, which are dotted."""
     found = {key: value for key, value in data.items() if key not in keys}
     for key in keys:
         section, _, below = key.partition(".")
@@ -254,7 +254,7 @@ def _without(data: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 
 def _on_panel(recipe: Mapping[str, Any], test: Test, output: Path, run: str) -> dict[str, Any]:
-    """The recipe of a run that scores a policy on a panel, but for its model."""
+    """Return the recipe of a run that scores a policy on a panel, but for its model."""
     decoded = {} if test.sampling is None else {"sampling": asdict(test.sampling)}
     part = {**(recipe.get("evaluate") or {}), "tasks": _panel(test.tasks), "every": 1, **decoded}
     without = {key: value for key, value in recipe.items() if key not in ("output", "name")}
@@ -264,12 +264,12 @@ def _on_panel(recipe: Mapping[str, Any], test: Test, output: Path, run: str) -> 
 
 
 def _panel(tasks: Any) -> dict[str, Any]:
-    """A panel as a recipe has it; `Tasks` leaves out what is not set."""
+    """Return a panel as a recipe has it; `Tasks` leaves out what is not set."""
     return {key: value for key, value in vars(tasks).items() if value is not None}
 
 
 def _has_section(data: Mapping[str, Any], key: str) -> bool:
-    """Whether the section of a dotted key is there; of a key without a section, whether it is itself."""
+    """Return whether the section of a dotted key is there; of a key without a section, whether it is itself."""
     section: Any = data
     *parents, last = key.split(".")
     for parent in parents:
@@ -278,7 +278,7 @@ def _has_section(data: Mapping[str, Any], key: str) -> bool:
 
 
 def _number(value: Any) -> Any:
-    """A swept value; `1e-5` without a point is a text in YAML."""
+    """Return a swept value; `1e-5` without a point is a text in YAML."""
     if isinstance(value, str):
         try:
             return float(value)
@@ -300,7 +300,7 @@ _OF_THE_STUDY = {
 
 
 def refuse_unknown(study: Study) -> None:
-    """Refuse keys that are of no section of a recipe, where null would go unseen, and keys that are the study's own."""
+    """Reject keys that are of no section of a recipe, where null would go unseen, and keys that are the study's own."""
     check_none(_wrong("by_seed", study.by_seed))
     check_none(_wrong(SWEEP, study.sweep))
     for name, overlay in study.environments.items():
@@ -314,7 +314,7 @@ def refuse_unknown(study: Study) -> None:
 
 
 def _spread(overlay: Mapping[str, Any]) -> Iterator[str]:
-    """Keys of an overlay, and those of sections that it sets whole."""
+    """Yield keys of an overlay, and keys of sections that it sets whole."""
     for key, value in overlay.items():
         yield str(key)
         if isinstance(value, Mapping):
@@ -336,19 +336,19 @@ def _wrong(where: str, keys: Iterable[Any]) -> Iterator[str]:
 
 
 def _within(value: Any, key: str) -> dict[str, Any]:
-    """A mapping with one key."""
+    """Return a mapping with one key."""
     return {key: value}
 
 
 def without_alignment(data: Mapping[str, Any]) -> list[str]:
-    """Sections that go where a recipe, as it is written, has no alignment."""
+    """Return sections that go where a recipe, as it is written, has no alignment."""
     explored = _is_explored_for_a_score(data)
     sections = [key for key in _OF_THE_ALIGNMENT if key != "explore" or not explored]
     return [*sections, *_rewards_of_training(data)]
 
 
 def _rewards_of_training(data: Mapping[str, Any]) -> list[str]:
-    """The part of section `reward` that no evaluation reads: all of it, or the model beside a judge of evaluations."""
+    """Return the part of section `reward` that no evaluation reads: all, or the model beside a judge of evaluations."""
     reward = data.get("reward")
     judge = reward.get("judge") if isinstance(reward, Mapping) else None
     judged = isinstance(judge, Mapping) and judge.get("evaluates") is True
@@ -356,7 +356,7 @@ def _rewards_of_training(data: Mapping[str, Any]) -> list[str]:
 
 
 def _is_explored_for_a_score(data: Mapping[str, Any]) -> bool:
-    """Whether a policy that is taught here is scored by a selector that learns from what it explores."""
+    """Return whether a policy that is taught here is scored by a selector that learns from what it explores."""
     part = data.get("evaluate")
     section = part.get("select") if isinstance(part, Mapping) else None
     if not isinstance(section, Mapping) or "name" not in section:
@@ -367,7 +367,7 @@ def _is_explored_for_a_score(data: Mapping[str, Any]) -> bool:
 
 
 def refuse_without_alignment(study: Study, method: str, data: Mapping[str, Any]) -> None:
-    """Refuse what a method without an alignment sets, or sweeps, of the sections that go with it.
+    """Reject what a method without an alignment sets, or sweeps, of the sections that go with it.
 
     Args:
         study: The study.

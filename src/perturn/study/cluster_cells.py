@@ -29,11 +29,11 @@ class CellServer:
         os.chdir(folder)
 
     def identity(self) -> str:
-        """Which perturn is here."""
+        """Return which perturn is here."""
         return identity()
 
     def holds(self, file: str, text: str) -> bool:
-        """Whether a file holds a text."""
+        """Return whether a file holds a text."""
         path = Path(file)
         return path.is_file() and path.read_text(encoding="utf-8") == text
 
@@ -62,7 +62,7 @@ class Nodes:
         self._idle: list[Server] = []
 
     def most(self, peak_gb: float) -> int:
-        """Cells at the same time; their memory is what the nodes have, and is not looked at."""
+        """Return cells at the same time; their memory is what the nodes have, and is not looked at."""
         cpus, gpus = self._cluster.engine_cpus, self._cluster.engine_gpus
         held = [
             min(node.cpus // max(cpus, 1e-9), node.gpus // gpus if gpus else 1e9)
@@ -76,7 +76,7 @@ class Nodes:
         return NodeWorker(self, cell, (cell, sources, test, threads, str(log.absolute())))
 
     def server(self) -> Server:
-        """A server that is idle, or a new one.
+        """Return a server that is idle, or a new one.
 
         Raises:
             ConfigError: If its node has another perturn, or does not see the study's folder.
@@ -106,7 +106,7 @@ class Nodes:
             probe.unlink()
 
     def release(self, server: Server) -> None:
-        """A server is idle."""
+        """Mark a server as idle."""
         self._idle.append(server)
 
     def wait(self, workers: Iterable[NodeWorker], seconds: float) -> None:
@@ -155,7 +155,7 @@ class NodeWorker:
         return True
 
     def error(self) -> str | None:
-        """Why it failed, once it has ended; None: it did not."""
+        """Return why it failed, once it has ended; None: it did not."""
         return self._error
 
     def stop(self) -> None:
@@ -163,4 +163,4 @@ class NodeWorker:
         self.nodes.connection.end(self.server)
 
     def end(self) -> None:
-        """Nothing is left to wait for."""
+        """Do nothing: nothing is left to wait for."""

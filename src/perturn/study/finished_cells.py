@@ -39,12 +39,12 @@ class Kept:
             self._episodes[_key(each, each["point"])].append(each)
 
     def row(self, cell: Cell, panel: Panel) -> Mapping[str, Any] | None:
-        """The row of a finished cell whose run is gone; None if there is none, or the run speaks for itself."""
+        """Return the row of a finished cell whose run is gone; None if there is none, or the run speaks for itself."""
         found = self._cells.get((runs_of(self._folder, cell, panel), panel))
         return None if found is None or _speaks(cell) else found
 
     def episodes(self, cell: Cell, panel: Panel) -> list[Mapping[str, Any]]:
-        """The rows of the episodes of such a cell.
+        """Return the rows of the episodes of such a cell.
 
         Raises:
             RunError: If there is none.
@@ -61,7 +61,7 @@ class Kept:
         return found
 
     def outcomes(self, cell: Cell, panel: Panel) -> list[Outcome]:
-        """The episodes of such a cell, by task."""
+        """Return the episodes of such a cell, by task."""
         found = [
             Outcome(
                 task=each["task"],
@@ -79,7 +79,7 @@ class Kept:
         return sorted(found, key=lambda one: one.task)
 
     def refuse_loss(self, cells: Iterable[tuple[Cell, Panel]]) -> None:
-        """Refuse to write results without rows that nothing could make again from what is there.
+        """Reject to write results without rows that nothing could make again from what is there.
 
         Args:
             cells: All that the study has a row of.
@@ -100,13 +100,13 @@ class Kept:
 
 
 def runs_of(folder: Path, cell: Cell, panel: Panel) -> _Runs:
-    """Runs of a cell's row, relative to the study's folder; of a study again, the policy's run is the other's."""
+    """Return runs of a cell's row, relative to the study's folder; a rescored study uses the other's policies."""
     runs = [cell.folder] if panel == "tune" else [cell.folder, cell.scored]
     return tuple(str(run.relative_to(folder)) for run in runs if run.is_relative_to(folder))
 
 
 def _speaks(cell: Cell) -> bool:
-    """Whether the run of a cell is there, finished; of a model that no run makes, its score."""
+    """Return whether the run of a cell is there, finished; of a model that no run makes, its score."""
     return is_done(cell, "tune") and (cell.folder.is_dir() or cell.scored.is_dir())
 
 

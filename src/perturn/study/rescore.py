@@ -44,7 +44,7 @@ class AgainFile:
         return Path(self.output) / self.again
 
     def study(self, other: Study) -> Study:
-        """The other study, on this panel."""
+        """Return the other study, on this panel."""
         if other.again is not None:
             raise ConfigError(
                 f"again: study {other.name!r} has no policies of its own; name {other.again!r}."
@@ -82,22 +82,22 @@ class Again:
                     _refuse_unmade(cell)
 
     def cell(self, environment: str, method: str, point: Point, seed: int) -> Cell:
-        """A cell of the other study, with the score of this one."""
+        """Return a cell of the other study, with the score of this one."""
         scored = self.study.test, self.study.folder / "runs"
         return replace(self._plan.cell(environment, method, point, seed, scored), tuned=False)
 
     def tuning(self) -> Iterator[Cell]:
-        """None: the points are chosen."""
+        """Yield none: the points are chosen."""
         return iter(())
 
     def testing(self, environment: str, method: str, point: Point) -> Iterator[Cell]:
-        """The cells of a method on all seeds."""
+        """Yield the cells of a method on all seeds."""
         for seed in self.study.seeds:
             yield self.cell(environment, method, point, seed)
 
 
 def _chosen(plan: Plan) -> dict[tuple[str, str], Point]:
-    """Environment and method -> the point that a study has chosen."""
+    """Turn environment and method into the point that a study has chosen."""
     study, found = plan.study, dict[tuple[str, str], Mapping[str, Any]]()
     for row in read_recorded(study.folder).cells:
         if row["state"] != "done":
@@ -114,7 +114,7 @@ def _chosen(plan: Plan) -> dict[tuple[str, str], Point]:
 
 
 def _refuse_unmade(cell: Cell) -> None:
-    """Refuse a cell whose policy is not there, which would have to be made in the other study's folder."""
+    """Reject a cell whose policy is not there, which would have to be made in the other study's folder."""
     makes = any(stage.command == "train" and stage.policy == cell.policy for stage in stages(cell.recipe))
     is_there = not makes or RunPaths(cell.folder).checkpoint(cell.policy).is_dir()
     if not is_done(cell, "tune") or not is_there:

@@ -30,7 +30,7 @@ class Worker(Protocol):
         """Whether it has ended, however."""
 
     def error(self) -> str | None:
-        """Why it failed, once it has ended; None: it did not."""
+        """Return why it failed, once it has ended; None: it did not."""
 
     def stop(self) -> None:
         """Ask it to stop."""
@@ -43,7 +43,7 @@ class Crew(Protocol):
     """Who starts workers: on this machine, or on the nodes of a cluster."""
 
     def most(self, peak_gb: float) -> int:
-        """Cells at the same time, if each needs so much memory; 0: not known yet."""
+        """Return cells at the same time, if each needs so much memory; 0: not known yet."""
 
     def start(self, cell: Cell, sources: Sources, test: bool, log: Path) -> Worker:
         """Start a cell."""
@@ -91,7 +91,7 @@ class Conductor:
             self.crew.close()
 
     def _start(self, most: int) -> None:
-        """Start cells until so many run: those that share nothing with a running one that is still to be made."""
+        """Start cells until so many run: cells that share no stage with a running cell."""
         busy: set[str] = set()
         for worker in self.running.values():
             self.board.sharing.look(worker.cell)

@@ -67,7 +67,7 @@ def _write_study(files: Files, study: Study) -> None:
 
 
 def _crew(board: Board, workers: int | None) -> Crew:
-    """Who does the cells: the nodes of the recipe's cluster, or this machine."""
+    """Return who does the cells: the nodes of the recipe's cluster, or this machine."""
     if board.plan.cluster is not None:
         return Nodes(board.plan.cluster, board.plan.study.folder, workers)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -36,11 +36,11 @@ SWEEP = "sweep"
 
 @dataclass(frozen=True)
 class Tune:
-    """How the swept settings of a method are chosen: by mean success on a panel that no verdict reads."""
+    """Tuning of a method's swept settings: by mean success on tasks that no verdict reads."""
 
     tasks: HeldOutTasks
     seeds: list[Annotated[int, SEED]] | None = None
-    """Those of the study's seeds on which every point is tried; None: all of them."""
+    """Seeds of the study on which every point is tried; None: all of them."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Study:
     name: str
     """The study's folder under `output`."""
     recipe: str
-    """A recipe beside the study file, or the name of one that comes with the package."""
+    """A recipe beside the study file, or the name of a recipe that comes with the package."""
     methods: dict[str, Overlay]
     """Name -> settings laid over the recipe, by dotted keys; null takes a section out. `base` and `sft`, which score
     the model and stop after SFT, are added where they are missing. A method may have a `sweep` of its own."""
@@ -140,14 +140,14 @@ class Study:
 
     @property
     def tuned_seeds(self) -> list[int]:
-        """Seeds that are played on the tuning panel."""
+        """Seeds that play the tuning tasks."""
         if self.tune is None:
             return []
         return self.seeds if self.tune.seeds is None else self.tune.seeds
 
     @property
     def folder(self) -> Path:
-        """Where the study lies."""
+        """Folder of the study."""
         return Path(self.output) / self.name
 
 
@@ -157,7 +157,7 @@ def side_name(side: Side) -> str:
 
 
 def _members(side: Side) -> frozenset[str]:
-    """Methods of one side of a comparison, whose order changes no mean."""
+    """Return methods of one side of a comparison, whose order changes no mean."""
     return frozenset([side] if isinstance(side, str) else side)
 
 
@@ -178,7 +178,7 @@ def read_study(file: Path, overrides: Sequence[str] = ()) -> tuple[Study, dict[s
 
 
 def read_words(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """A study file as a mapping, with `key=value` words applied.
+    """Return a study file as a mapping, with `key=value` words applied.
 
     Raises:
         ConfigError: If it is none, or a word cannot be applied.
@@ -190,7 +190,7 @@ def read_words(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def study_of(data: dict[str, Any], beside: Path) -> tuple[Study, dict[str, Any]]:
-    """A study file's mapping -> the study, and the mapping of its recipe as it is written.
+    """Turn a study file's mapping into the study, and the mapping of its recipe as it is written.
 
     Args:
         data: As `read_words` gives it.
@@ -203,7 +203,7 @@ def study_of(data: dict[str, Any], beside: Path) -> tuple[Study, dict[str, Any]]
 
 
 def _mapping(file: Path, what: str) -> dict[str, Any]:
-    """A file of YAML that is a mapping."""
+    """Return a file of YAML that is a mapping."""
     data = parse_yaml(read_text(file, ConfigError), f"{what} {str(file)!r}", ConfigError, keep_texts=True)
     if not isinstance(data, dict):
         raise ConfigError(f"{what} {str(file)!r} must be a mapping of settings, got {type(data).__name__}.")
@@ -211,7 +211,7 @@ def _mapping(file: Path, what: str) -> dict[str, Any]:
 
 
 def _recipe_file(name: str, beside: Path) -> Path:
-    """The file of a study's recipe."""
+    """Return the file of a study's recipe."""
     near = beside / user_path(name, "recipe")
     found = near if near.is_file() else shipped_recipe(name)
     if found is None:
@@ -223,7 +223,7 @@ def _recipe_file(name: str, beside: Path) -> Path:
 
 
 def _completed(study: Study, recipe: Mapping[str, Any]) -> Study:
-    """The study with the methods that are always there, its baseline, and its environments by name."""
+    """Return the study with the methods that are always there, its baseline, and its environments by name."""
     if recipe.get("then") is not None:
         raise ConfigError(
             "a study compares runs of one recipe; leave `then` out of it, and give that a study of its own."
@@ -239,7 +239,7 @@ def _completed(study: Study, recipe: Mapping[str, Any]) -> Study:
 
 
 def _check_pairs(study: Study, methods: Collection[str], baseline: str) -> None:
-    """Refuse a comparison of a method that is not there, one that is made anyhow, and a baseline that comes first."""
+    """Reject a comparison with an unknown method, a comparison that is made anyhow, and a baseline that comes first."""
     for part, pairs in (("primary", study.primary), ("compare", study.compare)):
         for one, other in pairs:
             for side in (one, other):

@@ -40,7 +40,7 @@ Sources = dict[str, list[Source]]
 
 
 def identities(recipe: Recipe) -> dict[str, str]:
-    """Stage -> digest of its name and of all settings that it and the stages before it read.
+    """Turn stage into digest of its name and of all settings that it and the stages before it read.
 
     Stages of two recipes with equal digests make the same, but for what depends on timing. Stages that nobody else
     makes are left out.
@@ -56,7 +56,7 @@ def identities(recipe: Recipe) -> dict[str, str]:
 
 
 def unsure_inputs(folder: Path, recipe: Recipe) -> list[str]:
-    """Settings that may name something else than when a run was made.
+    """Return settings that may name something else than when a run was made.
 
     They are the inputs that have changed. Where an earlier version recorded none, they are all data and models of the
     user's; what an environment reads counts as unchanged then.
@@ -73,7 +73,7 @@ def unsure_inputs(folder: Path, recipe: Recipe) -> list[str]:
 
 
 class Sharing:
-    """Which stages the cells of a study share, and which of them are done."""
+    """Stages that the cells of a study share, and the finished ones among them."""
 
     def __init__(self) -> None:
         self._identities: dict[Path, dict[str, str]] = {}
@@ -110,11 +110,11 @@ class Sharing:
         self._done.update(own[name] for name in done_stages(cell.folder) if name in own)
 
     def to_make(self, cell: Cell) -> set[str]:
-        """Identities of a cell's stages that no run has finished."""
+        """Return identities of a cell's stages that no run has finished."""
         return set(self._identities[cell.folder].values()) - self._done
 
     def counts(self, cells: Collection[Cell]) -> tuple[int, int, int]:
-        """Stages of all runs; those of them that are different, which other studies have or this one makes.
+        """Return stages of all runs; the distinct ones among them, which other studies have or this study makes.
 
         Returns:
             How many there are, how many are made, and how many other studies have.
@@ -125,7 +125,7 @@ class Sharing:
         return total, total - sum(map(len, own)) + len(different) - lent, lent
 
     def sources(self, cell: Cell) -> Sources:
-        """The other runs that make a cell's stages."""
+        """Return the other runs that make a cell's stages."""
         own, found = self._identities[cell.folder], {}
         for stage in stages(cell.recipe):
             others = [
@@ -140,13 +140,13 @@ class Sharing:
 
 
 def done_stages(folder: Path) -> set[str]:
-    """The stages that a run has finished; none where there is no run."""
+    """Return the stages that a run has finished; none where there is no run."""
     manifest = read_manifest(folder) if folder.is_dir() else None
     return {name for name, note in (manifest or {"stages": {}})["stages"].items() if note.get("done")}
 
 
 def held_stages(folder: Path) -> set[str]:
-    """The stages that a run has finished and whose files are there, every one."""
+    """Return the stages that a run has finished and whose files are there, every one."""
     files = (read_manifest(folder) or {}).get("files", {})
     gone = {one["stage"] for file, one in files.items() if not (folder / file).is_file()}
     return done_stages(folder) & {one["stage"] for one in files.values()} - gone
@@ -161,7 +161,7 @@ _log = logging.getLogger(__name__)
 
 
 def lent_runs(study: Study) -> Iterator[tuple[Path, Recipe]]:
-    """Runs of the studies that a study shares with, with their recipes.
+    """Yield runs of the studies that a study shares with, with their recipes.
 
     A run whose recipe this version cannot read is left out, and a warning names it.
 
@@ -183,7 +183,7 @@ def lent_runs(study: Study) -> Iterator[tuple[Path, Recipe]]:
 
 
 def _runs(study: Study, name: str) -> list[Path]:
-    """The folders of the runs of another study; none where its results alone are left."""
+    """Return the folders of the runs of another study; none where its results alone are left."""
     other = study.folder.parent / name
     if (other / "runs").is_dir():
         return sorted((other / "runs").iterdir())

@@ -56,14 +56,14 @@ def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True
 
 
 def _maker(cell: Cell) -> Maker | None:
-    """The run of a cell, as what makes the policy that is scored; None where it scores a model as it is."""
+    """Return the run of a cell, as what makes the policy that is scored; None where it scores a model as it is."""
     if cell.policy == "base" and cell.recipe.base is None:
         return None
     return Maker(cell.folder, cell.recipe, cell.policy)
 
 
 def _panels(recipe: Recipe) -> str:
-    """All that decides which tasks the stages of a recipe see."""
+    """Return all that decides which tasks the stages of a recipe see."""
     sections = (recipe.base, recipe.sft, recipe.explore)
     tasks = [each and each.tasks and dataclasses.asdict(each.tasks) for each in sections]
     made = [each is not None for each in (*sections, recipe.expert, recipe.evaluate)]
@@ -71,7 +71,7 @@ def _panels(recipe: Recipe) -> str:
 
 
 def _refuse_overlap(study: Study, cell: Cell) -> None:
-    """Refuse a panel to tune or test on of which a stage of the cell's run would learn a task."""
+    """Reject a panel to tune or test on of which a stage of the cell's run would learn a task."""
     with closing_world(world_maker(cell.recipe)()) as env:
         tested = _ids(env, study.test.tasks, "test.tasks")
         tuned = set() if study.tune is None else _ids(env, study.tune.tasks, "tune.tasks")
@@ -85,7 +85,7 @@ def _refuse_overlap(study: Study, cell: Cell) -> None:
 
 
 def _refuse_shared(panel: str, held: set[str], others: Mapping[str, set[str]]) -> None:
-    """Refuse a panel that shares a task with others."""
+    """Reject a panel that shares a task with others."""
     must_not = (
         "tested must not be learned or tuned on" if panel == "test.tasks" else "tuned on must not be learned"
     )
@@ -99,7 +99,7 @@ def _refuse_shared(panel: str, held: set[str], others: Mapping[str, set[str]]) -
 
 
 def _ids_in(file: str, key: str) -> set[str]:
-    """Ids of the tasks of a file of the user's; rows of TRL's have none but a number."""
+    """Return ids of the tasks of a file of the user's; rows of TRL's have none but a number."""
     found = set()
     for row in read_rows(user_path(file, key)):
         sides = (row.chosen, row.rejected) if isinstance(row, PreferencePair) else (row,)
@@ -108,6 +108,6 @@ def _ids_in(file: str, key: str) -> set[str]:
 
 
 def _ids(env: Environment, panel: Tasks, where: str) -> set[str]:
-    """Ids of the tasks of a panel."""
+    """Return ids of the tasks of a panel."""
     with within(f"{where}: "):
         return {task.id for task in choose_tasks(env, panel)}

@@ -35,7 +35,7 @@ class Screen:
 
     @contextmanager
     def shown(self, board: Board) -> Iterator[None]:
-        """While the block runs."""
+        """Show the study's progress while the block runs."""
         self._told = {
             (cell.label, panel) for cell, panel in board.cells() if board.state(cell, panel) != "to do"
         }
@@ -92,7 +92,7 @@ def _picture(conductor: Conductor) -> RenderableType:
 
 
 def _stage(cell: Cell) -> str:
-    """The stage that a cell's run, or its score, is at."""
+    """Return the stage that a cell's run, or its score, is at."""
     for folder in (cell.scored, cell.folder):
         try:
             noted = read_note(RunPaths(folder).progress, Progress)
@@ -104,7 +104,7 @@ def _stage(cell: Cell) -> str:
 
 
 def seconds_left(conductor: Conductor) -> float | None:
-    """Time for what is left, by the mean of what was done; None where nothing was done yet."""
+    """Return the time for what is left, by the mean of what was done; None where nothing was done yet."""
     board, spent = conductor.board, conductor.spent
     left = Counter(board.scores_alone(cell) for cell, _ in board.to_do().values())
     left[True] += board.unknown
@@ -117,7 +117,7 @@ def seconds_left(conductor: Conductor) -> float | None:
 
 
 def cells_table(board: Board) -> Table:
-    """Cells of each environment and method by state, and the point that was chosen."""
+    """Return cells of each environment and method by state, and the point that was chosen."""
     counts: dict[tuple[str, str], Counter[str]] = {method: Counter() for method in board.plan.points}
     for cell, panel in board.cells():
         counts[cell.environment, cell.method][f"{panel} {board.state(cell, panel)}"] += 1
@@ -131,7 +131,7 @@ def cells_table(board: Board) -> Table:
 
 
 def summary_line(board: Board) -> str:
-    """How many runs there are, how much of their work is shared, and the errors, if there are any."""
+    """Return how many runs there are, how much of their work is shared, and the errors, if there are any."""
     kept = [board.kept.row(cell, panel) is not None for cell, panel in board.cells()]
     runs = {cell.folder: cell for (cell, _), gone in zip(board.cells(), kept, strict=True) if not gone}
     stages, made, lent = board.sharing.counts(runs.values())
@@ -150,7 +150,7 @@ def summary_line(board: Board) -> str:
 
 
 def _numbers(count: Counter[str]) -> list[str]:
-    """Cells that are done of all, for each panel, and those that failed."""
+    """Return cells that are done of all, for each panel, and those that failed."""
     done = [
         f"{count[f'{panel} done']}/{sum(count[f'{panel} {state}'] for state in _STATES)}"
         for panel in ("tune", "test")

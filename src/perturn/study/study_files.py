@@ -21,7 +21,7 @@ _NO_POINT = "no point of its sweep was finished on every tuning seed; the rows o
 
 @dataclass(frozen=True)
 class Files:
-    """Where everything lies in a study's folder."""
+    """Paths in a study's folder."""
 
     folder: Path
 
@@ -51,7 +51,7 @@ class Files:
         return self.folder / "logs"
 
     def log(self, cell: Cell) -> Path:
-        """All that a cell has printed."""
+        """Return all that a cell has printed."""
         return self.logs / f"{cell.recipe.name}.log"
 
 
@@ -78,7 +78,7 @@ def write_results(files: Files, board: Board) -> None:
 
 
 def _cell_row(board: Board, cell: Cell, panel: Panel) -> dict[str, Any]:
-    """The row of a cell in `cells.json`."""
+    """Return the row of a cell in `cells.json`."""
     if (kept := board.kept.row(cell, panel)) is not None:
         return dict(kept)
     state = board.state(cell, panel)
@@ -93,7 +93,7 @@ def _cell_row(board: Board, cell: Cell, panel: Panel) -> dict[str, Any]:
 
 
 def _failed_rows(board: Board, method: Method) -> Iterator[dict[str, Any]]:
-    """The rows of a method without a point to test."""
+    """Yield the rows of a method without a point to test."""
     for seed in board.plan.study.seeds:
         yield {
             **_key(*method, {}, seed, "test"),
@@ -109,12 +109,12 @@ def _key(environment: str, method: str, point: Point, seed: int, panel: Panel) -
 
 
 def _episode_rows(board: Board, cell: Cell, panel: Panel) -> Iterator[Mapping[str, Any]]:
-    """The rows of a finished cell in `episodes.parquet`, as they were where its runs are gone."""
+    """Yield the rows of a finished cell in `episodes.parquet`, as they were where its runs are gone."""
     return iter(kept) if (kept := board.kept.episodes(cell, panel)) else episode_rows(cell, panel)
 
 
 def episode_rows(cell: Cell, panel: Panel) -> Iterator[dict[str, Any]]:
-    """The rows of a finished cell in `episodes.parquet`."""
+    """Yield the rows of a finished cell in `episodes.parquet`."""
     for one in outcomes(cell, panel):
         key = _key(cell.environment, cell.method, cell.point, cell.seed, panel) | {
             "point": point_text(cell.point)

@@ -1,4 +1,4 @@
-"""How far the cells of a study are, and the points that were chosen by now."""
+"""Progress of a study's cells, and the points that were chosen by now."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ class Board:
                 self._done.discard((cell.folder, panel))
 
     def cells(self) -> Iterator[tuple[Cell, Panel]]:
-        """All that is known to be wanted, with the panel it is wanted for."""
+        """Yield all that is known to be wanted, with the panel it is wanted for."""
         yield from ((cell, "tune") for cell in self.tuning)
         for cells in self._testing.values():
             yield from ((cell, "test") for cell in cells)
 
     def state(self, cell: Cell, panel: Panel) -> str:
-        """How far a cell is: done, failed or to do."""
+        """Return how far a cell is: done, failed or to do."""
         if (cell.folder, panel) in self._done:
             return "done"
         return "failed" if cell.folder in self.errors else "to do"
 
     def to_do(self) -> dict[Path, tuple[Cell, bool]]:
-        """Cells to work on, by folder, and whether each is to be scored on the test panel too."""
+        """Return cells to work on, by folder, and whether each is to be scored on the test panel too."""
         found: dict[Path, tuple[Cell, bool]] = {}
         for cell, panel in self.cells():
             if self.state(cell, panel) == "to do":
@@ -71,13 +71,13 @@ class Board:
         return found
 
     def possible(self) -> Iterator[Cell]:
-        """Cells to work on, now or once points are chosen: of methods still tuned, every point on every seed."""
+        """Yield cells to work on, now or once points are chosen: of methods still tuned, every point on every seed."""
         found = {folder: cell for folder, (cell, _) in self.to_do().items()}
         found |= {cell.folder: cell for cell in self._untested() if cell.folder not in found}
         yield from found.values()
 
     def _untested(self) -> Iterator[Cell]:
-        """Cells of every point on every seed, of methods that are still tuned."""
+        """Yield cells of every point on every seed, of methods that are still tuned."""
         for method, points in self.plan.points.items():
             if method not in self.chosen:
                 yield from (cell for point in points for cell in self.plan.testing(*method, point))
@@ -88,7 +88,7 @@ class Board:
         return (len(self.plan.points) - len(self.chosen)) * len(self.plan.study.seeds)
 
     def scores_alone(self, cell: Cell) -> bool:
-        """Whether a cell's run is done, so that its score on the test panel is all that is left."""
+        """Return whether a cell's run is done, so that its score on the test panel is all that is left."""
         return (cell.folder, "tune") in self._done
 
     def ended(self, cell: Cell, error: str | None) -> None:
@@ -117,12 +117,12 @@ class Board:
                 self._enter(cell)
 
     def _scores(self, points: list[Point], cells: list[Cell]) -> Iterator[tuple[Point, list[Outcome]]]:
-        """Episodes of each point that was finished on every seed."""
+        """Yield episodes of each point that was finished on every seed."""
         for point in points:
             its = [cell for cell in cells if cell.point == point]
             if all(self.state(cell, "tune") == "done" for cell in its):
                 yield point, [one for cell in its for one in self._outcomes(cell)]
 
     def _outcomes(self, cell: Cell) -> list[Outcome]:
-        """Episodes of a cell on the tuning panel."""
+        """Return episodes of a cell on the tuning panel."""
         return self.kept.outcomes(cell, "tune") or outcomes(cell, "tune")

@@ -1,4 +1,4 @@
-"""Which credit weighs the turns that a loss learns from."""
+"""Choice of the credit that weighs the turns for a loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROW_NEEDS = names_of((Reference.name, Distance.name))
 
 
 def make_credit(section: Mapping[str, Any]) -> Credit:
-    """Section `credit` -> the credit; `name` is in CREDITS or is `module:Class`.
+    """Turn section `credit` into the credit; `name` is in CREDITS or is `module:Class`.
 
     Raises:
         ConfigError: If there is no such credit, a setting is wrong, or it does not say what it reads, or how.
@@ -42,7 +42,7 @@ def make_credit(section: Mapping[str, Any]) -> Credit:
 
 
 def check_credit(credit: Any, name: str) -> None:
-    """Refuse a credit that does not say what it reads, or how.
+    """Reject a credit that does not say what it reads, or how.
 
     Raises:
         ConfigError: Naming what it lacks.
@@ -80,7 +80,7 @@ def _faults(credit: Any, name: str) -> Iterator[str]:
 
 
 def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
-    """The credit that weighs the turns of a loss.
+    """Return the credit that weighs the turns of a loss.
 
     Args:
         loss: The loss.
@@ -88,8 +88,8 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
         section: `name` of a credit and its settings; None: the loss's own.
 
     Raises:
-        ConfigError: If there is no such credit, a setting is wrong, it needs what training does not compute, the loss
-            is on pairs and the credit on groups, or the loss's section sets the credit that this one replaces.
+        ConfigError: If there is no such credit, a setting is wrong, or the credit needs what training does not compute.
+            Also if the loss is on pairs and the credit on groups, or the loss's section sets the replaced credit.
     """
     if section is None:
         return loss.credit
@@ -131,7 +131,7 @@ def _misfits(credit: Credit, loss: Loss, name: str, trained: str) -> Iterator[st
 
 
 def make_loss(section: Mapping[str, Any], where: str = "loss") -> Loss:
-    """Section `loss` -> the loss; `name` is in LOSSES.
+    """Turn section `loss` into the loss; `name` is in LOSSES.
 
     Raises:
         ConfigError: If there is no such loss, a setting is wrong, or the loss does not keep its protocol; `where` is
@@ -145,7 +145,7 @@ def make_loss(section: Mapping[str, Any], where: str = "loss") -> Loss:
 def loss_and_credit(
     loss: Mapping[str, Any], section: Mapping[str, Any] | None, where: str = "loss"
 ) -> tuple[Loss, Credit]:
-    """The loss and the credit of the sections `loss` and `credit`; see `choose_credit`.
+    """Return the loss and the credit of the sections `loss` and `credit`; see `choose_credit`.
 
     Raises:
         ConfigError: If there is no such loss or credit, or a setting is wrong; `where` is the loss's place.
@@ -155,7 +155,7 @@ def loss_and_credit(
 
 
 def named_credit(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> tuple[str, Credit]:
-    """The credit of a recipe's sections `loss` and `credit`, and its name; see `choose_credit`.
+    """Return the credit of a recipe's sections `loss` and `credit`, and its name; see `choose_credit`.
 
     Raises:
         ConfigError: If there is no such loss or credit, or a setting is wrong.
@@ -166,13 +166,13 @@ def named_credit(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> 
 
 
 def weighs_alone(credit: Credit) -> bool:
-    """Whether a credit has a baseline, or none, for a trajectory that is alone in its task."""
+    """Return whether a credit has a baseline, or none, for a trajectory that is alone in its task."""
     traits = credit.traits  # of branches, an episode has some of its own
     return not traits.needs_group or traits.trains_branches or traits.weighs_alone
 
 
 def trains_own_turns(credit: Credit) -> bool:
-    """Whether of an episode that was played on, the turns that it had before carry no loss: they did in another one."""
+    """Return whether the turns that a branch shares carry no loss, since the resumed episode has loss on them."""
     return credit.traits.trains_branches or credit.traits.takes_unfinished
 
 
@@ -182,7 +182,7 @@ def carries_own_turns(credit: Credit, trajectory: Trajectory) -> bool | None:
 
 
 def credit_of(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> Credit:
-    """The credit of a recipe's sections `loss` and `credit`, to weigh rows one by one; see `choose_credit`.
+    """Return the credit of a recipe's sections `loss` and `credit`, to weigh rows one by one; see `choose_credit`.
 
     Raises:
         ConfigError: If there is no such loss or credit, a setting is wrong, or the credit compares the rows of a group.
@@ -191,6 +191,6 @@ def credit_of(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> Cre
     if credit.traits.needs_group:
         raise ConfigError(
             f"credit {type(credit).__name__} compares the trajectories of a group, and a row by itself has none; name "
-            "one that weighs turns alone, such as uniform."
+            "a credit that weighs turns alone, such as uniform."
         )
     return credit

@@ -86,7 +86,7 @@ class Frozen:
         )
 
     def _candidates(self, trained: Any) -> Iterator[tuple[Any, bool]]:
-        """Models that may be the policy, and whether without their adapters."""
+        """Yield models that may be the policy, and whether without their adapters."""
         if trained is not None:
             yield trained, self._beneath is not None
         again = None if self._load is None else self._load()
@@ -94,7 +94,7 @@ class Frozen:
             yield again, False
 
     def _is_same(self, model: Any, without_adapters: bool) -> bool:
-        """Whether a model is the policy that the first rows hold the log-probabilities of."""
+        """Return whether a model is the policy that the first rows hold the log-probabilities of."""
         if without_adapters:  # they give the layers other names, and so the model another identity
             assert self._beneath is not None
             return torch.equal(probe_logprobs(model, self._precision), self._beneath)
@@ -116,7 +116,7 @@ class Frozen:
 
     @contextmanager
     def _on_device(self, model: Any) -> Iterator[None]:
-        """The model is where training runs, and goes home afterwards."""
+        """Move the model to the device that trains, and back at the end of the block."""
         home = model.device
         if home != self._args.device:
             model.to(self._args.device)

@@ -85,7 +85,7 @@ def take_rows(
 
 
 def _located(rows: Iterable[Any] | Location) -> tuple[Iterator[tuple[tuple[int, str], Any]], bool, str]:
-    """Rows with their number and place, whether Arrow holds them, and the unit of a place.
+    """Return rows with their number and place, whether Arrow holds them, and the unit of a place.
 
     Rows of Perturn's own form are read.
     """
@@ -98,7 +98,7 @@ def _located(rows: Iterable[Any] | Location) -> tuple[Iterator[tuple[tuple[int, 
 
 
 def _own(row: Any) -> Any:
-    """A row of Perturn's own, read, or what is wrong with it; any other as it is."""
+    """Return a row of Perturn's own, read, or what is wrong with it; any other as it is."""
     try:
         return own_row(row) or row
     except DataError as error:
@@ -106,12 +106,12 @@ def _own(row: Any) -> Any:
 
 
 def _comes_from_arrow(rows: object) -> bool:
-    """Whether rows are of a `datasets` data set, which fills in None for each key that a row lacks."""
+    """Return whether rows are of a `datasets` data set, which fills in None for each key that a row lacks."""
     return any(kind.__module__.partition(".")[0] == "datasets" for kind in type(rows).__mro__)
 
 
 def mismatched(prompt: Trajectory, actions: Trajectory) -> Trajectory:
-    """An episode as it was played, after the prompt and the observation that posed another one's task."""
+    """Return an episode as it was played, after the prompt and the observation that posed another one's task."""
     first = replace(
         actions.turns[0], observation=prompt.turns[0].observation, recalled=prompt.turns[0].recalled
     )
@@ -126,7 +126,7 @@ def with_mismatched(
     renderer: Renderer,
     max_length: int | None,
 ) -> list[Example]:
-    """The examples, each after its own prompt with the actions of the last row before it that has another prompt.
+    """Return the examples; each continues its own prompt, with the actions of the last row that has another prompt.
 
     Before the first row comes the last. A prompt is all that comes before the first action.
 
@@ -143,7 +143,7 @@ def with_mismatched(
 
 
 def _encoded(prompt: Trajectory, actions: Trajectory, renderer: Renderer, max_length: int | None) -> Encoded:
-    """A mismatched row as tokens."""
+    """Return a mismatched row as tokens."""
     encoded = renderer.encode(mismatched(prompt, actions), max_length)
     if not encoded.turns:
         raise DataError(
@@ -155,13 +155,13 @@ def _encoded(prompt: Trajectory, actions: Trajectory, renderer: Renderer, max_le
 
 
 def _posed(episode: Trajectory) -> str:
-    """All that comes before the first action, as one text."""
+    """Return all that comes before the first action, as one text."""
     posed = [episode.prompt, episode.tools, episode.template_kwargs, episode.turns[0].observation]
     return json.dumps(posed, sort_keys=True)
 
 
 def _partners(posed: Sequence[str]) -> list[int]:
-    """For each text the index of the last one before it that differs; before the first comes the last."""
+    """Return for each text the index of the last different text before it; before the first comes the last."""
     last = next((index for index in reversed(range(len(posed))) if posed[index] != posed[-1]), None)
     if last is None:
         raise DataError(
@@ -174,12 +174,12 @@ def _partners(posed: Sequence[str]) -> list[int]:
 
 
 def sequences_of(examples: Sequence[Example]) -> list[Encoded]:
-    """All that a reference is asked of examples: their sides, then their mismatched rows."""
+    """Return all that a reference is asked of examples: their sides, then their mismatched rows."""
     return [*sides(examples), *(one.mismatched for one in examples if one.mismatched is not None)]
 
 
 def with_logprobs(examples: Sequence[Example], name: str, logprobs: Sequence[Tensor]) -> list[Example]:
-    """The examples with log-probabilities of `sequences_of` them, in nats, as `name` says.
+    """Return the examples with log-probabilities of `sequences_of` them, in nats, as `name` says.
 
     It is reference, proximal, or the name of an input of the loss.
     """
@@ -202,7 +202,7 @@ def mismatches(
     compute: Callable[[Batch], tuple[Tensor, Any, dict[str, Tensor]]],
     packs: Sequence[Batch],
 ) -> list[float]:
-    """The numbers that a loss reads of mismatched rows under the policy as it is now, one a row.
+    """Return the numbers that a loss reads of mismatched rows under the policy as it is now, one a row.
 
     Args:
         loss: The loss.

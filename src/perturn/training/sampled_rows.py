@@ -34,7 +34,7 @@ Needed = Mapping[str, Sequence[Any]]
 
 
 def as_row(row: Any, index: int, loss: Any, tally: Tally | None = None, *, filled: bool = False) -> Row:
-    """A row in any of the forms that training takes; a pair becomes its chosen side where the loss reads one side.
+    """Return a row in any form that training takes; a pair becomes its chosen side where the loss reads one side.
 
     Args:
         row: The row, or what is wrong with it.
@@ -72,7 +72,7 @@ def as_row(row: Any, index: int, loss: Any, tally: Tally | None = None, *, fille
 
 
 def _labelled(row: Row, given: Any) -> WeightedTrajectory:
-    """A row with a label, which is the sign of its weights; of TRL's `label` 1 or -1 for each turn."""
+    """Return a row with a label, which is the sign of its weights; of TRL's `label` 1 or -1 for each turn."""
     if isinstance(row, PreferencePair) and isinstance(given, Mapping) and label_of(given) is not None:
         raise DataError("the row is a pair, and has a label; leave one of the two out.")
     if not isinstance(row, WeightedTrajectory):
@@ -85,13 +85,13 @@ def _labelled(row: Row, given: Any) -> WeightedTrajectory:
     if not (all(one > 0 for one in weights) or all(one < 0 for one in weights)):
         raise DataError(
             f"task {row.trajectory.task.id!r}: the weights of a trajectory must all be > 0 where it is desirable, "
-            f"and all < 0 where it is not, except those of turns without loss, got {row.weight!r:.200}."
+            f"and all < 0 where it is not, except for turns without loss, got {row.weight!r:.200}."
         )
     return row
 
 
 def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:
-    """Log-probabilities that the actions were sampled with.
+    """Return log-probabilities that the actions were sampled with.
 
     Args:
         trajectory: As it was played.
@@ -123,7 +123,7 @@ def with_weight(
     clip: Sequence[float] | None = None,
     has_spread: bool | None = None,
 ) -> Example:
-    """The example of one trajectory with the numbers of all its turns; those of turns that are left out go with them.
+    """Return the example of one trajectory with the numbers of its turns; left-out turns take their numbers along.
 
     Args:
         example: As training sees it.
@@ -176,7 +176,7 @@ def unbroken(rows: Iterable[tuple[P, Any]], name: str, loss: Any) -> Iterator[tu
 
 
 def _read_sides(row: Any, loss: Any) -> tuple[Trajectory, ...]:
-    """The trajectories of a row that the loss reads; none where the row is not ours."""
+    """Return the trajectories of a row that the loss reads; none where the row is not ours."""
     if isinstance(row, PreferencePair):
         return (row.chosen, row.rejected) if loss.traits.needs_rejected else (row.chosen,)
     if isinstance(row, WeightedTrajectory):
@@ -195,7 +195,7 @@ class Weighed(NamedTuple):
     """Whether the turns alone carry loss that the trajectory added to its origin; None: it has none."""
 
     def row(self, trajectory: Trajectory) -> WeightedTrajectory:
-        """The trajectory with what was written of it."""
+        """Return the trajectory with what was written of it."""
         clip = None if self.clip is None else tuple(self.clip.tolist())
         return WeightedTrajectory(trajectory, tuple(self.weight.tolist()), clip, self.own_turns)
 
@@ -264,7 +264,7 @@ def weigh_groups(
 
 
 def weigh_rows(examples: Sequence[Example], rows: Sequence[Row], credit: Credit) -> list[Example]:
-    """The examples with the weights of a credit that compares the episodes of a group.
+    """Return the examples with the weights of a credit that compares the episodes of a group.
 
     A group is the rows of one task and one policy, each with all of its turns, whatever a length limit leaves out.
 

@@ -54,14 +54,14 @@ def encoded_sets(given: Any, name: str, encode: Callable[[Iterable[Any], str], E
 
 
 def parts_of(sets: Sets | None) -> list[Examples]:
-    """The sets, without their names."""
+    """Return the sets, without their names."""
     if sets is None:
         return []
     return [sets] if isinstance(sets, Examples) else list(sets.values())
 
 
 def named_set(sets: Any, name: str) -> Any:
-    """The set of a name."""
+    """Return the set of a name."""
     if not isinstance(sets, Mapping) or name not in sets:
         known = sets if isinstance(sets, Mapping) else ()
         raise DataError(f"no set of eval_dataset is named {name!r}.{did_you_mean(name, known)}")
@@ -69,7 +69,7 @@ def named_set(sets: Any, name: str) -> Any:
 
 
 def refuse_metrics(args: TurnConfig, trainer: Mapping[str, Any]) -> None:
-    """Refuse settings for metrics of transformers that values of rows in packs cannot keep."""
+    """Reject settings for metrics of transformers that values of rows in packs cannot keep."""
     if trainer.get("preprocess_logits_for_metrics") is not None:
         raise ConfigError(
             "preprocess_logits_for_metrics must be None: a prediction holds values of rows, no logits."
@@ -90,7 +90,7 @@ def refuse_metrics(args: TurnConfig, trainer: Mapping[str, Any]) -> None:
 
 
 def refuse_best_metric(metric: str | None, sets: Sets | None) -> None:
-    """Refuse a metric for the best model that no set has, before training rather than at its first evaluation.
+    """Reject a metric for the best model that no set has, before training rather than at its first evaluation.
 
     Args:
         metric: `metric_for_best_model`; transformers sets it to `loss` where the best model is loaded at the end.
@@ -130,7 +130,7 @@ class RowValues:
         self._batches.append({name: [each[index] for index in order] for name, each in values.items()})
 
     def take(self) -> dict[str, NDArray[np.float32]]:
-        """All values by name [rows] since the last call; every process makes it, and waits for the others."""
+        """Return all values by name [rows] since the last call; every process makes it, and waits for the others."""
         found: dict[str, list[float]] = defaultdict(list)
         # Batches are dealt to the processes in turn.
         for batch in chain.from_iterable(zip_longest(*gather_object([self._batches]), fillvalue={})):
@@ -154,15 +154,15 @@ class EvaluatingTrainer(ShardedTrainer):
         raise NotImplementedError
 
     def _statistics(self, rows: Sequence[Example]) -> list[Any]:
-        """A number of each row that is evaluated, which the loss reads; None for each where it reads none."""
+        """Return a number of each row that is evaluated, which the loss reads; None for each where it reads none."""
         raise NotImplementedError
 
     def _as_many_as_others(self, packs: list[Batch]) -> list[Batch]:
-        """Packs of this process after empty ones, so that all processes make equally many passes."""
+        """Return packs of this process after empty ones, so that all processes make equally many passes."""
         raise NotImplementedError
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """The precision training runs in."""
+        """Return the precision training runs in."""
         raise NotImplementedError
 
     def evaluate(
@@ -216,7 +216,7 @@ class EvaluatingTrainer(ShardedTrainer):
         return super().predict(self._encode_later(rows, "test"), ignore_keys, metric_key_prefix)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Batches of rows to evaluate on; workers that persist are for the rows that the trainer was made with."""
+        """Return batches of rows to evaluate on; persistent workers serve the rows that the trainer was made with."""
         if isinstance(eval_dataset, Examples):
             return self.get_test_dataloader(eval_dataset)
         return super().get_eval_dataloader(eval_dataset)
@@ -236,7 +236,7 @@ class EvaluatingTrainer(ShardedTrainer):
         return output._replace(predictions=values or None)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Not estimated: the Trainer's formula does not know which tokens reach the output layer."""
+        """Return 0: the Trainer's formula does not know which tokens reach the output layer."""
         return 0
 
     def prediction_step(
@@ -246,7 +246,7 @@ class EvaluatingTrainer(ShardedTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[Tensor, None, None]:
-        """Evaluation computes losses and metrics alone; every process makes the passes of its own packs."""
+        """Compute losses and metrics alone; every process makes the passes of its own packs."""
         with torch.no_grad(), self.compute_loss_context_manager():
             packs = [
                 self._prepare_inputs(pack | self._evaluated)
@@ -280,7 +280,7 @@ class Means:
         self._parts[name].append(part)
 
     def take(self) -> dict[str, float]:
-        """Mean of all values of all processes since the last call; every process makes it, and waits for the others.
+        """Return the mean of all values of all processes since the last call; every process calls it and waits.
 
         Of values that are `spread` it is their standard deviation; see `by_position`.
         """
@@ -299,7 +299,7 @@ class Means:
 
 @torch.no_grad()
 def row_metrics(loss: Any, chosen: TurnLogprobs, rejected: TurnLogprobs | None) -> dict[str, Tensor]:
-    """Values of each row of a pack, by name [rows]: log-probabilities, and of pairs the implicit rewards.
+    """Return values of each row of a pack, by name [rows]: log-probabilities, and of pairs the implicit rewards.
 
     `logps/accuracies` is the ranking accuracy: whether the policy finds the chosen side likelier than the rejected one.
     Source: Chen et al. 2024, "Preference Learning Algorithms Do Not Learn Preference Rankings", arXiv:2405.19534,
@@ -333,7 +333,7 @@ def step_metrics(
     step: Mapping[str, Tensor],
     entropy: Tensor | None,
 ) -> dict[str, Tensor]:
-    """Values of a pack to log beside those of its rows, by name; their mean is logged, see docs/methods/logged.md.
+    """Return values of a pack to log beside its rows' values, by name; their mean is logged (docs/methods/logged.md).
 
     Entropy has a value for each token, weights a value for each turn. Diagnostics of the loss may have names of
     `row_metrics`, in whose place they are logged, also where they have no value in this pack.
@@ -359,7 +359,7 @@ def step_metrics(
 
 
 def by_position(side: TurnLogprobs, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Values of turns, those of like position together: in the episode, also where turns before carry no loss.
+    """Return values of turns, grouped by position in the episode, also where turns before carry no loss.
 
     Args:
         side: The batch.
@@ -385,6 +385,6 @@ def by_position(side: TurnLogprobs, values: Mapping[str, Tensor]) -> dict[str, T
 
 
 def _spread(name: str, means: Mapping[str, float]) -> float:
-    """Standard deviation from the mean of the squares and the mean, over all values (population)."""
+    """Return standard deviation from the mean of the squares and the mean, over all values (population)."""
     variance = means[name] - means[name.replace("_spread/", "/")] ** 2
     return math.sqrt(max(0.0, variance))

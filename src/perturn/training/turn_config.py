@@ -1,4 +1,4 @@
-"""TurnConfig: the settings of `TurnTrainer`, those of transformers and ours."""
+"""TurnConfig: the settings of `TurnTrainer`, from transformers and ours."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _MANY_STEPS = 1_000_000
 
 
 def _as_in_a_recipe(name: str, kind: type[Train] = Train) -> Any:
-    """A setting that a recipe has too, where its default and its help stand."""
+    """Return a setting that a recipe has too, where its default and its help stand."""
     return field(default=getattr(kind, name), metadata={"help": " ".join(texts(kind)[name].split())})
 
 
 @dataclass
 class TurnConfig(TrainingArguments):
-    """Settings of `TurnTrainer`: those of `TrainingArguments`, and a loss."""
+    """Settings of `TurnTrainer`: all of `TrainingArguments`, and a loss."""
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [  # type: ignore[misc]
         *TrainingArguments._VALID_DICT_FIELDS,
@@ -65,7 +65,7 @@ class TurnConfig(TrainingArguments):
         default=None,
         metadata={
             "help": "Chat template to use instead of the tokenizer's own: a name of `perturn list templates`, a file, "
-            "or Jinja. None: its own, or ours in place of a stock one that does not serve many turns."
+            "or Jinja. None: its own, or ours in place of a stock template that does not serve many turns."
         },
     )
     disable_dropout: bool = field(
@@ -103,7 +103,7 @@ class TurnConfig(TrainingArguments):
     remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows are examples."})
 
     def __new__(cls, *args: Any, **settings: Any) -> TurnConfig:
-        """Refuse settings that do not exist, with what to write instead; `__init__` does the rest."""
+        """Reject settings that do not exist, with what to write instead; `__init__` does the rest."""
         known = {each.name for each in fields(cls)}
         for name in settings:
             if name not in known:
@@ -129,7 +129,7 @@ class TurnConfig(TrainingArguments):
         check_none(self._unread())
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Steps in which the learning rate rises from 0; of a single step none, or training would change nothing."""
+        """Return the warmup steps of the learning rate; none for a single step, or training would change nothing."""
         if num_training_steps == 1:
             return 0
         return int(super().get_warmup_steps(num_training_steps))
@@ -191,7 +191,7 @@ class TurnConfig(TrainingArguments):
             name = getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type)
             raise ConfigError(
                 f"scheduler {name!r} cannot be made with the arguments {self.lr_scheduler_kwargs or {}}: "
-                f"{type(error).__name__}: {error}. Take one that needs no others, such as cosine."
+                f"{type(error).__name__}: {error}. Take a schedule that needs no others, such as cosine."
             ) from error
 
 
@@ -204,7 +204,7 @@ def _unknown_setting(name: str, known: Collection[str]) -> str:
     return (
         f"{said} Did you mean {meant!r}?"
         if meant
-        else f"{said} It has those of TrainingArguments and {_OWN}."
+        else f"{said} Its settings are TrainingArguments' and {_OWN}."
     )
 
 
@@ -215,7 +215,7 @@ _OWN = ", ".join(
 
 
 def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:
-    """The setting `loss` or `credit` as a section.
+    """Return the setting `loss` or `credit` as a section.
 
     Raises:
         ConfigError: If it names none.
@@ -227,7 +227,7 @@ def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:
 
 
 def refuse_read_tokens(args: TurnConfig, loss: Any) -> None:
-    """Refuse loss on tokens that the policy read, where the loss is on choices of its own."""
+    """Reject loss on tokens that the policy read, where the loss is on choices of its own."""
     if args.loss_on == "all" and (loss.traits.needs_rejected or loss.traits.needs_behavior):
         raise ConfigError(
             "loss_on must be actions with a loss on pairs or groups, got all; nobody chose the text that was read."
@@ -235,7 +235,7 @@ def refuse_read_tokens(args: TurnConfig, loss: Any) -> None:
 
 
 def share_kept(episodes: int | None, train: Sized | None) -> float:
-    """Training rows over the episodes that were asked for."""
+    """Return training rows over the episodes that were asked for."""
     if episodes is None or train is None:
         return 1.0
     if episodes < len(train):
@@ -244,7 +244,7 @@ def share_kept(episodes: int | None, train: Sized | None) -> float:
 
 
 def refuse_data_parallel(gpus: int) -> None:
-    """Refuse several GPUs in one process, which would split a batch that is not made of rows."""
+    """Reject several GPUs in one process, which would split a batch that is not made of rows."""
     if gpus > 1:
         raise ConfigError(
             f"this process sees {gpus} GPUs and trains on one; set CUDA_VISIBLE_DEVICES=0, or start a process for each "
@@ -253,7 +253,7 @@ def refuse_data_parallel(gpus: int) -> None:
 
 
 def refuse_frozen(model: torch.nn.Module) -> None:
-    """Refuse a model of which no weight is trained, such as one with adapters that were loaded to be used alone."""
+    """Reject a model of which no weight is trained, such as one with adapters that were loaded to be used alone."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             "no weight of the model is to be trained; load adapters with "
@@ -262,7 +262,7 @@ def refuse_frozen(model: torch.nn.Module) -> None:
 
 
 def may_begin(args: TurnConfig, model: torch.nn.Module, distributed: DistributedType) -> bool:
-    """Whether the packs of a step may continue a pass of their own.
+    """Return whether the packs of a step may continue a pass of their own.
 
     Several processes exchange gradients before that pass has its own; a compiled model, and checkpointing of the
     reentrant kind, do not keep what a layer attended to.
@@ -275,7 +275,7 @@ def may_begin(args: TurnConfig, model: torch.nn.Module, distributed: Distributed
 
 
 def _reentrant(module: torch.nn.Module) -> bool:
-    """Whether somebody has switched the reentrant kind of checkpointing on in a layer."""
+    """Return whether somebody has switched the reentrant kind of checkpointing on in a layer."""
     function = getattr(module, "_gradient_checkpointing_func", None)
     on = getattr(module, "gradient_checkpointing", False)
     return bool(on and getattr(function, "keywords", {}).get("use_reentrant"))

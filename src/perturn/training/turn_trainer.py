@@ -208,7 +208,7 @@ class TurnTrainer(EvaluatingTrainer):
             part.rows = weigh_all(part.rows, self.loss, self.credit)
 
     def _encode_later(self, rows: Iterable[Any], name: str) -> Examples:
-        """Rows that come after the trainer was made -> examples that hold what those of `__init__` hold."""
+        """Return turn rows that come after the trainer was made into examples with the same fields as in `__init__`."""
         if isinstance(rows, Examples):
             return rows
         part = self._encode(rows, name)
@@ -230,7 +230,7 @@ class TurnTrainer(EvaluatingTrainer):
         return self.loss.traits.needs_reference or reads(self.credit.needs, Reference)
 
     def _encode(self, rows: Iterable[Any] | Location, name: str) -> Examples:
-        """Rows -> checked examples."""
+        """Turn rows into checked examples."""
         args = self.turn_args
         encoded, taken = take_rows(rows, name, self.loss, self._example, args.max_length, self._context)
         if self.loss.traits.needs_mismatched:
@@ -241,12 +241,12 @@ class TurnTrainer(EvaluatingTrainer):
         )
 
     def _check_tokens(self, parts: Iterable[Examples], model: Any, where: str = "training data") -> None:
-        """Refuse tokens that a model has no embedding for."""
+        """Reject tokens that a model has no embedding for."""
         ids = {token for part in parts for sequence in sequences_of(part.rows) for token in sequence.ids}
         check_vocabulary(model, self.renderer.tokenizer, ids, where)
 
     def _example(self, row: Row) -> Example:
-        """A row as tokens, with the weights that it has and the log-probabilities that the loss reads of it."""
+        """Return a row as tokens, with the weights that it has and the log-probabilities that the loss reads of it."""
         trajectory = row.trajectory if isinstance(row, WeightedTrajectory) else row
         args = self.turn_args
         how = (args.max_length, args.shared_prefix, args.loss_on, trains_own_turns(self.credit))
@@ -258,7 +258,7 @@ class TurnTrainer(EvaluatingTrainer):
         return with_weight(example, row.weight, row.clip, row.has_spread)
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
-        """Equally many batches for every process, and every row in one of them."""
+        """Return equally many batches for every process, and every row in one of them."""
         loader: Any = super()._get_dataloader(*args, **kwargs)
         if not (kwargs.get("is_training") and self.args.dataloader_drop_last):
             # With several processes, the batches that each is dealt come from those of all.
@@ -270,7 +270,7 @@ class TurnTrainer(EvaluatingTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
-        """The batches of an optimizer step; each pack gets what the loss reads of all pairs of the step."""
+        """Return the batches of an optimizer step; each pack gets what the loss reads of all pairs of the step."""
         batches, pairs = super().get_batch_samples(epoch_iterator, num_batches, device)
         packs = [pack for batch in batches for pack in batch["packs"]]
         if self.loss.traits.step_statistic:
@@ -285,18 +285,18 @@ class TurnTrainer(EvaluatingTrainer):
         return batches, pairs
 
     def _mismatches(self, packs: list[Batch]) -> list[float]:
-        """Numbers that the loss reads of this process's mismatched rows, under the policy as it is now."""
+        """Return numbers that the loss reads of this process's mismatched rows, under the policy as it is now."""
         return mismatches(self.loss, partial(self._pass, self.model), self._as_many_as_others(packs))
 
     def _statistics(self, rows: Sequence[Example]) -> list[Any]:
-        """A number of each row that is evaluated, which the loss reads; None for each where it reads none."""
+        """Return a number of each row that is evaluated, which the loss reads; None for each where it reads none."""
         if not self.loss.traits.needs_mismatched:
             return [row.statistic for row in rows]
         packs = mismatched_packs(rows, self.turn_args.token_budget)
         return self._mismatches([self._prepare_inputs(pack) for pack in packs])
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """The precision training will run in, so that policy and reference start equal."""
+        """Return the precision that training will run in, so that policy and reference start equal."""
         dtype = torch.bfloat16 if self.turn_args.bf16 else torch.float16 if self.turn_args.fp16 else None
         return nullcontext() if dtype is None else torch.autocast(self.turn_args.device.type, dtype)
 
@@ -323,7 +323,7 @@ class TurnTrainer(EvaluatingTrainer):
         return cast(Tensor, self.accelerator.reduce(total, "mean"))  # or `train_loss` would be one process's
 
     def _as_many_as_others(self, packs: list[Batch]) -> list[Batch]:
-        """Packs of this process after empty ones, so that all processes make equally many passes."""
+        """Return packs of this process after empty ones, so that all processes make equally many passes."""
         if self.args.world_size == 1:
             return packs
         most = int(self.accelerator.gather(torch.tensor([len(packs)], device=self.args.device)).max())
@@ -336,7 +336,7 @@ class TurnTrainer(EvaluatingTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Sum of a pack's losses over the number of pairs in the optimizer step; as outputs, values of its rows."""
+        """Return the sum of a pack's losses over the pairs of the optimizer step, and values of its rows as outputs."""
         logprobs, entropy, read = self._pass(model, inputs)
         if not inputs["pairs"]:
             return (logprobs.sum() * 0.0, {}) if return_outputs else logprobs.sum() * 0.0
@@ -351,12 +351,12 @@ class TurnTrainer(EvaluatingTrainer):
         return (total, of_rows) if return_outputs else total
 
     def _pass(self, model: Any, pack: Batch) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-        """Log-probabilities of a pack's loss tokens, their entropies, and what else the loss reads of the policy."""
+        """Return log-probabilities of a pack's loss tokens, their entropies, and other inputs of the loss."""
         with self._autocast():
             return logprobs_and_inputs(model, pack, self._of_policy)
 
     def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> Tensor:
-        """Pairs of one optimizer step, over all its packs and all processes."""
+        """Return pairs of one optimizer step, over all its packs and all processes."""
         none = torch.zeros(1, dtype=torch.long, device=device)
         own = sum((pack["pairs"] for inputs in batch_samples for pack in inputs["packs"]), none)
         return cast(Tensor, self.accelerator.gather(own).sum())

@@ -108,7 +108,7 @@ def _clipped(vitals: Vitals) -> Iterator[str]:
 
 
 def _shares_above(vitals: Vitals, key: str, most: float) -> Iterator[tuple[str, float]]:
-    """Stages whose mean share over their last steps is larger, and that share."""
+    """Yield stages whose mean share over their last steps is larger, and that share."""
     for stage in vitals.metrics:
         found = _series(vitals, stage, key)[-STEPS:]
         if found and fmean(found) > most:
@@ -174,8 +174,8 @@ RULES = (
     ),
     Rule(
         "groups are all equal",
-        "More than half of the tasks explored twice or more (10 tasks at least) have samples of one score, or where a "
-        "credit weighs groups, it is 0 at every turn of more than half of them.",
+        "Of the tasks explored twice or more (10 at least), more than half have samples of one score. Where a credit "
+        "weighs groups: it is 0 at every turn of more than half of the tasks.",
         _equal_groups,
     ),
     Rule(
@@ -195,5 +195,5 @@ class Alarm:
 
 
 def alarms(vitals: Vitals) -> list[Alarm]:
-    """All alarms that are on."""
+    """Return all alarms that are on."""
     return [Alarm(rule.name, message) for rule in RULES for message in rule.check(vitals)]

@@ -53,7 +53,7 @@ class Iteration:
 def look_at_iterations(
     paths: RunPaths, stages: Mapping[str, Any], rows_of: Callable[[Path], Sequence[Any]]
 ) -> list[Iteration]:
-    """All iterations whose exploration is done, in order; none where the loop is done once.
+    """Return all iterations whose exploration is done, in order; none where the loop is done once.
 
     Args:
         paths: Of the run.
@@ -65,7 +65,7 @@ def look_at_iterations(
 
 
 def is_done(stages: Mapping[str, Any], name: str) -> bool:
-    """Whether a stage is done."""
+    """Return whether a stage is done."""
     return bool((stages.get(name) or {}).get("done"))
 
 
@@ -119,7 +119,7 @@ T = TypeVar("T")
 
 
 def parse_metrics(raw: bytes, where: str) -> dict[str, float]:
-    """The numbers of a line of metrics; those that are not finite too, which an alarm looks for.
+    """Return the numbers of a line of metrics; those that are not finite too, which an alarm looks for.
 
     Raises:
         RunError: If it is no JSON object.
@@ -142,7 +142,7 @@ class Tail(Generic[T]):
         self.rows: list[T] = []
 
     def look(self) -> list[T]:
-        """All rows there are now.
+        """Return all rows there are now.
 
         Raises:
             RunError: If a complete line is not what it should be.

@@ -88,7 +88,7 @@ class State:
     """The last entry of each training stage, its most telling numbers."""
     alarms: list[Alarm]
     iterations: list[Iteration] = field(default_factory=list)
-    """Those whose exploration is done; none where the loop is done once."""
+    """Iterations whose exploration is done; none where the loop is done once."""
     planned: int = 1
     """Iterations of the recipe."""
     silent: float | None = None
@@ -100,7 +100,7 @@ class State:
         return self.state not in ("died", "failed") and not self.alarms
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as JSON data."""
+        """Return the state as JSON data."""
         return dataclasses.asdict(self) | {"is_well": self.is_well}
 
 
@@ -119,7 +119,7 @@ class Watcher:
         self._tails: dict[Path, Tail[Any]] = {}
 
     def look(self) -> State:
-        """The run as it is now."""
+        """Return the run as it is now."""
         manifest = read_note(self._paths.manifest, Manifest) or {}
         progress = read_note(self._paths.progress, Progress) or {}
         done: dict[str, Any] = manifest.get("stages") or {}
@@ -156,7 +156,7 @@ class Watcher:
         )
 
     def iterations(self, done: Mapping[str, Any]) -> list[Iteration]:
-        """The iterations whose exploration is done, as `look_at_iterations` has them.
+        """Return the iterations whose exploration is done, as `look_at_iterations` has them.
 
         Args:
             done: Stages as the manifest has them.
@@ -182,7 +182,7 @@ class Watcher:
             return 0.0
 
     def _holder(self) -> tuple[int, bool] | None:
-        """The process that took the folder and has not left it, and whether it lives; None: nobody has it."""
+        """Return the process that took the folder and has not left it, and whether it lives; None: nobody has it."""
         holder = read_note(self._paths.holder, Holder)
         if holder is None:
             return None
@@ -191,7 +191,7 @@ class Watcher:
         return holder["pid"], _lives(holder["pid"], lambda began: began <= holder["since"] + 1.0)
 
     def _current(self, progress: Mapping[str, Any]) -> Stage:
-        """The stage that ran last, as its own process tells it."""
+        """Return the stage that ran last, as its own process tells it."""
         ended = progress.get("ended")
         state = ended or ("running" if _is_alive(progress, self._silence()) else "died")
         total, since = progress.get("total"), progress.get("counting_since")
@@ -208,7 +208,7 @@ class Watcher:
         )
 
     def _rows(self, file: Path) -> list[Any]:
-        """Content of a file now: metrics as they are, or the numbers of episodes."""
+        """Return the content of a file now: metrics as they are, or the numbers of episodes."""
         logged = file.parent == self._paths.metrics("").parent
         tail: Tail[Any] = Tail(file, parse_metrics if logged else parse_outcome)
         return self._tails.setdefault(file, tail).look()
@@ -249,7 +249,7 @@ class Watcher:
         )
 
     def _number(self, default: float, *keys: str) -> float:
-        """A number of the recipe; the default where it has none."""
+        """Return a number of the recipe; the default where it has none."""
         value: Any = self._recipe
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -257,12 +257,12 @@ class Watcher:
 
 
 def _whole(value: float) -> int:
-    """A number of iterations; 1 where a recorded recipe has no such number."""
+    """Return a number of iterations; 1 where a recorded recipe has no such number."""
     return int(value) if math.isfinite(value) else 1
 
 
 def _stages(done: Mapping[str, Any], progress: Mapping[str, Any], now: Stage | None) -> list[Stage]:
-    """Stages in the manifest, the running one, and those that the running call will still do."""
+    """Return stages in the manifest, the running one, and those that the running call will still do."""
     found = {name: _recorded(name, entry) for name, entry in done.items()}
     if now is not None and now.state != "done":
         before = found.pop(now.name, None)
@@ -274,7 +274,7 @@ def _stages(done: Mapping[str, Any], progress: Mapping[str, Any], now: Stage | N
 
 
 def _recorded(name: str, entry: Mapping[str, Any]) -> Stage:
-    """A stage as the manifest has it."""
+    """Return a stage as the manifest has it."""
     counts = entry.get("counts") or {}
     found = counts.get("drawn_episodes", counts.get("episodes"))
     items = found if isinstance(found, int) else None
@@ -296,7 +296,7 @@ def _verdict(
     progress: Mapping[str, Any],
     holder: tuple[int, bool] | None,
 ) -> tuple[str, str]:
-    """The run's state, and what it means."""
+    """Return the run's state, and what it means."""
     again = f"`perturn run {folder}` goes on from there."
     if now is not None and now.state != "done":
         pid, error = progress.get("pid"), progress.get("error")
@@ -320,7 +320,7 @@ def _verdict(
 
 
 def _is_alive(progress: Mapping[str, Any], silence: float = math.inf) -> bool:
-    """Whether that very process runs: a process id is used again, its start is not.
+    """Return whether that very process runs: a process id is used again, its start is not.
 
     Of another machine nothing is known but how long it has shown no sign of life.
     """
@@ -331,7 +331,7 @@ def _is_alive(progress: Mapping[str, Any], silence: float = math.inf) -> bool:
 
 
 def _lives(pid: Any, is_it: Callable[[float], bool]) -> bool:
-    """Whether a process of this machine runs, and is the one that is meant by the time at which it began."""
+    """Return whether a process of this machine runs, and began at the given time, so that it is not a later one."""
     try:
         process = psutil.Process(int(pid))
         alive = process.is_running() and process.status() != psutil.STATUS_ZOMBIE

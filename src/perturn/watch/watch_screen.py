@@ -35,7 +35,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _POINTS = 40
 """Iterations of the line of bars, at most."""
 _SCORES = 4
-"""Scores beside those of the first two policies, at most: the last ones."""
+"""Scores shown besides the first two policies, at most: the last ones."""
 
 
 def watch_live(watcher: Watcher, console: Console, every: float) -> State:
@@ -57,7 +57,7 @@ def watch_live(watcher: Watcher, console: Console, every: float) -> State:
 
 
 def render(state: State) -> RenderableType:
-    """Stages, scores, the last metrics, alarms."""
+    """Return stages, scores, the last metrics, alarms."""
     head = Text.assemble((state.run, "bold"), "  ", (state.says, _COLOURS[state.state]))
     if state.silent is not None and state.silent > 15:
         head.append(f"  (no sign of life for {duration(state.silent)})", style="yellow")
@@ -91,7 +91,7 @@ def _stages(stages: list[Stage]) -> Table:
 
 
 def _shown(state: State) -> list[Stage]:
-    """Stages that the table lists: of several iterations those of the one at work, or of the last."""
+    """Return stages that the table lists: in a loop, the stages of the running iteration, or of the last."""
     if state.planned == 1:
         return state.stages
     numbers = {stage.name: iteration_of(stage.name) for stage in state.stages}
@@ -101,7 +101,7 @@ def _shown(state: State) -> list[Stage]:
 
 
 def _iterations(state: State) -> list[RenderableType]:
-    """The iteration at work, success of all, and the numbers of the last ones."""
+    """Return the iteration at work, success of all, and the numbers of the last ones."""
     done = state.iterations
     numbers = [n for stage in state.stages if stage.state != "waiting" and (n := iteration_of(stage.name))]
     head = Text.assemble((f"iteration {max(numbers, default=1)} of {state.planned}", "bold"))
@@ -128,12 +128,12 @@ def _iterations(state: State) -> list[RenderableType]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Shares as bars, of which the highest is 1."""
+    """Return shares as bars, of which the highest is 1."""
     return "".join(_BARS[max(0, min(len(_BARS) - 1, int(value * len(_BARS))))] for value in values)
 
 
 def rate(one: Iteration) -> str:
-    """Success rate of explored episodes with its 95 % interval, such as `41.4% [33.0, 50.2]`; empty if not known."""
+    """Return success of explored episodes with its 95 % interval, such as `41.4% [33.0, 50.2]`; empty if unknown."""
     if one.success_rate is None:
         return ""
     ends = one.success_interval
@@ -141,7 +141,7 @@ def rate(one: Iteration) -> str:
 
 
 def ledger(one: Iteration) -> str:
-    """Where the episodes of an iteration ended, those that were trained first; and how many, if these are not all."""
+    """Return where the episodes of an iteration ended, trained ones first; and how many, if these are not all."""
     bins = sorted(((n, name) for name, n in one.bins.items() if n), key=lambda each: each[1] not in _TRAINED)
     said = ", ".join(f"{n} {name.replace('_', ' ')}" for n, name in bins)
     return said if sum(one.bins.values()) == one.asked else f"{said} of {one.asked}"
@@ -160,7 +160,7 @@ def _scores(state: State) -> Table:
 
 
 def _drawn(row: Score) -> str:
-    """How many episodes the scored ones are the best of, and how many were asked for if these are not all."""
+    """Return how many episodes the scored ones are the best of, and how many were asked for if these are not all."""
     if row.drawn is None:
         return ""
     return f"{row.drawn} episodes" if row.drawn == row.asked else f"{row.drawn} of {row.asked} episodes"

@@ -101,9 +101,10 @@ class _Seen:
 
     def __str__(self) -> str:
         return (
-            f"in a longer sequence {self.longer:.3f} ({_SHORT}/{_LONG} = {_SHORT / _LONG:.3f} if divided by tokens), "
-            f"beside an idle sequence {self.beside:.3f}, in a request of its own beside one {self.apart:.3f}, in two "
-            f"requests {self.twice:.3f} of the change by one request with the short sequence alone"
+            "as shares of the change by one request with the short sequence alone: "
+            f"a longer sequence {self.longer:.3f} ({_SHORT}/{_LONG} = {_SHORT / _LONG:.3f} if divided by tokens); "
+            f"beside an idle sequence {self.beside:.3f}; in a request of its own beside one {self.apart:.3f}; "
+            f"in two requests {self.twice:.3f}"
         )
 
 
@@ -168,7 +169,7 @@ class _Probe:
             )
 
     def convention(self) -> Convention:
-        """Measure, and return the one convention that fits.
+        """Measure the service, and return the one convention that fits.
 
         Raises:
             RunError: If none does.
@@ -213,7 +214,7 @@ class _Probe:
         return change
 
     def _mask(self, sequence: TokenSequence) -> Numbers:
-        """1 at the tokens that carry the gradient."""
+        """Return 1 at the tokens that carry the gradient."""
         mask = np.zeros(len(sequence.ids), np.float32)
         if sequence is not self._idle:
             mask[_SHORT - _LOSS : _SHORT] = 1
@@ -229,7 +230,7 @@ def _conventions(loss: str) -> Iterator[Convention]:
 
 
 def _fits(convention: Convention, seen: _Seen) -> bool:
-    """Whether the responses are those that a convention predicts."""
+    """Return whether the responses are those that a convention predicts."""
     alone = convention.factors([_SHORT])[0]
     apart = convention.factors([_SHORT, _IDLE] if convention.batch == "step" else [_SHORT])[0]
     twice = convention.factors([_SHORT, _SHORT] if convention.batch == "step" else [_SHORT])[0]

@@ -22,7 +22,7 @@ from perturn.policy.packing import loss_parts
 
 @dataclass(frozen=True)
 class Asked:
-    """A sequence, and which of its log-probabilities are those of loss tokens."""
+    """A sequence, and which of its log-probabilities belong to loss tokens."""
 
     sequence: TokenSequence
     at: Any
@@ -60,7 +60,7 @@ class RemotePolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the loss is computed."""
+        """Device on which the loss is computed."""
         return self.stands_in.device
 
     def logprobs(self, rows: Sequence[Asked], most: int) -> tuple[list[Numbers], Tensor]:
@@ -77,7 +77,7 @@ class RemotePolicy(nn.Module):
     def backward(
         self, rows: Sequence[Asked], logprobs: Sequence[Numbers], gradient: Tensor, most: int
     ) -> None:
-        """Have the service add a gradient by the log-probabilities of loss tokens to those of its weights.
+        """Have the service add a gradient by the log-probabilities of loss tokens to the gradients of its weights.
 
         Args:
             rows: As `logprobs` had them.
@@ -133,7 +133,7 @@ class RemoteAdam(Optimizer):
 
         Args:
             policy: The policy that is trained.
-            settings: Of `tinker.AdamParams`; `learning_rate` is that of the schedule.
+            settings: Of `tinker.AdamParams`; `learning_rate` comes from the schedule.
         """
         self.measured: dict[str, float] = {}
         """Numbers that the service gave of the last step, by name."""

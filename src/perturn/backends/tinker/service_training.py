@@ -110,7 +110,7 @@ class ServiceTraining:
         policy.save(name).write(folder)
 
     def _convention(self, rank: int) -> Convention:
-        """How the service takes gradients; looked up once in a process."""
+        """Return how the service takes gradients; looked up once in a process."""
         key = self._settings, self._base
         if key not in _conventions:
             console.print(f"self-test of the gradient at {self._settings.host}")

@@ -63,4 +63,4 @@ def _faults(trainings: Mapping[str, Train]) -> Iterator[str]:
     ranks = {name: settings.lora.rank for name, settings in trainings.items() if settings.lora}
     if len(set(ranks.values())) > 1:
         said = ", ".join(f"{name}.lora.rank={rank}" for name, rank in ranks.items())
-        yield f"all trainings must have adapters of one rank, since each goes on with those of the last; got {said}."
+        yield f"all trainings must have adapters of one rank, since each continues the last one's adapters; got {said}."

@@ -46,7 +46,7 @@ class _Usage(TypedDict):
 
 
 def read_completion(body: bytes) -> dict[str, Any]:
-    """The answer of a server, its choices checked; of what it cost, see `read_usage`.
+    """Return the answer of a server, its choices checked; of what it cost, see `read_usage`.
 
     Raises:
         DataError: If it is no chat completion, naming the first value that is not as it must be.
@@ -57,7 +57,7 @@ def read_completion(body: bytes) -> dict[str, Any]:
 
 
 def read_usage(completion: dict[str, Any]) -> tuple[int, int] | None:
-    """Tokens of the prompt and of the answer; None where the server does not say, or says what cannot be."""
+    """Return tokens of the prompt and of the answer; None where the server does not say, or says what cannot be."""
     usage: Any = completion.get("usage")
     try:
         check_shape(usage, _Usage, "usage", DataError)
@@ -68,7 +68,7 @@ def read_usage(completion: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def to_chat(prompt: Prompt) -> list[Message]:
-    """The conversation up to and with the newest observation, as the protocol takes it."""
+    """Return the conversation up to and with the newest observation, as the protocol takes it."""
     heard = [message for turn in prompt.turns for message in (*turn.observation, turn.action.message())]
     messages: list[Message] = []
     waiting: list[str] = []
@@ -86,7 +86,7 @@ def to_chat(prompt: Prompt) -> list[Message]:
 
 
 def _call(call: Mapping[str, Any], fallback: str) -> dict[str, Any]:
-    """A call in the form of chat templates -> the protocol's."""
+    """Turn a call in the form of chat templates into the protocol's."""
     function = dict(call.get("function", call))
     arguments = function.get("arguments", {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

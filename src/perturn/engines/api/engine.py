@@ -46,9 +46,9 @@ _OUTAGE = 3
 class ApiEngine:
     """Answers prompts by a server; many requests are under way at once.
 
-    Actions have text and tool calls but no token ids and logprobs. What is wrong with one prompt is that prompt's
-    failure. What is wrong with all of them (key, model, rate, quota, budget, a server that is down) ends the run
-    with nothing recorded as failed, so that the same command goes on once it is put right.
+    Actions have text and tool calls but no token ids and logprobs. A fault of one prompt is that prompt's
+    failure. A fault of all prompts (key, model, rate, quota, budget, a server that is down) ends the run. Then nothing
+    is recorded as failed, and the same command continues once the fault is mended.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ApiEngine:
         self._loop: EventLoop | None = EventLoop("perturn-api")
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """One action a prompt, in order.
+        """Return one action a prompt, in order.
 
         Raises:
             BudgetError: If the budget is spent; requests under way have then been answered and counted.
@@ -126,7 +126,7 @@ class ApiEngine:
     async def _answer(
         self, prompt: Prompt, sampling: Sampling, ends: list[PerturnError]
     ) -> Action | EngineFailure | None:
-        """The answer to one prompt; None where that, or another one in this list, must end the run.
+        """Return the answer to one prompt; None where that, or another one in this list, must end the run.
 
         No request is sent after that, but those under way are answered, since they are paid for.
         """
@@ -159,7 +159,7 @@ class ApiEngine:
         return self._read(raw.http_response.content, digest, conversation)
 
     def _body(self, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
-        """The request."""
+        """Return the request."""
         body = {
             "model": self._model,
             "messages": to_chat(prompt),
@@ -218,7 +218,7 @@ class ApiEngine:
                 counts.pop(next(iter(counts)), None)
 
     def _keep(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """Text, thought, end and tool calls of a choice, without the key should the server have echoed it."""
+        """Return text, thought, end and tool calls of a choice, without the key should the server have echoed it."""
         action = read_answer(choice["message"], "answer")
         answer = {
             "text": action.text,
@@ -230,7 +230,7 @@ class ApiEngine:
         return cleaned
 
     def _action(self, answer: Mapping[str, Any]) -> Action:
-        """A kept answer as an action."""
+        """Return a kept answer as an action."""
         thought = answer.get("reasoning", "") if self._settings.keep_thoughts else ""
         return Action(
             answer["text"],
@@ -240,7 +240,7 @@ class ApiEngine:
         )
 
     def _failure(self, error: Exception) -> EngineFailure:
-        """The failure behind an error of the client: returned if it concerns one prompt, raised if it concerns all."""
+        """Return the cause of a client's error if it concerns one prompt; raise it if it concerns all."""
         status, code = getattr(error, "status_code", None), str(getattr(error, "code", None))
         settings, said = self._settings, self._said(error)
         host, retries, key = settings.host, settings.max_retries, settings.api_key_env
@@ -297,7 +297,7 @@ class ApiEngine:
         return self._unanswerable(f"{said} after {retries} retries")
 
     def _unanswerable(self, what: str) -> EngineFailure:
-        """The failure of a prompt that got no answer; if several in a row get none, the server is at fault."""
+        """Return the failure of a prompt that got no answer; if several in a row get none, the server is at fault."""
         self._unanswered += 1
         if self._unanswered >= _OUTAGE:
             raise RunError(
@@ -307,7 +307,7 @@ class ApiEngine:
         return EngineFailure(f"{self.name} did not answer: {what}")
 
     def _said(self, error: Exception) -> str:
-        """The text of an error on one line, without the key and not too long."""
+        """Return the text of an error on one line, without the key and not too long."""
         body = getattr(error, "body", None)
         text = body.get("message") if isinstance(body, dict) else None
         line = self._redact(" ".join(str(text or error).split()))
@@ -319,7 +319,7 @@ class ApiEngine:
         return text.replace(self._key, "[API key]")
 
     def _spent_budget(self) -> BudgetError | None:
-        """The error of the budgets that are spent, with all that is counted by now."""
+        """Return the error of the budgets that are spent, with all that is counted by now."""
         settings, ledger = self._settings, self._ledger
         cost = settings.cost(ledger.prompt_tokens, ledger.completion_tokens)
         over = [

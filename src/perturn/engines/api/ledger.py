@@ -69,7 +69,7 @@ class Ledger:
     def add(
         self, digest: str, answer: dict[str, Any] | None, prompt_tokens: int, completion_tokens: int
     ) -> None:
-        """Count a request, and keep its answer if it has one that can be used.
+        """Count a request, and keep its answer if it is usable.
 
         Raises:
             StorageError: If the file cannot be written.

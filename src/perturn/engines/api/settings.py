@@ -41,7 +41,7 @@ class ApiSettings:
     timeout: Annotated[float, SECONDS, EFFORT] = 120.0
     """Seconds for each request, from its sending to the last byte of its answer."""
     stop: list[str] | None = None
-    """Texts that end an answer before them; None: those of the protocol's format, []: none are sent."""
+    """Texts that end an answer before them; None: stop texts of the protocol's format, []: none are sent."""
     keep_thoughts: bool = True
     """Whether the thought that a server gives beside an answer is kept. A model whose chat template reads no thoughts
     can be trained on the answers only without them."""
@@ -115,7 +115,7 @@ class ApiSettings:
         return urlsplit(self.base_url).hostname or ""
 
     def read_key(self) -> str | None:
-        """The key from the environment; None where the server asks for none.
+        """Return the key from the environment; None where the server asks for none.
 
         Raises:
             ConfigError: If the variable is not set or holds no key.
@@ -135,7 +135,7 @@ class ApiSettings:
         return key
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """Cost of tokens, in the currency of the prices."""
+        """Return the cost of tokens, in the currency of the prices."""
         return (
             prompt_tokens * (self.prompt_price or 0) + completion_tokens * (self.completion_price or 0)
         ) / 1e6

@@ -18,7 +18,7 @@ class Form:
     template: str
 
     def fill(self, texts: Mapping[str, str]) -> str:
-        """The template with texts for its names; braces in a text are left as they are."""
+        """Return the template with texts for its names; braces in a text are left as they are."""
         return fill(self.template, texts)
 
 

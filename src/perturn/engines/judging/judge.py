@@ -1,4 +1,4 @@
-"""A judge: asks a model for ratings until it gives one that can be read, and makes none up."""
+"""A judge: asks a model for ratings until it gives a readable rating, and makes none up."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Judge:
         return judgments
 
     def _ask(self, prompts: Sequence[Prompt]) -> list[str | EngineFailure]:
-        """The judgments, as they were answered before or are now."""
+        """Return the judgments, as they were answered before or are now."""
         digests = [self._digest(prompt) for prompt in prompts]
         found: dict[str, str | EngineFailure] = {}
         new = {
@@ -127,7 +127,7 @@ class Judge:
 
 
 def read_rating(judgment: str, scale: tuple[float, float]) -> float | None:
-    """Return the rating in a judgment; None if it has none, two that differ, or one that is off the scale."""
+    """Return the rating in a judgment; None if it has none, has two that differ, or is off the scale."""
     found = {float(number) for number in _RATING.findall(judgment)}
     if len(found) != 1:
         return None
@@ -142,5 +142,5 @@ def _prompt(question: Question, seed: int) -> Prompt:
 
 
 def _between(low: float, high: float) -> float:
-    """A rating for an example, in whole numbers where there is one."""
+    """Return a rating for an example, in whole numbers where there is one."""
     return float(round(low + 0.7 * (high - low))) if high - low >= 1 else low + 0.7 * (high - low)

@@ -83,7 +83,7 @@ def _name(episode: Trajectory, of: str) -> str:
 
 
 def _lines(messages: Iterable[Message]) -> str:
-    """Messages as JSON, one a line, so that no text can pass for another message."""
+    """Return messages as JSON, one a line, so that no text can pass for another message."""
     return "\n".join(json.dumps(_shown(message), ensure_ascii=False) for message in messages)
 
 

@@ -24,7 +24,7 @@ _NUMBERS = count()
 
 
 def capacity_for(tokens: int) -> int:
-    """The smallest capacity a slot can have that holds so many tokens; each is half as large again."""
+    """Return the smallest capacity a slot can have that holds so many tokens; each is half as large again."""
     capacity = _STEP
     while capacity < tokens:
         capacity = -(-(capacity + capacity // 2) // _STEP) * _STEP
@@ -35,7 +35,7 @@ class Block:
     """Buffers of several conversations, each of which has a slot in them."""
 
     def __init__(self, slots: int, capacity: int) -> None:
-        """An empty block for so many conversations, each of so many tokens."""
+        """Make an empty block for a number of conversations, each of a number of tokens."""
         self.capacity = capacity
         self.number = next(_NUMBERS)
         """A block made later has a larger one."""
@@ -56,7 +56,7 @@ class Block:
         return self.slot_bytes // (self.capacity * max(1, len(self.layers)))
 
     def take(self) -> Slot:
-        """The first free slot; what was never written there is zero, so that it can be attended to and masked."""
+        """Return the first free slot; unwritten parts of it are zero, so that they can be attended to and masked."""
         index = min(self.free)
         self.free.remove(index)
         if index == self._ever:
@@ -66,7 +66,7 @@ class Block:
         return Slot(self, index)
 
     def open(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The buffers of a layer, made for keys and values of these shapes [1, key heads, tokens, features]."""
+        """Return the buffers of a layer, made for keys and values of these shapes [1, key heads, tokens, features]."""
         if layer not in self.layers:
             self.layers[layer] = self._buffer(key), self._buffer(value)
             self._bytes += sum(each.nbytes for each in self.layers[layer])
@@ -82,7 +82,7 @@ class Slot:
     """One conversation's part of a block; free again as soon as nobody holds it."""
 
     def __init__(self, block: Block, index: int) -> None:
-        """Only `Block.take` makes one."""
+        """Make a slot; only `Block.take` does so."""
         self.block, self.index = block, index
 
     def __del__(self) -> None:
@@ -94,12 +94,12 @@ class Blocks:
     """All blocks that somebody holds a slot of, by size."""
 
     def __init__(self, slots: int) -> None:
-        """Nothing yet; a block will hold so many conversations."""
+        """Make an empty cache for blocks of a number of conversations."""
         self._slots = slots
         self._blocks: defaultdict[int, WeakSet[Block]] = defaultdict(WeakSet)
 
     def take(self, tokens: int) -> Slot:
-        """A slot for so many tokens, in the block where most conversations are already, of these the oldest."""
+        """Return a slot for so many tokens, in the block where most conversations are already, of these the oldest."""
         capacity = capacity_for(tokens)
         unfilled = [block for block in self._blocks[capacity] if block.free]
         block = min(unfilled, key=lambda block: (len(block.free), block.number), default=None) or Block(
@@ -123,7 +123,7 @@ class Ask(NamedTuple):
 
 
 def masks(last: Sequence[int], tokens: int, device: torch.device) -> Callable[..., Tensor]:
-    """Makes masks, once for all layers of a pass: 0 up to the last token that a row sees, else minus infinity."""
+    """Make masks, once for all layers of a pass: 0 up to the last token that a row sees, else minus infinity."""
     ends = torch.tensor(last, device=device)[:, None]
 
     @cache
@@ -144,7 +144,7 @@ def masks(last: Sequence[int], tokens: int, device: torch.device) -> Callable[..
 def dot_products(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, ask: Ask
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention by torch's kernel, causal without a mask, and the log-sum-exps of the scores if they are asked for."""
+    """Return attention by torch's kernel, causal without a mask, and the scores' log-sum-exps if asked for."""
     if ask.sums:
         found, sums = _flash(query, keys, values, 0.0, mask is None, attn_mask=mask, scale=ask.scaling)
         return found, sums
@@ -156,7 +156,7 @@ def dot_products(
 def by_products(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, ask: Ask
 ) -> tuple[Tensor, Tensor | None]:
-    """The same for one row a head, with scores that are rounded to the type of the keys."""
+    """Return attention for one row a head, with scores that are rounded to the type of the keys."""
     scaled = query * (query.shape[-1] ** -0.5 if ask.scaling is None else ask.scaling)
     scores = (keys @ scaled.transpose(-1, -2)).transpose(-1, -2) + mask
     shares = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
@@ -169,7 +169,7 @@ class Shared:
     def __init__(
         self, node: Beginning, readers: Sequence[tuple[int, int]], tokens: int, device: torch.device
     ) -> None:
-        """Of a batch of so many tokens, some: the index of each in the batch and in its conversation."""
+        """Choose some tokens of a batch: the index of each in the batch and in its conversation."""
         start = sum(each.tokens for each in node.path[:-1])
         last = [index - start for _, index in readers]
         self._held, self._tokens = node.held, node.tokens

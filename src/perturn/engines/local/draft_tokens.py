@@ -31,7 +31,7 @@ class Followers:
     """The last follower of some tokens, and how often a follower was the one before again."""
 
     def __init__(self) -> None:
-        """Nothing seen yet."""
+        """Start without any tokens."""
         self._seen: OrderedDict[tuple[int, ...], tuple[int, int, int]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Followers:
                     self._seen[key] = token, right + (last == token), times + 1
 
     def guess(self, ids: Sequence[int]) -> tuple[float, int] | None:
-        """How sure the next token is, from 0 to 1, and the token; None if these last ones were never seen."""
+        """Return how sure the next token is, from 0 to 1, and the token; None if these last ones were never seen."""
         for order in _ORDERS:
             found = self._seen.get(tuple(ids[-order:]))
             if found is not None:
@@ -66,7 +66,7 @@ class Drafts:
     """Guesses of whole answers."""
 
     def __init__(self, end_ids: Collection[int]) -> None:
-        """Nothing seen yet; each of `end_ids` ends an answer."""
+        """Start without any tokens; each of `end_ids` ends an answer."""
         self._end_ids = end_ids
         self._actions = Followers()
         self._own: OrderedDict[str, tuple[Followers, int]] = OrderedDict()  # and how many tokens were learned
@@ -90,7 +90,7 @@ class Drafts:
         self._own.pop(conversation, None)
 
     def guess(self, conversation: str, tail: Sequence[int], most: int, least: float) -> list[int]:
-        """Tokens that are likely to come next.
+        """Return tokens that are likely to come next.
 
         Args:
             conversation: Where.
@@ -116,11 +116,11 @@ class Pace:
     """Seconds of a pass against its tokens: a straight line through the newest passes."""
 
     def __init__(self) -> None:
-        """Nothing measured yet."""
+        """Start without measurements."""
         self._passes = self._tokens = self._seconds = self._squares = self._products = 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
-        """A pass that was timed."""
+        """Add a pass that was timed."""
         self._passes = _LASTS * self._passes + 1
         self._tokens = _LASTS * self._tokens + tokens
         self._seconds = _LASTS * self._seconds + seconds

@@ -151,7 +151,7 @@ class LocalEngine:
         self.forget(conversation)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """One action a prompt, when all are answered."""
+        """Return one action a prompt, when all are answered."""
         return answer_all(self, prompts, sampling)
 
     def update_weights(self, folder: str | Path, name: str) -> None:
@@ -166,7 +166,7 @@ class LocalEngine:
         self.swap_weights(folder, name, self.version)
 
     def swap_weights(self, folder: str | Path, name: str, version: int | None) -> None:
-        """As `update_weights`, also in the middle of answers.
+        """Update the weights like `update_weights`, also in the middle of answers.
 
         These go on after their tokens so far, whose keys and values are computed again. So each token has its
         log-probability under the weights of its own version alone.
@@ -200,12 +200,12 @@ class LocalEngine:
         self._model.set_attn_implementation(self._attention)
 
     def _action(self, row: Row) -> Action:
-        """The answer of a row that has ended."""
+        """Return the answer of a row that has ended."""
         action = self._tokens.action(row.answer, row.logprobs, row.prompt.tools)
         return replace(action, versions=tuple(row.versions)) if row.versions else action
 
     def _said(self, ids: Sequence[int]) -> str:
-        """Text of sampled tokens, in which stop texts are looked for."""
+        """Return the text of sampled tokens, in which stop texts are looked for."""
         return self._tokens.action(ids, ()).text
 
     def _join(self, row: Row) -> None:
@@ -240,7 +240,7 @@ class LocalEngine:
             self._running.append(self._waiting.popleft())
 
     def _apart(self, shared: Sequence[Beginning]) -> int:
-        """So many nodes stay apart: where reading them for each conversation takes longer than further calls."""
+        """Return how many nodes stay apart: where reading them for each conversation takes longer than more calls."""
         if self._model.device.type != "cpu" or not self._joins:
             return 0
         layer_bytes = self._token_bytes // self._layers
@@ -248,12 +248,12 @@ class LocalEngine:
         return max((number for number, each in enumerate(worth, start=1) if each), default=0)
 
     def _wanted(self, row: Row, shared: Sequence[Beginning]) -> int:
-        """Memory of the running conversations and of one that joins, and of what it shares and nobody holds yet."""
+        """Return memory of running conversations, of a joining one, and of kept tokens that nobody holds yet."""
         fresh = sum(node.tokens for node in shared if not node.held)
         return self._token_bytes * (sum(each.capacity for each in self._running) + row.capacity + fresh)
 
     def _resting(self) -> int:
-        """Memory of conversations at rest, and of what is held for several."""
+        """Return memory of conversations at rest, and of what is held for several."""
         return self._beginnings.nbytes + sum(history.nbytes for history in self._kept.values())
 
     @torch.inference_mode()
@@ -289,7 +289,7 @@ class LocalEngine:
         return ended
 
     def _add_drafts(self, drafts: Drafts, parts: Sequence[tuple[Row, list[int]]]) -> None:
-        """Put guesses behind the newest tokens, where they bring more tokens a second than the pass does without.
+        """Put guesses after the newest tokens, where they bring more tokens a second than the pass does without.
 
         A pass takes as long as `free` tokens and its own, and brings each row that has fed all a token.
         """
@@ -300,7 +300,7 @@ class LocalEngine:
             part += drafts.guess(row.prompt.conversation, row.tail(CONTEXT), most, least)
 
     def _forward(self, parts: Sequence[tuple[Row, list[int]]]) -> tuple[list[tuple[Row, list[int]]], Tensor]:
-        """Feed rows some tokens, and guesses behind them.
+        """Feed rows some tokens, and guesses after them.
 
         Returns:
             The rows that have fed all, with their guesses; and the logits of the token after the newest and after each
@@ -374,7 +374,7 @@ class LocalEngine:
                 rows[index].versions += [] if self.version is None else [self.version]
 
     def _compare(self, alone: Sequence[tuple[list[int], Tensor]]) -> None:
-        """Refuse a model that differs from itself alone, on a few tokens in two passes; learns what a token takes."""
+        """Reject a model that differs from itself alone, on a few tokens in two passes; learns what a token takes."""
         asked = Prompt((), (), (), 0, "")
         rows = [Row(asked, Sampling(), ids, 0, random.Random(0), History(self._blocks)) for ids, _ in alone]
         self._forward([(row, row.ids[:CHECK]) for row in rows])

@@ -43,7 +43,7 @@ CALL_BYTES = 2**20
 """Keys and values of a layer that are read in about the time that a call takes besides."""
 
 _FEW = 8
-"""Conversations that have at most so many new tokens attend together; one that has more, alone."""
+"""Conversations with at most this many new tokens attend together; a conversation with more attends alone."""
 
 _PRODUCT_STEP = 64
 """Products of matrices attend over a multiple of so many tokens: each new shape has to be prepared."""
@@ -60,7 +60,7 @@ class History:
     end: Beginning | None = None
     """The node where its first prompt ends in the tree of beginnings."""
     apart: Beginning | None = None
-    """Up to this node, keys and values are read where they lie for all; the slot holds those of later tokens."""
+    """Last node whose keys and values are read where they lie for all; later tokens have theirs in the slot."""
 
     @property
     def nbytes(self) -> int:
@@ -78,7 +78,7 @@ class History:
         return self.apart.path if self.apart else []
 
     def reserve(self, tokens: int) -> Slot:
-        """A slot with room for so many tokens of its own, to which what is held has moved."""
+        """Return a slot with room for so many tokens of its own, to which what is held has moved."""
         old = self.slot
         if old is not None and tokens <= old.block.capacity:
             return old
@@ -107,7 +107,7 @@ class History:
         return True
 
     def begin(self, path: Sequence[Beginning], apart: int) -> None:
-        """Start with tokens whose keys and values are held; those of the first so many nodes are not copied."""
+        """Start with tokens whose keys and values are held; keys and values of the first nodes are not copied."""
         self.apart = path[apart - 1] if apart else None
         self.ids = [token for node in path[:apart] for token in node.ids]
         start = 0
@@ -122,7 +122,7 @@ class History:
             start = stop
 
     def computed(self) -> dict[int, list[Tensor]]:
-        """Keys and values by layer, each [key heads, tokens, features]."""
+        """Return keys and values by layer, each [key heads, tokens, features]."""
         assert self.slot is not None
         index, kept = self.slot.index, len(self.ids) - self.tokens_apart
         return {
@@ -148,12 +148,12 @@ class _Span:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """How the tokens of a batch attend."""
+    """Attention of the tokens of a batch."""
 
     parts: list[_Alone | _Together]
     """To what their conversations' slots hold."""
     order: Tensor | None
-    """Index of each token of the batch among those of the parts; None: the same."""
+    """Index of each token of the batch among the tokens of the parts; None: the same order."""
     shared: list[Shared]
     """To what lies apart for several."""
 
@@ -163,7 +163,7 @@ _PLAN: ContextVar[_Plan] = ContextVar("plan")
 
 @contextmanager
 def attending(batch: Sequence[tuple[History, int]], device: torch.device) -> Iterator[None]:
-    """Within, a model whose attention is ours reads one row of tokens as the new tokens of several conversations.
+    """Have a model with our attention read one row of tokens as new tokens of several conversations.
 
     Afterwards the histories hold keys and values of the new tokens; their `ids` are the caller's to extend.
 
@@ -192,7 +192,7 @@ def attending(batch: Sequence[tuple[History, int]], device: torch.device) -> Ite
 
 
 def _divide(spans: Sequence[_Span], device: torch.device) -> list[_Alone | _Together]:
-    """The parts that attend in one call each: many tokens of a conversation, or a few of each of several."""
+    """Return the parts that attend in one call each: many tokens of a conversation, or a few of each of several."""
     parts: list[_Alone | _Together] = [_Alone(span, device) for span in spans if span.new > _FEW]
     by_block: defaultdict[Block, list[_Span]] = defaultdict(list)
     for span in spans:
@@ -204,7 +204,7 @@ def _divide(spans: Sequence[_Span], device: torch.device) -> list[_Alone | _Toge
 
 
 def _runs(block: Block, members: list[_Span]) -> list[list[_Span]]:
-    """A block's conversations by slot, divided where reading what lies between takes longer than another call."""
+    """Return a block's conversations by slot, divided where reading the gap takes longer than another call."""
     ordered = sorted(members, key=lambda span: span.slot.index)
     unread = max(span.old for span in members) * block.token_bytes
     runs = [ordered[:1]]
@@ -301,7 +301,7 @@ class _Together:
         return self._by_token(found, shared), None if sums is None else self._by_token(sums, shared)
 
     def _by_token(self, found: Tensor, shared: int) -> Tensor:
-        """[slots, key heads, their heads * width, ...] to [new, heads, ...]."""
+        """Return [slots, key heads, their heads * width, ...] to [new, heads, ...]."""
         each: Tensor = found.unflatten(2, (shared, -1)).movedim(3, 1).flatten(2, 3).flatten(0, 1)
         return each if self._order is None else each.index_select(0, self._order)
 
@@ -316,7 +316,7 @@ def _attend(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention as transformers calls it: [1, heads, tokens, features] to [1, tokens, heads, features]."""
+    """Return attention as transformers calls it: [1, heads, tokens, features] to [1, tokens, heads, features]."""
     asked = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
     if asked:
         raise ModelError(
@@ -338,7 +338,7 @@ def _attend(
 
 
 def _in_order(parts: Sequence[Tensor | None], order: Tensor | None) -> Tensor | None:
-    """The parts one after the other, in another order."""
+    """Return the parts one after the other, in another order."""
     if parts[0] is None:
         return None
     whole = parts[0] if len(parts) == 1 else torch.cat([part for part in parts if part is not None])

@@ -55,7 +55,7 @@ def pack_linears(model: nn.Module) -> Callable[[], None]:
 
 
 def _can_be_packed(module: nn.Module) -> bool:
-    """Plain linear layers that nothing has been done to, in a type that oneDNN multiplies here."""
+    """Return plain linear layers that nothing has been done to, in a type that oneDNN multiplies here."""
     if (
         type(module) is not nn.Linear
         or "forward" in module.__dict__
@@ -70,7 +70,7 @@ def _can_be_packed(module: nn.Module) -> bool:
 
 
 def _gated(module: Any, packed: Mapping[Any, _Packed]) -> _Gated | None:
-    """A block of three packed layers, if a module is one."""
+    """Return a block of three packed layers, if a module is one."""
     if not isinstance(getattr(module, "act_fn", None), _SILU):
         return None
     gate, up, down = (packed.get(getattr(module, name, None)) for name in _GATED)
@@ -88,23 +88,23 @@ class _Packed:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(self.plain, _ROWS)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs]."""
+        """Return [..., inputs] to [..., outputs]."""
         if self.keeps_nothing(rows):
             return F.linear(rows, self.plain, self.bias)
         found = self.multiply(_padded(rows))
         return found[: rows[..., 0].numel()].view(*rows.shape[:-1], len(self.plain))
 
     def keeps_nothing(self, rows: Tensor) -> bool:
-        """Whether the plain weight is as fast for so many rows, and no program is kept of it."""
+        """Return whether the plain weight is as fast for so many rows, and no program is kept of it."""
         return rows[..., 0].numel() > _FEW and self.plain.dtype == torch.float32
 
     def multiply(self, rows: Tensor, then: str = "none") -> Tensor:
-        """[rows, inputs] to [rows, outputs], which go through a function."""
+        """Return [rows, inputs] to [rows, outputs], which go through a function."""
         found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self.bias, then, [], "")
         return found
 
     def multiply_times(self, rows: Tensor, other: Tensor) -> Tensor:
-        """[rows, inputs] to [rows, outputs], each times that of another."""
+        """Return [rows, inputs] to [rows, outputs], each times the output of another layer."""
         found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, other, self._weight, self.bias, "mul")
         return found
 
@@ -116,7 +116,7 @@ class _Gated:
         self._gate, self._up, self._down, self._plain = gate, up, down, plain
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[..., features] to [..., features]."""
+        """Return [..., features] to [..., features]."""
         if self._gate.keeps_nothing(rows):
             return self._plain(rows)
         flat = _padded(rows)
@@ -125,7 +125,7 @@ class _Gated:
 
     @torch.inference_mode()
     def agrees(self) -> bool:
-        """Whether the block does just that, up to rounding."""
+        """Return whether the block does just that, up to rounding."""
         weight = self._gate.plain
         rows = torch.linspace(-4, 4, 2 * weight.shape[1], dtype=weight.dtype).view(2, -1)
         found, expected = self(rows).float(), self._plain(rows).float()
@@ -133,13 +133,13 @@ class _Gated:
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """[..., features] to [rows, features], with rows of zeros up to one of a few numbers."""
+    """Return [..., features] to [rows, features], with rows of zeros up to one of a few numbers."""
     flat = rows.reshape(-1, rows.shape[-1])
     spare = _rounded(len(flat)) - len(flat)
     return F.pad(flat, (0, 0, 0, spare)) if spare else flat
 
 
 def _rounded(count: int) -> int:
-    """The next of four numbers between two powers of two; up to 8, every number."""
+    """Return the next of four numbers between two powers of two; up to 8, every number."""
     step = 1 << max(0, (count - 1).bit_length() - 3)
     return -(-count // step) * step

@@ -1,6 +1,6 @@
 """Beginnings that conversations have in common, computed once and held once: a tree over tokens.
 
-A system text, a worked example and a task's first observation are those of many conversations. Each conversation
+A system text, a worked example and a task's first observation are shared by many conversations. Each conversation
 holds the node where its prompt ends, and a node holds the one it goes on from. So keys and values are there as long as
 a conversation has use for them, and no longer.
 """
@@ -29,10 +29,10 @@ Page = tuple[int, ...]
 
 
 class Beginning:
-    """A node: tokens that some conversations have in common, behind those of the node it goes on from."""
+    """A node: tokens that some conversations have in common, after the tokens of its parent node."""
 
     def __init__(self, before: Beginning | None, pages: Sequence[Page]) -> None:
-        """Only `Beginnings` makes one."""
+        """Make a node; only `Beginnings` does so."""
         self.before, self.pages = before, list(pages)
         self.after: WeakValueDictionary[Page, Beginning] = WeakValueDictionary()
         """Nodes that go on from here, by their first page."""
@@ -63,7 +63,7 @@ class Beginning:
 
     @property
     def shared(self) -> list[Beginning]:
-        """Those on the path where more conversations than one have been."""
+        """Nodes on the path where more than one conversation has been."""
         return [node for node in self.path if len(node.members) > 1]
 
     def keep(self, computed: Mapping[int, Sequence[Tensor]]) -> None:
@@ -90,12 +90,12 @@ class Beginnings:
     """The tree."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Start empty."""
         self._root = Beginning(None, ())
         self._held: WeakSet[Beginning] = WeakSet()  # those whose keys and values are there
 
     def join(self, ids: Sequence[int], history: object) -> Beginning:
-        """The node where a prompt ends, for its conversation to hold; at least one token is left to it alone."""
+        """Return the node where a prompt ends, for its conversation to hold; at least one token is left to it alone."""
         whole = (len(ids) - 1) // _PAGE
         pages = [tuple(ids[_PAGE * each : _PAGE * (each + 1)]) for each in range(whole)]
         node = self._root
@@ -130,7 +130,7 @@ class Beginnings:
 
 
 def _in_common(one: Sequence[Page], other: Sequence[Page]) -> int:
-    """Pages that both begin with."""
+    """Return pages that both begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -172,15 +172,15 @@ class Row:
         return self.length - len(self.history.ids)
 
     def tail(self, tokens: int) -> list[int]:
-        """The last tokens of prompt and answer."""
+        """Return the last tokens of prompt and answer."""
         return (self.ids[-tokens:] + self.answer)[-tokens:]
 
     def ended(self, end_ids: Collection[int]) -> bool:
-        """Whether the answer is whole."""
+        """Return whether the answer is whole."""
         return self.answer[-1] in end_ids or self.length >= self.longest or self._stopped()
 
     def _stopped(self) -> bool:
-        """Whether the answer ends with a text that is to end it."""
+        """Return whether the answer ends with a text that is to end it."""
         if not (stop := self.prompt.stop):
             return False
         newest = self.said(self.answer[-max(len(text.encode()) for text in stop) - 4 :])

@@ -1,4 +1,4 @@
-"""Which models and prompts the engine can serve, and a model's own words to compare the engine with."""
+"""Models and prompts that the engine can serve, and a model's own log-probabilities to compare the engine with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHECK = 24
 
 @torch.inference_mode()
 def words_alone(model: Any) -> list[tuple[list[int], Tensor]]:
-    """Tokens of two conversations, and the log-probabilities of the next one that the model itself gives."""
+    """Return tokens of two conversations, and the log-probabilities of the next token under the model itself."""
     size = min(model.get_output_embeddings().weight.shape[0], model.config.get_text_config().vocab_size)
     words = (torch.arange(2 * CHECK) * 7919 % size).tolist()
     found = []
@@ -28,7 +28,7 @@ def words_alone(model: Any) -> list[tuple[list[int], Tensor]]:
 
 
 def check_layers(model: Any) -> None:
-    """Refuse what attends in a way of its own, or keeps something else than keys and values.
+    """Reject what attends in a way of its own, or keeps something else than keys and values.
 
     Raises:
         ModelError: If the engine cannot serve the model; weights are not looked at.

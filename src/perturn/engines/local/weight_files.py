@@ -15,7 +15,7 @@ class StoredWeights(Mapping[str, Tensor]):
     """The weights of a folder, by the names of the model's state; each tensor is read when it is asked for."""
 
     def __init__(self, found: Mapping[str, tuple[Any, str]], dtype: torch.dtype) -> None:
-        """Only `stored_weights` makes one: of each name, the open file and the name in it."""
+        """Hold the open file and the name in it for each name; only `stored_weights` makes one."""
         self._stored, self._dtype = found, dtype
 
     def __getitem__(self, name: str) -> Tensor:
@@ -41,7 +41,7 @@ def take_weights(model: Any, folder: str | Path, stored: StoredWeights | None) -
 
 
 def stored_weights(folder: str | Path, model: Any, dtype: torch.dtype) -> StoredWeights | None:
-    """The weights of a folder as a model's state, in a type to compute in.
+    """Return the weights of a folder as a model's state, in a type to compute in.
 
     Args:
         folder: What `save_pretrained` wrote.

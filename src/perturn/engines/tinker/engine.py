@@ -111,11 +111,11 @@ class TinkerEngine:
         self.forget(conversation)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """One action a prompt, when all are answered."""
+        """Return one action a prompt, when all are answered."""
         return answer_all(self, prompts, sampling)
 
     def forget(self, conversation: str) -> None:
-        """Nothing else is kept for a conversation."""
+        """Do nothing: nothing is kept for a conversation."""
         self._prompt_tokens.pop(conversation, None)
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class TinkerEngine:
         return self._tokens.action(ids, found.logprobs[: len(ids)], prompt.tools)
 
     def _until(self, stop: Sequence[str], ids: list[int]) -> list[int]:
-        """Tokens of an answer up to the first with which its text holds one of some texts; all if none does."""
+        """Return tokens of an answer up to the first with which its text holds one of some texts; all if none does."""
         if not stop:
             return ids
         lengths = (

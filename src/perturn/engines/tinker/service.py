@@ -277,7 +277,7 @@ class Adapter:
         return Sampler(self._service, self._service.run(make, "a sampler"), self)
 
     def close(self) -> None:
-        """Have the service drop the adapters; one that cannot drops them when the session ends."""
+        """Have the service drop the adapters; a service that cannot drops them when the session ends."""
         holder, model = self._client.holder, self._client.model_id
 
         async def unload() -> None:
@@ -339,7 +339,7 @@ def requests(sequences: Sequence[TokenSequence], most: int) -> Iterable[list[int
 
 
 def _datum(sequence: TokenSequence, inputs: Mapping[str, Numbers]) -> types.Datum:
-    """A sequence as the client takes it."""
+    """Return a sequence as the client takes it."""
     return types.Datum(
         model_input=types.ModelInput.from_ints(sequence.ids.tolist()),
         loss_fn_inputs={"target_tokens": sequence.targets, **inputs},

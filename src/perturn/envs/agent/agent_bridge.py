@@ -93,7 +93,7 @@ class _Episodes:
             self.of_session[session], self._open[session] = tell, set()
 
     def end(self, session: str) -> None:
-        """The episode is over: what still waits is refused."""
+        """End the episode: requests that still wait are rejected."""
         with self._lock:
             del self.of_session[session]
             waiting = self._open.pop(session)
@@ -101,12 +101,12 @@ class _Episodes:
             asked.answer(EngineFailure("the episode of this session is over."))
 
     def forget(self, conversation: str) -> None:
-        """The conversation has ended."""
+        """Delete what is kept for a conversation that has ended."""
         self._prompt_tokens.pop(conversation, None)
         self._answer_tokens.pop(conversation, None)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 class Line:

@@ -38,7 +38,7 @@ class Conversation:
     """The questions of an agent, answered one after the other until it ends or a limit is reached."""
 
     def __init__(self, limits: Limits, abilities: EngineAbilities) -> None:
-        """Nothing has been asked.
+        """Start before the first request.
 
         Args:
             limits: Of the episode.
@@ -99,7 +99,7 @@ class Conversation:
             question.answer(action, self._abilities.prompt_tokens.get(job.conversation, 0), said)
 
     def _next(self) -> Question | None:
-        """The next question; None: the agent has ended, or it is ended since it does not after a limit."""
+        """Return the next question; None: the agent has ended, or it is ended since it does not after a limit."""
         began = time.monotonic()
         try:
             return self.asked.get(timeout=max(0.0, self._left))
@@ -114,7 +114,7 @@ class Conversation:
             self._left -= time.monotonic() - began
 
     def _reached(self) -> str:
-        """The limit that the episode has reached, in words; empty if none."""
+        """Return the limit that the episode has reached, in words; empty if none."""
         if self.turns >= self._limits.turns:
             return f"the episode has reached protocol.max_turns={self._limits.turns}"
         if self._limits.tokens is not None and self._tokens >= self._limits.tokens:
@@ -144,7 +144,7 @@ def settle(process: AgentProcess, held: Conversation, line: Line) -> dict[str, A
 
 
 def _reward(given: Any) -> dict[str, Any]:
-    """Reward and success that an agent's last line says; empty if it is another line.
+    """Return reward and success that an agent's last line says; empty if it is another line.
 
     Raises:
         EnvironmentFailure: If the reward is none.

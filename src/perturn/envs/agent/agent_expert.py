@@ -19,7 +19,7 @@ _open: dict[str, tuple[Engine, int]] = {}
 """Engines by their settings and folder, each with the number of experts that share it: one ledger, and one budget."""
 _lock = threading.Lock()
 _OWN = ("model", "temperature", "top_p", "max_new_tokens")
-"""Settings of the expert beside those of its engine."""
+"""Settings of the expert, besides the settings of its engine."""
 
 
 class Expert:

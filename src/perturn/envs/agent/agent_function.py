@@ -31,7 +31,7 @@ def main(job: str, folders: str, name: str, *given: str) -> None:
 
     Args:
         job: `list` or `serve`.
-        folders: JSON of the folders to import from; null: those of this interpreter, and the current folder.
+        folders: JSON of the folders to import from; null: the folders of this interpreter, and the current folder.
         name: Of the function, as `module:rollout` or `file.py:rollout`.
         *given: Sources of tasks, or descriptors.
     """
@@ -145,7 +145,7 @@ def _load(module: str) -> ModuleType:
 
 
 def _module(file: Path) -> ModuleType:
-    """Import a file; one that is named like a module that is loaded gets another name."""
+    """Import a file; if its name is the name of a loaded module, it gets another name."""
     name = f"{file.stem}@{file.parent}" if file.stem in sys.modules else file.stem
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None

@@ -98,7 +98,7 @@ class Function:
     """A function that agents are runs of; agents of one process share the process that they are forks of."""
 
     def __init__(self, name: str, python: str | None = None) -> None:
-        """Nothing is imported yet.
+        """Start without importing anything.
 
         Args:
             name: Of the function, as `module:rollout` or `file.py:rollout`.

@@ -159,7 +159,7 @@ def _kill(process: Running, lifeline: socket.socket, folder: Any, task: Path) ->
 
 
 def _detached(task: Path) -> list[int]:
-    """Living processes of an agent that left its session and outlived it, by the task in their environment (Linux)."""
+    """Return living processes that left an agent's session and outlived it, by their task (Linux)."""
     mark = f"PERTURN_TASK={task}\0".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

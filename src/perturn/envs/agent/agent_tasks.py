@@ -48,7 +48,7 @@ def read_tasks(
 def _tasks(
     source: str, split: str, listed: Callable[[str], Sequence[Any]] | None, *, divided: bool
 ) -> list[Task]:
-    """The tasks of a source that are of a split; all of them where it is not divided by its rows."""
+    """Return the tasks of a source that are of a split; all of them where it is not divided by its rows."""
     if listed is not None:
         rows = list(listed(source))
     elif is_function(source):

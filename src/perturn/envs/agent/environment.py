@@ -37,7 +37,7 @@ AGENT = EpisodeProtocol("agent", format="plain", max_turns=100)
 
 
 def _reads(settings: Mapping[str, Any]) -> list[str]:
-    """Files that an agent's section names: its program, its function's or adapter's modules and its tasks."""
+    """Return files that an agent's section names: its program, its function's or adapter's modules and its tasks."""
     command, sources = settings.get("command") or (), sources_of(settings.get("tasks", ""))
     adapter = settings.get("adapter")
     functions = [] if adapter else filter(is_function, sources)
@@ -53,8 +53,8 @@ class Agent:
     """A program of yours that plays tasks by itself; its requests to the policy are the turns.
 
     The program is a command, a function that runs in a process of its own, or an adapter for the tasks of another
-    library. It must give each episode a reward. One that crashes, hangs or gives none makes its episode FAILED, and
-    stops no other.
+    library. It must give each episode a reward. A program that crashes, hangs or gives none makes its episode FAILED,
+    and stops no other.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
@@ -116,22 +116,22 @@ class Agent:
         self._expert = None if expert is None else Expert(expert)
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of a split, in the order of their rows."""
+        """Return the tasks of a split, in the order of their rows."""
         return read_tasks(self._sources, split, None if self._adapted is None else self._listed)
 
     def _listed(self, source: str) -> Sequence[Any]:
-        """Rows of a source, as the adapter lists them; it is asked for all sources at once."""
+        """Return rows of a source, as the adapter lists them; it is asked for all sources at once."""
         assert self._adapted is not None
         return adapted_rows(self._python, self._adapted, tuple(sources_of(self._sources)), self._passed)[
             source
         ]
 
     def reset(self, task: Task, seed: int = 0) -> NoReturn:
-        """An agent is not played turn by turn."""
+        """Raise: an agent is not played turn by turn."""
         raise EnvironmentFailure("an agent plays its episodes itself; call play.")
 
     def step(self, action: str) -> Observation:
-        """An agent is not played turn by turn."""
+        """Raise an error: an agent is not played turn by turn."""
         raise EnvironmentFailure("an agent plays its episodes itself; call play.")
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class Agent:
         return Command([sys.executable if is_this else _program(program, "command"), *arguments])
 
     def _variables(self, line: Line) -> dict[str, str]:
-        """The environment of an agent: this process's, without secrets, and where the policy is."""
+        """Return the environment of an agent: this process's, without secrets, and where the policy is."""
         own = without_secrets(os.environ, self._passed)
         hosts = ",".join(filter(None, (own.get("NO_PROXY"), "127.0.0.1")))
         return {
@@ -240,7 +240,7 @@ def _program(program: str, setting: str) -> str:
 
 
 def _label(command: Sequence[str] | None, function: str | None) -> str:
-    """Return the name of an agent: that of its script or function."""
+    """Return the name of an agent, which is the name of its script or function."""
     if function is not None:
         return Path(function.partition(":")[0]).stem
     scripts = [Path(each).stem for each in command or () if each.endswith((".py", ".sh", ".js"))]
@@ -248,7 +248,7 @@ def _label(command: Sequence[str] | None, function: str | None) -> str:
 
 
 def _check_rules(job: Job, protocol: EpisodeProtocol) -> None:
-    """Refuse what an agent cannot be told, or cannot do.
+    """Reject what an agent cannot be told, or cannot do.
 
     Raises:
         RunError: Saying what to leave out.

@@ -1,7 +1,7 @@
 """ALFWorld: household tasks as text games (Shridhar et al. 2021, arXiv:2010.03768), read and played in pure Python.
 
 Needs the games alone: those that `alfworld-download` fetches, or a compact archive of them (`games.py` says
-how either looks). There is no engine to build. Observations, admissible commands, rewards and wins are those of the
+how either looks). There is no engine to build. Observations, admissible commands, rewards and wins equal those in the
 official engine, which `alfworld-official` runs; `docs/environments.md` says how that was checked.
 """
 
@@ -55,7 +55,7 @@ class ALFWorld(GamesTaught):
         self._game = TextGame(self.grammar)
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split, in the order of their ids.
+        """Return all tasks of a split, in the order of their ids.
 
         Args:
             split: `train` (3553 games), `valid_train` (200), `valid_seen` (140) or `valid_unseen` (134).
@@ -71,8 +71,8 @@ class ALFWorld(GamesTaught):
         return self._game.step(action)
 
     def game(self, task: Task) -> GameText:
-        """The game of a task, with the planner's walkthrough if the data has it."""
+        """Return the game of a task, with the planner's walkthrough if the data has it."""
         return self._games.read(task.id)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""

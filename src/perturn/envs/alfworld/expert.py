@@ -52,7 +52,7 @@ class Wish:
 
 
 def read_task(text: str) -> Wish:
-    """The first observation of a game -> what is asked for."""
+    """Turn the first observation of a game into what is asked for."""
     said = text.rpartition("Your task is to: ")[2].strip().rstrip(".")
     for pattern in _TASKS:
         if match := pattern.fullmatch(said):
@@ -118,7 +118,7 @@ class Player:
         return self._last.terminated or len(self.script) >= _PATIENCE
 
     def can(self, *words: str) -> str:
-        """The first admissible command that begins with the first word and has all the others; or nothing."""
+        """Return the first admissible command that begins with the first word and has all the others; or nothing."""
         for command in self._last.admissible:
             said = f"{command} "
             if said.startswith(f"{words[0]} ") and all(f" {word} " in said for word in words[1:]):
@@ -166,7 +166,7 @@ class Player:
 
 
 def kind(name: str) -> str:
-    """`mug 2` -> `mug`."""
+    """Turn `mug 2` into `mug`."""
     return name.partition(" ")[0]
 
 
@@ -227,30 +227,30 @@ def _free_hand(player: Player) -> None:
 
 
 def _ranked(player: Player, thing: str) -> list[str]:
-    """Receptacles, the likeliest for a kind of thing first."""
+    """Return receptacles, the likeliest for a kind of thing first."""
     many = Counter(map(kind, player.places))
     return sorted(player.places, key=lambda each: -player.promise(thing, kind(each), many[kind(each)]))
 
 
 def _known(player: Player, place: str) -> list[str]:
-    """Things of the kind that is asked for that were seen in a receptacle."""
+    """Return things of the kind that is asked for that were seen in a receptacle."""
     return [each for each in player.seen.get(place, ()) if kind(each) == player.wish.thing]
 
 
 def _target(player: Player) -> str:
-    """The receptacle to put things into: where most of them already are, or the first of its kind."""
+    """Return the receptacle to put things into: where most of them already are, or the first of its kind."""
     choices = [each for each in player.places if kind(each) == player.wish.place]
     return max(choices, key=lambda each: len(_known(player, each)), default="")
 
 
 def _placed(player: Player) -> list[str]:
-    """Things that need not be brought: those that were, and where two are wanted, those that lie there anyway."""
+    """Return things that are already brought, and where two are wanted, things that lie there anyway."""
     found = _known(player, _target(player)) if player.wish.count > 1 else []
     return list(dict.fromkeys([*player.brought, *found]))
 
 
 def _find(player: Player, thing: str, taken: Sequence[str]) -> tuple[str, str]:
-    """A thing of a kind and the receptacle it is in, from memory or by search; empty if there is none."""
+    """Return a thing of a kind and the receptacle it is in, from memory or by search; empty if there is none."""
     order = _ranked(player, thing)
     for search in (False, True):
         for place in order:

@@ -33,7 +33,7 @@ class TextGame:
         return self._observe(f"{welcome}\n\n{world.opening()}\n\nYour task is to: {task}.")
 
     def shortest(self) -> int | None:
-        """Commands of the shortest way to win from here, knowing all of the house; 0: it is won, None: it is lost."""
+        """Return the commands of the shortest win from here, knowing all of the house; 0 if it is won, None if lost."""
         return 0 if self._world is None else shortest(self._world.house())
 
     def step(self, action: str) -> Observation:
@@ -66,7 +66,7 @@ class TextGame:
 
 
 def check_grammar(grammar: str) -> Grammar:
-    """The grammar of a name.
+    """Return the grammar of a name.
 
     Raises:
         ConfigError: If there is none.

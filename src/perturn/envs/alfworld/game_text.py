@@ -32,7 +32,7 @@ _PADDED = {"move (object) to (receptacle)": 32}
 
 @dataclass(frozen=True)
 class Grammar:
-    """Where the two grammars differ."""
+    """Texts in which the two grammars differ."""
 
     put: str
     """The command that puts something down."""
@@ -62,13 +62,13 @@ GRAMMARS = {
 
 
 def help_text() -> str:
-    """The answer to `help`."""
+    """Return the answer to `help`."""
     rows = [f"  {f'{command}:'.ljust(_PADDED.get(command, 34))}{what}" for command, what in _COMMANDS]
     return "Available commands:\n" + "\n".join(rows) + "\n"
 
 
 def name_entities(ids: Iterable[str]) -> dict[str, str]:
-    """Ids such as `cabinet_bar_..._bar_...` -> names such as `cabinet 3`.
+    """Turn ids such as `cabinet_bar_..._bar_...` into names such as `cabinet 3`.
 
     Things of a kind are numbered down in the order of their ids. What has no place (a type, the agent) has no number.
     """
@@ -84,13 +84,13 @@ def name_entities(ids: Iterable[str]) -> dict[str, str]:
 
 
 def kind_of_id(each: str) -> str:
-    """`cabinet_bar_...` -> `cabinet`; a basin is named after what it belongs to."""
+    """Turn `cabinet_bar_...` into `cabinet`; a basin is named after what it belongs to."""
     kind = each.partition("_bar_")[0]
     return f"{kind}basin" if "basin" in each else kind
 
 
 def listed(names: Sequence[str], article: str = "a ") -> str:
-    """`a cup 1, a pen 2, and a pen 1`, or `nothing`."""
+    """Return a list in words: `a cup 1, a pen 2, and a pen 1`, or `nothing`."""
     if not names:
         return "nothing"
     *first, last = [f"{article}{name}" for name in names]
@@ -126,7 +126,7 @@ _FIRST, _FALL = 0.65, 0.88
 
 
 def promise(thing: str, place: str, places: int) -> float:
-    """How much a look for a thing into one of so many `places` of a kind promises, for each turn that it takes."""
+    """Return the chance per turn of finding a thing by a look into one of `places` places of a kind."""
     likely = LIKELY.get(thing, ())
     chance = _FIRST * _FALL ** likely.index(place) if place in likely else _UNLIKELY
     return float(chance / places**0.7 / (2 if place in CLOSED else 1))

@@ -1,4 +1,4 @@
-"""Where ALFWorld's games are: the folders that `alfworld-download` leaves, or one compact archive a split.
+"""ALFWorld's games: the folders that `alfworld-download` leaves, or one compact archive a split.
 
 A folder of games has `<data>/json_2.1.1/<split>/<kind>-<object>-...-<room>/<trial>/game.tw-pddl`: JSON with
 `pddl_problem`, `grammar` (which states the task), `solvable`, and more. As in the official package, games that are not
@@ -92,7 +92,7 @@ class Games:
             )
 
     def tasks(self, split: str, kinds: Collection[str]) -> list[Task]:
-        """Tasks of some kinds, one a game, in the order of their ids.
+        """Return tasks of some kinds, one a game, in the order of their ids.
 
         Raises:
             EnvironmentFailure: If the split is not there, or a game is cut off.
@@ -167,17 +167,17 @@ def game_files(data: str | Path | None) -> list[Path]:
 
 
 def ids_digest(ids: Sequence[str]) -> str:
-    """SHA-256 of ids, sorted, a line each."""
+    """Return SHA-256 of ids, sorted, a line each."""
     return hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest()
 
 
 def kind_of(game: str) -> str:
-    """`split/kind-object-.../trial` -> the kind."""
+    """Turn `split/kind-object-.../trial` into the kind."""
     return game.partition("/")[2].partition("-")[0]
 
 
 def _is_solvable(path: Path) -> bool:
-    """Whether the official package would play a game; its file is not parsed for that."""
+    """Return whether the official package would play a game; its file is not parsed for that."""
     data = read_text(path, EnvironmentFailure, _FILE_REMEDY).encode()
     if not data.rstrip().endswith(b"}"):
         raise EnvironmentFailure(f"game file {path} is cut off after {len(data)} bytes. {_FILE_REMEDY}")
@@ -228,7 +228,7 @@ _ID = re.compile(rb'\{"id": ?"([^"\\]+)"')
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
-    """Id -> compressed line; shared by all worlds of the process while the file stays as it is."""
+    """Turn id into compressed line; shared by all worlds of the process while the file stays as it is."""
     status = path.stat()
     with _LOCK:
         return _decompress(path.resolve(), status.st_size, status.st_mtime_ns)
@@ -236,7 +236,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
 
 @cache
 def _decompress(path: Path, size: int, changed: int) -> dict[str, bytes]:
-    """The archive of this size and time of change. Lines are not parsed but for their ids."""
+    """Return the archive of this size and time of change. Lines are not parsed but for their ids."""
     found: dict[str, bytes] = {}
     number = 0
     try:

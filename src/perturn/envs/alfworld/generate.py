@@ -74,23 +74,23 @@ _ALWAYS = ("sinkbasin", "sink", "microwave", "fridge"), ("knife", "butterknife")
 
 @dataclass(frozen=True)
 class _Room:
-    """Where things can be."""
+    """Receptacles that can hold a thing."""
 
     name: str
     at: dict[str, str]
     """Receptacle, such as `cabinet_bar_03` -> its place, which two drawers may share."""
 
     def of(self, kind: str) -> list[str]:
-        """Its receptacles of a kind."""
+        """Return its receptacles of a kind."""
         return [each for each in self.at if kind_of_id(each) == kind]
 
     def fitting(self, thing: str, *, but: str = "") -> list[str]:
-        """Its receptacles that a thing may lie in, except receptacles of one kind."""
+        """Return its receptacles that a thing may lie in, except receptacles of one kind."""
         return [each for kind in LIKELY[thing] if kind != but for each in self.of(kind)]
 
 
 def make_game(split: str, number: int) -> GameText:
-    """A game of a split; equal numbers are equal games."""
+    """Return a game of a split; equal numbers are equal games."""
     kind = KINDS[number % len(KINDS)]
     dice = random.Random(f"alfworld-like/{split}/{number}")
     while True:
@@ -118,7 +118,7 @@ def _make_room(name: str, layout: int) -> _Room:
 
 
 def _choices(kind: str, room: _Room) -> Iterator[tuple[str, str]]:
-    """(thing, kind of receptacle) pairs that a task of a kind can be about in a room."""
+    """Yield (thing, kind of receptacle) pairs that a task of a kind can be about in a room."""
     things = _ROOMS[room.name][1].split()
     treatment, _, flag, _ = _TREATED.get(kind, ("",) * 4)
     if treatment and not room.of(TREATED_AT[treatment]):
@@ -170,7 +170,7 @@ def _write_goal(kind: str, thing: str, place: str) -> str:
 
 
 def _write_problem(room: _Room, lies: dict[str, str], goal: str) -> str:
-    """The PDDL problem, one declaration or fact a line."""
+    """Return the PDDL problem, one declaration or fact a line."""
     places = sorted({*map(kind_of_id, room.at), *_ALWAYS[0]})
     things = sorted({*map(kind_of_id, lies), *_ALWAYS[1]})
     declared = [
@@ -198,7 +198,7 @@ def _write_problem(room: _Room, lies: dict[str, str], goal: str) -> str:
 
 
 def _walk(kind: str, room: _Room, lies: dict[str, str], needed: Sequence[str], place: str) -> Iterator[str]:
-    """A solution by someone who knows where everything is, in the grammar of 0.4."""
+    """Yield a solution by someone who knows where everything is, in the grammar of 0.4."""
     names = name_entities([*room.at, *lies])
     opened: set[str] = set()
     here = ""

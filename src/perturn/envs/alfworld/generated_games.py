@@ -56,7 +56,7 @@ class ALFWorldLike(GamesTaught):
         self._game = TextGame(self.grammar)
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split: `train` (`train_games`), `valid_seen` or `valid_unseen` (`valid_games` each)."""
+        """Return all tasks of a split: `train` (`train_games`), `valid_seen` or `valid_unseen` (`valid_games` each)."""
         check_known("split", split, SPLITS, "alfworld-like")
         return [
             Task(id=f"{split}/{kind}/{number:04d}", kind=kind, split=split, data={"number": number})
@@ -73,7 +73,7 @@ class ALFWorldLike(GamesTaught):
         return self._game.step(action)
 
     def game(self, task: Task) -> GameText:
-        """The game of a task, with its walkthrough."""
+        """Return the game of a task, with its walkthrough."""
         number = task.data.get("number")
         if not isinstance(number, int) or task.split not in SPLITS:
             raise EnvironmentFailure(
@@ -83,4 +83,4 @@ class ALFWorldLike(GamesTaught):
         return make_game(task.split, number)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""

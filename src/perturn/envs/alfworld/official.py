@@ -59,7 +59,7 @@ class ALFWorldOfficial:
         self._game: OfficialGame | None = None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split, as `ALFWorld.tasks` lists them."""
+        """Return all tasks of a split, as `ALFWorld.tasks` lists them."""
         return self._games.tasks(split, self.kinds)
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
@@ -74,11 +74,11 @@ class ALFWorldOfficial:
         return self._game.step(action)
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Actions of the same explorer that `ALFWorld` has, in a second game."""
+        """Return actions of the same explorer that `ALFWorld` has, in a second game."""
         return [action for _, action in self.demonstration(task)]
 
     def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
-        """Thought and action of the expert, a pair a turn."""
+        """Return thought and action of the expert, a pair a turn."""
         game = OfficialGame()
         return demonstrate(Player(game.reset(self._games.read(task.id)), game.step))
 
@@ -119,7 +119,7 @@ class OfficialGame:
         return observation
 
     def game_data(self, game: GameText) -> dict[str, Any]:
-        """A game as the official engine takes it, which is what a game file holds."""
+        """Return a game as the official engine takes it, which is what a game file holds."""
         domain, grammar = game.logic or self._logic
         return {
             "pddl_domain": domain,

@@ -80,7 +80,7 @@ def parse_problem(text: str, where: str) -> Problem:
 
 
 def _read_facts(text: str, where: str) -> dict[str, list[tuple[str, str]]]:
-    """The facts by predicate, each checked."""
+    """Return the facts by predicate, each checked."""
     facts: dict[str, list[tuple[str, str]]] = defaultdict(list)
     rest = _FACT.sub(" ", text).split()
     if rest != [")"]:
@@ -103,7 +103,7 @@ def _read_facts(text: str, where: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def _parse_goal(text: str, start: int, where: str) -> tuple[Literal, ...]:
-    """The goal as literals, in the order in which they are best tried."""
+    """Return the goal as literals, in the order in which they are best tried."""
     tokens = iter(_TOKEN.findall(text, start))
     next(tokens)
     try:
@@ -119,7 +119,7 @@ def _parse_goal(text: str, start: int, where: str) -> tuple[Literal, ...]:
 
 
 def _check_goal(literals: Sequence[Literal]) -> None:
-    """Refuse what could not be tried, or not within reason."""
+    """Reject what could not be tried, or not within reason."""
     for literal in literals:
         if len(literal) != 1 + len(_PREDICATES.get(literal[0], ["any", "any"])):
             raise ValueError(f"({' '.join(literal)}) has too few or too many arguments")
@@ -129,7 +129,7 @@ def _check_goal(literals: Sequence[Literal]) -> None:
 
 
 def _read_list(tokens: Iterator[str], level: int = 0) -> list[Any]:
-    """Nested lists up to the parenthesis that closes the one just opened."""
+    """Return nested lists up to the parenthesis that closes the one just opened."""
     if level > DEEPEST:
         raise ValueError(f"it has more than {DEEPEST} levels")
     found: list[Any] = []
@@ -141,7 +141,7 @@ def _read_list(tokens: Iterator[str], level: int = 0) -> list[Any]:
 
 
 def _flatten(tree: Any, renamed: Mapping[str, str]) -> Iterator[Literal]:
-    """The literals of a formula of `and`, `exists` and inequalities; each scope gets variables of its own."""
+    """Yield the literals of a formula of `and`, `exists` and inequalities; each scope gets variables of its own."""
     head = tree[0]
     if head == "and":
         for part in tree[1:]:
@@ -160,7 +160,7 @@ def is_satisfied(
     matching: Callable[[str, Sequence[str]], Iterable[Sequence[str]]],
     bound: Mapping[str, str] | None = None,
 ) -> bool:
-    """Whether some choice of the variables makes all literals true.
+    """Return whether some choice of the variables makes all literals true.
 
     Args:
         goal: The literals.

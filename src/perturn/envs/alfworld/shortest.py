@@ -74,7 +74,7 @@ class _State:
 
 
 def shortest(house: House) -> int | None:
-    """Commands of the shortest way to the goal; 0 if it holds, None if there is no way.
+    """Return commands of the shortest way to the goal; 0 if it holds, None if there is no way.
 
     Raises:
         EnvironmentFailure: If the goal is none of ALFWorld's six kinds.
@@ -84,7 +84,7 @@ def shortest(house: House) -> int | None:
 
 
 def _aims(house: House) -> Iterator[_Aim]:
-    """One aim for each receptacle, or lamp, that will do."""
+    """Yield one aim for each receptacle, or lamp, that will do."""
     asked = {literal[0]: literal[1:] for literal in house.goal}
     types = {literal[1]: literal[2] for literal in house.goal if literal[0] == "objecttype"}
     lamp = types.pop(asked["istoggled"][0], "") if "istoggled" in asked else ""
@@ -117,7 +117,7 @@ class _Search:
         self._shut = set(house.flags["openable"]) - set(house.flags["opened"])
 
     def length(self) -> int | None:
-        """Commands of the shortest way to the aim; None if there is none."""
+        """Return commands of the shortest way to the aim; None if there is none."""
         order, first = count(), self._first()
         open_, best = [(0, next(order), first)], {first: 0}
         while open_:
@@ -148,7 +148,7 @@ class _Search:
         return sum(not aim.state or each in state.ready for each in there) >= aim.many
 
     def _errands(self, state: _State, is_first: bool) -> Iterator[tuple[int, _State]]:
-        """Errands that may be done next: (commands, the state after them)."""
+        """Yield errands that may be done next: (commands, the state after them)."""
         if not state.held:
             yield from self._fetch(state)
             return
@@ -186,7 +186,7 @@ class _Search:
                 yield length + 1, replace(there, held="", lies=lies)
 
     def _reach(self, state: _State, place: str, opens: bool = False) -> tuple[int, _State]:
-        """Commands to be at a receptacle, and to have it open if it must be; and the state after them."""
+        """Return commands to be at a receptacle, and to have it open if it must be; and the state after them."""
         location = self._house.location[place]
         is_shut = opens and place in self._shut and place not in state.opened
         opened = state.opened | {place} if is_shut and place in self._matters else state.opened

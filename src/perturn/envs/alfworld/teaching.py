@@ -1,4 +1,4 @@
-"""How a game that can be read is shown: by the expert, also after others, and by those who err; and what is left."""
+"""Demonstrations of a game whose state can be read: by the expert, after other play, and by noisy players."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ class GamesTaught(ABC):
 
     @abstractmethod
     def game(self, task: Task) -> GameText:
-        """The game of a task."""
+        """Return the game of a task."""
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Actions of an explorer who sees observations alone."""
+        """Return actions of an explorer who sees observations alone."""
         return [action for _, action in self.demonstration(task)]
 
     def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
-        """Thought and action of the expert, a pair a turn."""
+        """Return thought and action of the expert, a pair a turn."""
         game = TextGame(self.grammar)
         return demonstrate(Player(game.reset(self.game(task)), game.step))
 
     def remaining(self, task: Task, actions: Sequence[str], sense: str) -> Sequence[int | None]:
-        """Commands that are left at the start and after each action, as a `Pathfinder` has it; see `way.py`."""
+        """Return commands that are left at the start and after each action, as a `Pathfinder` has it; see `way.py`."""
         return remaining(self.game(task), self.grammar, actions, sense)
 
     def correct(self, task: Task, actions: Sequence[str]) -> Sequence[tuple[str, str]] | None:
-        """Thought and action of the expert, a pair a turn, after the actions of another; see `way.py`."""
+        """Return thought and action of the expert, a pair a turn, after the actions of another; see `way.py`."""
         return take_over(self.game(task), self.grammar, actions)
 
     def clumsy(self, task: Task, seed: int) -> Sequence[str]:
-        """Actions of the expert who errs and recovers, other ones for each seed."""
+        """Return actions of the expert who errs and recovers, other ones for each seed."""
         game = TextGame(self.grammar)
         return clumsy_script(game, game.reset(self.game(task)), random.Random(f"{task.id} {seed}"))
 
     def aimless(self, task: Task, seed: int, turns: int) -> Sequence[str]:
-        """Actions of somebody without a goal, who tries what can be done."""
+        """Return actions of somebody without a goal, who tries what can be done."""
         game = TextGame(self.grammar)
         return aimless_script(game, game.reset(self.game(task)), random.Random(f"{task.id} {seed}"), turns)
 
@@ -66,7 +66,7 @@ _NEAR = 0.7
 
 
 def clumsy_script(game: TextGame, first: Observation, draw: random.Random) -> Sequence[str]:
-    """Commands of the expert who searches in an order of its own, strays and slips.
+    """Return commands of the expert who searches in an order of its own, strays and slips.
 
     Args:
         game: Just begun; it is played to its end.
@@ -84,7 +84,7 @@ def clumsy_script(game: TextGame, first: Observation, draw: random.Random) -> Se
 
 
 def aimless_script(game: TextGame, first: Observation, draw: random.Random, turns: int) -> Sequence[str]:
-    """Commands of somebody who tries what can be done, so that all that a game says is heard once.
+    """Return commands of somebody who tries what can be done, so that all that a game says is heard once.
 
     Args:
         game: Just begun.
@@ -121,7 +121,7 @@ class _Clumsy:
         return self._last
 
     def _failing(self, command: str) -> str:
-        """A command like the one asked for that cannot be done now: a wrong number, or too early."""
+        """Return a command like the one asked for that cannot be done now: a wrong number, or too early."""
         verb, *rest = command.split(" ")
         numbers = [index for index, word in enumerate(rest) if word.isdecimal()]
         if numbers and self._draw.random() < _WRONG_NUMBER:
@@ -130,7 +130,7 @@ class _Clumsy:
         return wrong if wrong not in self._last.admissible else self._again()
 
     def _again(self) -> str:
-        """The command before, if it cannot be done twice; else a look."""
+        """Return the command before, if it cannot be done twice; else a look."""
         before = self.said[-1] if self.said else "look"
         return before if before not in self._last.admissible else self._draw.choice(["look", "inventory"])
 
@@ -140,7 +140,7 @@ class _Clumsy:
 
 
 def remaining(game: GameText, grammar: Grammar, actions: Sequence[str], sense: str) -> list[int | None]:
-    """Commands that are left at the start of an episode and after each of its actions [actions + 1]; None: no win.
+    """Return commands left at the start of an episode and after each of its actions [actions + 1]; None without a win.
 
     Args:
         game: Its game.
@@ -156,7 +156,7 @@ def remaining(game: GameText, grammar: Grammar, actions: Sequence[str], sense: s
 
 
 def take_over(game: GameText, grammar: Grammar, actions: Sequence[str]) -> list[tuple[str, str]] | None:
-    """Thought and command of the expert, a pair a turn, who goes on after an episode's first actions; None: no win.
+    """Return the expert's (thought, command) pairs after an episode's first actions; None without a win.
 
     Args:
         game: The game of the episode.

@@ -72,18 +72,18 @@ class World:
         return self._won
 
     def opening(self) -> str:
-        """Text that opens a game."""
+        """Return the text that opens a game."""
         if self._at.get(self._here):
             return self._look()
         return f"{_ROOM}{listed([self._names[each] for each in sorted(self._place)])}."
 
     def state_key(self) -> str:
-        """Key of all that differs from the start, but for which receptacles an object has left."""
+        """Return the key of all that differs from the start, but for which receptacles an object has left."""
         text = "\n".join(sorted(map(" ".join, self._changes)))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def house(self) -> House:
-        """The game as it stands now, for a look at all of it; valid until the next command."""
+        """Return the game as it stands now, for a look at all of it; valid until the next command."""
         return House(
             self._goal,
             self._here,
@@ -110,7 +110,7 @@ class World:
             yield from self._receptacle_commands(receptacle)
 
     def _travels(self) -> Commands:
-        """Ways from here to all receptacles that are elsewhere; the same whenever one is here."""
+        """Return ways from here to all receptacles that are elsewhere; the same whenever one is here."""
         if self._here not in self._travel:
             self._travel[self._here] = {
                 f"go to {self._names[each]}": partial(self._go, each)
@@ -272,7 +272,7 @@ class World:
         self._won = None
 
     def _matching(self, predicate: str, wanted: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Arguments that a predicate of the goal is true of; see `is_satisfied`."""
+        """Return arguments that a predicate of the goal is true of; see `is_satisfied`."""
         if predicate in self._types:
             return [pair for pair in self._types[predicate].items() if pair[1] == wanted[1]]
         if predicate == "inreceptacle":
@@ -288,7 +288,7 @@ class World:
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """(member, group) pairs -> the members of each group in order, each once."""
+    """Turn (member, group) pairs into the members of each group in order, each once."""
     found: dict[str, set[str]] = defaultdict(set)
     for member, group in pairs:
         found[group].add(member)

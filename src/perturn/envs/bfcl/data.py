@@ -90,7 +90,7 @@ class Entry:
 
 
 def package_data() -> Path:
-    """Folder of the data in the installed package.
+    """Return the folder of the data in the installed package.
 
     Raises:
         EnvironmentFailure: If it is not installed.
@@ -104,14 +104,14 @@ def package_data() -> Path:
 
 
 def read_entries(folder: Path, category: str) -> dict[str, Entry]:
-    """The tasks of a category with their gold calls, in the order of the file."""
+    """Return the tasks of a category with their gold calls, in the order of the file."""
     name = f"BFCL_v4_multi_turn_{category}.json"
     gold = {row["id"]: row["ground_truth"] for _, row in _rows(folder / "possible_answer" / name, _Gold)}
     return {row["id"]: _entry(row, gold.get(row["id"]), where) for where, row in _rows(folder / name, _Task)}
 
 
 def _rows(file: Path, shape: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The numbered objects of a file of JSON lines."""
+    """Yield the numbered objects of a file of JSON lines."""
     for number, line in read_lines(file, DataError, _REMEDY):
         where = f"{file}:{number}"
         row = check_shape(parse_object(line, where, DataError, _REMEDY), shape, where, DataError, _REMEDY)
@@ -140,12 +140,12 @@ def _entry(row: dict[str, Any], gold: list[list[str]] | None, where: str) -> Ent
 
 
 def module_of(class_name: str) -> str:
-    """Where a simulator is imported from."""
+    """Return where a simulator is imported from."""
     return f"bfcl_eval.eval_checker.multi_turn_eval.func_source_code.{_DOCS[class_name]}"
 
 
 def schemas(folder: Path, entry: Entry) -> tuple[dict[str, Any], ...]:
-    """Tools of a task in the chat-template form: BFCL's descriptions, with the type names of JSON Schema."""
+    """Return tools of a task in the chat-template form: BFCL's descriptions, with the type names of JSON Schema."""
     found = []
     for class_name in entry.classes:
         file = folder / "multi_turn_func_doc" / f"{_DOCS[class_name]}.json"
@@ -165,7 +165,7 @@ def _json_schema(value: Any) -> Any:
 
 
 def read_call(text: str, methods: Mapping[str, Any]) -> ToolCall:
-    """A gold call in Python's syntax -> a call with named arguments; nothing is evaluated.
+    """Turn a gold call in Python's syntax into a call with named arguments; nothing is evaluated.
 
     Args:
         text: Such as `sort('report.txt')`.
@@ -193,8 +193,8 @@ class Matched:
 
         F1 = 2 S / (P + G)
 
-    P and G are the numbers of calls and of gold calls, and S is the largest sum of similarities of calls and gold calls
-    that are matched one to one, whatever their order.
+    P and G are the numbers of calls and of gold calls. S is the largest sum of similarities when calls and gold calls
+    are matched one to one, whatever their order.
     """
 
     def __init__(self, gold: Sequence[ToolCall]) -> None:

@@ -56,7 +56,7 @@ class Bfcl:
     among all that was returned so far, in any order. A request without gold calls is not checked, one with them must
     be answered by some call. More than `STEP_LIMIT` actions with calls for one request end the task with reward 0.
 
-    The reward `f1` is not BFCL's. At each turn it is what F1 rose by, so that an episode has, however it ends, that of
+    The reward `f1` is not BFCL's. At each turn it is the rise of F1, so that an episode has, however it ends, the F1 of
     all its calls: F1 = 2 S / (P + G), with P calls, G gold calls and S the largest sum of similarities
     (`call_similarity`) of calls and gold calls that are matched one to one. An action that is none counts as a call.
     Success is the same under both.
@@ -103,7 +103,7 @@ class Bfcl:
         self._entry: Entry | None = None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of a split within `classes`, in BFCL's order; the kind is the first service involved."""
+        """Return the tasks of a split within `classes`, in BFCL's order; the kind is the first service involved."""
         check_known("split", split, _SPLITS, "bfcl")
         found = [
             Task(id=entry.id, kind=min(entry.classes), split=split)
@@ -149,7 +149,7 @@ class Bfcl:
         return self._seen("", valid=all(valid), results=results)
 
     def expert(self, task: Task) -> Sequence[str]:
-        """The gold calls, one an action unless there are too many, and a message after the calls of each request."""
+        """Return the gold calls, one an action unless there are too many, and a message after each request's calls."""
         entry = self._find(task)
         methods = _Services(entry, self._long_context).methods
         actions: list[ToolAction] = []
@@ -185,7 +185,7 @@ class Bfcl:
         return Observation("", reward=float(not self._failed), terminated=True, success=not self._failed)
 
     def _is_met(self, gold: Sequence[str]) -> bool:
-        """BFCL's checks of one request."""
+        """Return BFCL's checks of one request."""
         if not gold:
             return True
         results = Counter(self._gold.call(read_call(call, self._gold.methods))[0] for call in gold)
@@ -198,7 +198,7 @@ class Bfcl:
 
 
 def _check_gold(entries: Iterable[Entry]) -> None:
-    """Refuse tasks without gold calls, which no call can match."""
+    """Reject tasks without gold calls, which no call can match."""
     for entry in entries:
         if not any(entry.gold):
             raise DataError(
@@ -207,7 +207,7 @@ def _check_gold(entries: Iterable[Entry]) -> None:
 
 
 def _gold_calls(entry: Entry, methods: Mapping[str, Any]) -> list[ToolCall]:
-    """The gold calls of all requests, in their order."""
+    """Return the gold calls of all requests, in their order."""
     return [read_call(call, methods) for calls in entry.gold for call in calls]
 
 
@@ -229,14 +229,14 @@ class _Services:
             }
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Public attributes of each service."""
+        """Return public attributes of each service."""
         return {
             name: {key: value for key, value in vars(service).items() if not key.startswith("_")}
             for name, service in self._services.items()
         }
 
     def call(self, call: ToolCall) -> tuple[str, bool]:
-        """Result of a call as BFCL writes it, and whether there is such a tool with such arguments."""
+        """Return the result of a call as BFCL writes it, and whether there is such a tool with such arguments."""
         try:
             method = self.methods[call.name]
             inspect.signature(method).bind(**call.arguments)

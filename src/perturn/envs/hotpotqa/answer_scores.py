@@ -14,7 +14,7 @@ _WHOLE = ("yes", "no", "noanswer")
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation, without the articles a, an and the, and with single blanks.
+    """Return lower case, without ASCII punctuation, without the articles a, an and the, and with single blanks.
 
     As in the official script, nothing else: a letter and its accent as two characters are not the letter that has both.
     """
@@ -22,12 +22,12 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(answer: str, gold: str) -> bool:
-    """Whether the two are the same once normalized."""
+    """Return whether the two are the same once normalized."""
     return normalize_answer(answer) == normalize_answer(gold)
 
 
 def f1_score(answer: str, gold: str) -> float:
-    """Harmonic mean of precision and recall over normalized words, each counted as often as it occurs.
+    """Return the harmonic mean of precision and recall over normalized words, each counted as often as it occurs.
 
         F1 = 2 * common / (words of the answer + words of the gold answer)
 

@@ -36,7 +36,7 @@ _LINK = re.compile(r"</?a\b[^<>]*>")
 
 
 def distractor_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
-    """The paragraphs of files of the distractor setting, each once, in order."""
+    """Yield the paragraphs of files of the distractor setting, each once, in order."""
     seen: set[tuple[str, ...]] = set()
     for file in files:
         for where, row in read_rows(file):
@@ -47,7 +47,7 @@ def distractor_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
 
 
 def abstract_paragraphs(files: Iterable[Path]) -> Iterator[Paragraph]:
-    """The first paragraphs of Wikipedia, without links; pages without text are left out.
+    """Yield the first paragraphs of Wikipedia, without links; pages without text are left out.
 
     A line is `{"title": ..., "text": [sentence, ...]}`, where a text of several paragraphs is a list of such lists.
     """
@@ -70,7 +70,7 @@ def write_corpus(paragraphs: Iterable[Paragraph], target: Path) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command."""
+    """Return the command."""
     parser = argparse.ArgumentParser(prog="python -m perturn.envs.hotpotqa.corpus", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("form", choices=("distractor", "abstracts"))
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _lines(files: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
-    """The lines of bz2 files, also of bz2 files in archives and folders, each line with its place."""
+    """Yield the lines of bz2 files, also of bz2 files in archives and folders, each line with its place."""
     for file in files:
         try:
             if file.is_dir():
@@ -112,7 +112,7 @@ def _unpacked(packed: IO[bytes], name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _flat(text: Any) -> Iterator[str]:
-    """The sentences of a text, whether it is one, a list of them, or a list of paragraphs."""
+    """Yield the sentences of a text, whether it is one, a list of them, or a list of paragraphs."""
     if isinstance(text, str):
         yield text
     elif isinstance(text, list):

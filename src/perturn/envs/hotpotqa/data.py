@@ -23,7 +23,7 @@ _END_OF_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 def read_documents(corpus: Path) -> Iterator[Document]:
-    """The paragraphs of a corpus, to be searched by title and text.
+    """Yield the paragraphs of a corpus, to be searched by title and text.
 
     Raises:
         DataError: If the file is missing, or a line is no paragraph with a title and a text.
@@ -34,7 +34,7 @@ def read_documents(corpus: Path) -> Iterator[Document]:
 
 
 def read_paragraph(row: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
-    """Title and sentences of a paragraph."""
+    """Return title and sentences of a paragraph."""
     title = text_of(row, "title", where)
     sentences = row.get("sentences")
     if sentences is None:
@@ -45,12 +45,12 @@ def read_paragraph(row: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """A text as sentences: one ends at a full stop, a question or exclamation mark, and at a line's end."""
+    """Return a text as sentences: one ends at a full stop, a question or exclamation mark, and at a line's end."""
     return [part.strip() for part in _END_OF_SENTENCE.split(text) if part.strip()]
 
 
 def read_tasks(file: Path, split: str) -> list[Task]:
-    """The questions of a file as tasks, in its order.
+    """Return the questions of a file as tasks, in its order.
 
     The file is HotpotQA's own, or any JSON array, or JSON lines, of objects with `question` and `answer`; `type` is
     the task's kind. A task is named for its question, so that other data on the same question find it.
@@ -78,7 +78,7 @@ def question_id(question: str) -> str:
 
 
 def context_paragraphs(row: Mapping[str, Any], where: str) -> Iterator[tuple[str, list[str]]]:
-    """The paragraphs that come with a question of the distractor setting.
+    """Yield the paragraphs that come with a question of the distractor setting.
 
     They are pairs of title and sentences in HotpotQA's own file, and lists of titles and of sentences on the Hub.
     """

@@ -98,7 +98,7 @@ class HotpotQA:
         self._shown = 0
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The questions of a split, in the order of its file.
+        """Return the questions of a split, in the order of its file.
 
         Args:
             split: A key of `questions`.
@@ -135,13 +135,13 @@ class HotpotQA:
         return Observation(text, state_key=self._state())
 
     def close(self) -> None:
-        """Nothing is held but the index, which the process shares."""
+        """Do nothing: the process shares the index."""
         self._task = None
 
     def read_experts(
         self, file: Path, tasks: Sequence[Task], write: Callable[[str, str], str]
     ) -> Iterator[Trajectory]:
-        """Episodes that someone else recorded, as trajectories of the tasks they answer; others are left out.
+        """Yield episodes that someone else recorded, as trajectories of the tasks they answer; others are left out.
 
         Observations stay as recorded, from another search engine; the answer is scored here, so that rewards compare
         with rewards of episodes played here. The policy's name tells them apart: `recorded`.
@@ -158,7 +158,7 @@ class HotpotQA:
                 yield replace(self._recorded(recorded, task, write), sample=sample)
 
     def _recorded(self, recorded: Recorded, task: Task, write: Callable[[str, str], str]) -> Trajectory:
-        """A recorded episode as a trajectory, scored by its answer."""
+        """Return a recorded episode as a trajectory, scored by its answer."""
         heard = [f"Question: {recorded.question}", *(step.observation for step in recorded.steps)]
         turns = [
             Turn(({"role": "user", "content": text},), Action(write(step.thought, step.action)))
@@ -217,7 +217,7 @@ class HotpotQA:
         )
 
     def _state(self) -> str:
-        """Key of where the episode stands."""
+        """Return the key of where the episode stands."""
         assert self._task is not None
         page = self._page[0] if self._page else ""
         return short_hash(repr([self._task.id, page, self._keyword, self._shown]))

@@ -41,7 +41,7 @@ class Recorded:
 
 
 def read_recorded(file: Path) -> Iterator[tuple[int, Recorded]]:
-    """The episodes of a file, each with how many of its question came before.
+    """Yield the episodes of a file, each with how many of its question came before.
 
     An episode that breaks the form (two actions in a turn, or none) ends there; without any step it is left out.
 
@@ -64,7 +64,7 @@ def read_recorded(file: Path) -> Iterator[tuple[int, Recorded]]:
 
 
 def _read_row(row: Mapping[str, Any], where: str) -> Recorded:
-    """An episode of either form."""
+    """Return an episode of either form."""
     if "traj" not in row:
         said = text_of(row, "output", where)
         return Recorded(text_of(row, "instruction", where), tuple(_steps(said)))
@@ -76,7 +76,7 @@ def _read_row(row: Mapping[str, Any], where: str) -> Recorded:
 
 
 def _steps(text: str) -> Iterator[Step]:
-    """Steps from the beginning of a text, up to the first place where none follows."""
+    """Yield steps from the beginning of a text, up to the first place where none follows."""
     at = 0
     while (opened := _THOUGHT.match(text, at)) and (action := _next_action(text, opened.end())):
         thought = text[opened.end() : action.start()].rstrip()
@@ -91,7 +91,7 @@ def _steps(text: str) -> Iterator[Step]:
 
 
 def _next_action(text: str, at: int) -> re.Match[str] | None:
-    """The next line with an action that an observation, a thought or the end follows; each line is looked at once."""
+    """Return the next line with an action before an observation, a thought or the end; each line is read once."""
     for match in _ACTION.finditer(text, at):
         if _OBSERVATION.match(text, match.end()) or _END.match(text, match.end()):
             return match

@@ -53,7 +53,7 @@ class Mcp:
     without calls is the answer, and ends the episode. A row with `user`, which are instructions for a simulated user,
     has a talk instead: an action without calls is said to the user, and the user ends the talk with `###STOP###`.
 
-    The reward is 1 if the answer is that of the row, but for case and spaces, or what a function of yours says. A row
+    The reward is 1 if the answer is the row's answer, but for case and spaces, or what a function of yours says. A row
     without an answer has no reward of its own; give it one with `reward.judge`.
     """
 
@@ -106,7 +106,7 @@ class Mcp:
         self._talk: UserTalk | None = None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The rows of a split, in the order of the file."""
+        """Return the rows of a split, in the order of the file."""
         known = dict.fromkeys(row.get("split", "train") for row in self._rows.values())
         check_known("split", split, tuple(known), self.name)
         return [
@@ -147,7 +147,7 @@ class Mcp:
         return self._talk.hand_over(said.text) if self._talk is not None else self._end(self._row, said.text)
 
     def expert(self, task: Task) -> Sequence[str]:
-        """The calls of the row, then its answer."""
+        """Return the calls of the row, then its answer."""
         row = self._rows[task.id]
         if "actions" not in row:
             raise EnvironmentFailure(f"task {task.id!r} has no actions; add them to its row for an expert.")
@@ -163,7 +163,7 @@ class Mcp:
             servers.close()
 
     def _offered(self, servers: McpServers) -> tuple[Mapping[str, Any], ...]:
-        """Schemas of the tools that the policy may call."""
+        """Return schemas of the tools that the policy may call."""
         by_name = {tool["function"]["name"]: tool for tool in servers.tools}
         for name in self._tools or ():
             if name not in by_name:
@@ -183,7 +183,7 @@ class Mcp:
         return Observation("", results=tuple(texts), valid=valid)
 
     def _end(self, row: Mapping[str, Any], answer: str) -> Observation:
-        """Reward the episode, and end its servers."""
+        """Return reward the episode, and end its servers."""
         if self._reward is not None:
             reward = self._reward(dict(row), answer, self._calls)
             if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
@@ -201,7 +201,7 @@ def _words(text: str) -> list[str]:
 
 
 def _read(file: Path) -> dict[str, Mapping[str, Any]]:
-    """The rows of a file by their ids."""
+    """Return the rows of a file by their ids."""
     rows: dict[str, Mapping[str, Any]] = {}
     for number, (where, row) in enumerate(read_rows(file)):
         known = {key: row[key] for key in _Row.__annotations__ if key in row}

@@ -174,7 +174,7 @@ class McpServers:
 
     @asynccontextmanager
     async def _connected(self, server: ServerSettings) -> AsyncIterator[tuple[Any, Any]]:
-        """A process, and the two streams of messages to and from it."""
+        """Start a process, and yield the two streams of messages to and from it."""
         process = await _start_process(server)
         self._processes.append(process)
         pipes = _Pipes(process)
@@ -309,14 +309,14 @@ async def _stop_process(process: asyncio.subprocess.Process, tasks: Sequence[asy
 
 
 def _children(pid: int) -> list[psutil.Process]:
-    """All processes that a process has started, and those have."""
+    """Return all processes that a process has started, and those have."""
     with suppress(psutil.Error):
         return psutil.Process(pid).children(recursive=True)
     return []
 
 
 def _text(part: Any) -> str:
-    """A part of a result as text; what is none is named."""
+    """Return a part of a result as text; what is none is named."""
     if part.type == "text":
         return mended(part.text)
     if part.type == "resource" and getattr(part.resource, "text", None) is not None:
@@ -325,7 +325,7 @@ def _text(part: Any) -> str:
 
 
 def _plain(error: BaseException) -> BaseException:
-    """The first error of a group of errors."""
+    """Return the first error of a group of errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -67,7 +67,7 @@ class MTBench:
         self._ratings: list[float] = []
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All questions; the one split is `test`."""
+        """Return all questions; the one split is `test`."""
         check_known("split", split, ("test",), "mt-bench")
         return self._tasks
 
@@ -92,11 +92,11 @@ class MTBench:
         )
 
     def close(self) -> None:
-        """Nothing is held but the judge's connection, which the process shares."""
+        """Do nothing: the process shares the judge's connection."""
         self._task = None
 
     def _rate(self, task: Task) -> float:
-        """The rating of the newest answer."""
+        """Return the rating of the newest answer."""
         turns, reference = task.data["turns"], task.data["reference"]
         texts = {"question": turns[0], "answer": self._answers[0]}
         for name, values in (("question", turns), ("answer", self._answers), ("ref_answer", reference or ())):
@@ -132,7 +132,7 @@ class _Reference(TypedDict):
 
 
 def read_tasks(data: str | None) -> list[Task]:
-    """The questions as tasks, in the order of the file; the kind is the category.
+    """Return the questions as tasks, in the order of the file; the kind is the category.
 
     Args:
         data: Folder of the files; None: `$MTBENCH_DATA`.
@@ -168,7 +168,7 @@ def data_files(data: str | None) -> list[Path]:
 
 
 def _rows(file: Path, shape: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file, of one shape, each with its file and line."""
+    """Yield the objects of a file, of one shape, each with its file and line."""
     if not file.is_file():
         raise EnvironmentFailure(f"mt-bench needs {file}, which is not there. {_REMEDY}")
     for where, row in read_rows(file):

@@ -55,7 +55,7 @@ class Examiner:
         self.judge = Judge(engine, _SAMPLING, SCALE, _SETTINGS, tries=settings.tries)
 
     def rate(self, conversation: str, form: str, texts: Mapping[str, str]) -> float:
-        """The rating of one answer, on `SCALE`.
+        """Return the rating of one answer, on `SCALE`.
 
         Args:
             conversation: Whose answer it is.
@@ -77,7 +77,7 @@ class Examiner:
 
 @cache
 def open_engine(model: str, server: str) -> Engine:
-    """The engine that asks a judge, which all worlds of a process share: its pace, its budget, and what was bought.
+    """Return the engine that asks a judge; all worlds of a process share it, with its pace, budget and answers.
 
     Args:
         model: Name of the model at the server.

@@ -29,7 +29,7 @@ class _Row(TypedDict):
 
 
 def read_forms(file: Path) -> dict[str, Form]:
-    """The four forms of a file; further ones are ignored.
+    """Return the four forms of a file; further ones are ignored.
 
     Raises:
         DataError: If a line is malformed, a form is missing, or its template lacks a name.
@@ -59,7 +59,7 @@ _GRADE = (
 
 
 def _own(held: tuple[str, ...]) -> Form:
-    """Our wording of a form that holds these names."""
+    """Return our wording of a form that holds these names."""
     second, reference = "answer_2" in held, "ref_answer_1" in held
     graded = "the second answer, in view of the first" if second else "the answer"
     compare = " Compare it with the correct answer, and name each error." if reference else ""

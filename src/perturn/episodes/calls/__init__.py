@@ -1,4 +1,4 @@
-"""How models write tool calls: one entry for each format, and how any of them is found in a text.
+"""Formats in which models write tool calls, one entry each, and a search for any of them in a text.
 
 A format is recognised by what a call begins with, so nobody has to choose one. Formats of one opening tag differ in
 what comes next.

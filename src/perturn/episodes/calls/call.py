@@ -31,7 +31,7 @@ class Found:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a family of models writes tool calls."""
+    """Format in which a family of models writes tool calls."""
 
     models: str
     """Models that write calls in this format."""

@@ -51,7 +51,7 @@ def _events() -> _Events:
 
 @cache
 def kept_tokens() -> frozenset[str]:
-    """Texts of tokens that are parts of calls or close thoughts. Decoding must keep them, even if they are special."""
+    """Return texts of tokens that are parts of calls or close thoughts; decoding keeps them, even if special."""
     calls = (text for each in CALL_FORMATS.values() for text in (*each.marks, *each.tokens))
     return frozenset([*calls, *_THOUGHTS, *_THOUGHTS.values(), "<|channel>"])
 
@@ -200,7 +200,7 @@ def read_answer(text: str, tools: Tools = ()) -> Reading:
 
 
 def write_calls(calls: Sequence[ToolCall], form: str) -> str:
-    """Calls as text, in a format of `CALL_FORMATS`.
+    """Return calls as text, in a format of `CALL_FORMATS`.
 
     Raises:
         DataError: If the format cannot write them, such as a value with the tag that would end it.

@@ -25,7 +25,7 @@ _VALUE_END = re.compile(r"</arg_value>\s*(?=<arg_key>|</tool_call>)")
 
 
 def _read(text: str, at: int, tools: Tools) -> Found | None:
-    """One call. Without its closing tag, more arguments may have been meant."""
+    """Return one call. Without its closing tag, more arguments may have been meant."""
     begin = _BEGIN.match(text, at)
     if begin is None:
         return None

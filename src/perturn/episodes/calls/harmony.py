@@ -24,7 +24,7 @@ _END = re.compile(r"<\|(?:end|return|call)\|>|(?=<\|(?:start|channel)\|>)")
 
 
 def _read(text: str, at: int, tools: Tools) -> Found | None:
-    """One message: a call, a thought or words. One of another role, or with two recipients, is malformed."""
+    """Return one message: a call, a thought or words. One of another role, or with two recipients, is malformed."""
     begin = text.find(_MESSAGE, at)
     if begin < 0:
         return None

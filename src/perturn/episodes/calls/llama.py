@@ -4,7 +4,8 @@ Several calls are divided by `;`. Without the tag, a text that has the form of c
 any other JSON is a message to the user.
 
 Source: chat templates of Llama 3.1 and 3.2; vLLM's `Llama3JsonToolParser`.
-Differs from vLLM: a word after a call without a tag makes it a message; the keys of a call must be those of a call.
+Differs from vLLM: a word after a call without a tag makes it a message; an object is a call only if it has the keys of
+    a call.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BEGUN = re.compile(r'\[?\s*\{\s*(?:"type"\s*:\s*"function"|"name"\s*:)')
 
 
 def _read(text: str, at: int, tools: Tools) -> Found | None:
-    """Calls after the tag; words after them are words."""
+    """Return calls after the tag; words after them are words."""
     at += len(_TAG)
     calls: list[ToolCall] = []
     while True:
@@ -37,7 +38,7 @@ def _read(text: str, at: int, tools: Tools) -> Found | None:
 
 
 def _bare(text: str, at: int) -> Found | None:
-    """Calls up to the end of the text; nothing found if it is a message; None if it is a call that was cut."""
+    """Return calls up to the end of the text; nothing found if it is a message; None if it is a call that was cut."""
     start, calls = at, list[ToolCall]()
     while at < len(text):
         found = read_json(text, at)
@@ -54,13 +55,13 @@ def _bare(text: str, at: int) -> Found | None:
 
 
 def _after(text: str, at: int) -> int:
-    """Where the next call would begin."""
+    """Return where the next call would begin."""
     between = _BETWEEN.match(text, at)
     return at if between is None else between.end()
 
 
 def _looks_like_calls(value: object) -> bool:
-    """Whether JSON without a tag has the form of calls: a name and an object under exactly one key for arguments."""
+    """Return whether untagged JSON has the form of calls: a name, and an object under exactly one key for arguments."""
     calls = value if isinstance(value, list) else [value]
     return bool(calls) and all(map(_looks_like_a_call, calls))
 

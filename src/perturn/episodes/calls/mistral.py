@@ -22,7 +22,7 @@ _MORE = re.compile(r"\s*(?:\{|\[(?!TOOL_CALLS\])|[^\s\[\]{}]+\s*\[(?:CALL_ID|ARG
 
 
 def _read(text: str, at: int, tools: Tools) -> Found | None:
-    """A list of calls, or one call with its name before its arguments."""
+    """Return a list of calls, or one call with its name before its arguments."""
     at = skip_space(text, at + len(_OPEN))
     named = _NAMED.match(text, at)
     found = read_json(text, named.end() if named else at)

@@ -15,7 +15,7 @@ _AROUND_A_CALL = {"function", "id", "type", "index"}
 
 
 def closed(text: str, at: int, mark: str, *others: str) -> int | None:
-    """Where a call ends that has been read up to here: after its closing mark, or with the text.
+    """Return where a call ends that has been read up to here: after its closing mark, or with the text.
 
     Args:
         text: The text.
@@ -33,12 +33,12 @@ def closed(text: str, at: int, mark: str, *others: str) -> int | None:
 
 
 def dump(value: Any) -> str:
-    """A value as JSON on one line."""
+    """Return a value as JSON on one line."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def make_call(name: object, given: object) -> ToolCall | None:
-    """A call with a name and arguments, all plain data; None for anything else."""
+    """Return a call with a name and arguments, all plain data; None for anything else."""
     arguments = read_arguments(given)
     if arguments is None or not (isinstance(name, str) and name) or fault(name, "name"):
         return None
@@ -46,7 +46,7 @@ def make_call(name: object, given: object) -> ToolCall | None:
 
 
 def call_of(found: object) -> ToolCall | None:
-    """A call from its JSON object; None if it does not say clearly what to call, and with which arguments.
+    """Return a call from its JSON object; None if it does not say clearly what to call, and with which arguments.
 
     Arguments may stand under any key of `ARGUMENTS`, or under several if they are equal. None are an empty object. A
     key that means nothing to us makes the call unclear: to leave it out could call the tool with other arguments.
@@ -63,11 +63,11 @@ def call_of(found: object) -> ToolCall | None:
 
 
 def calls_of(found: object) -> tuple[ToolCall, ...] | None:
-    """Calls of a JSON object, or of a list of them; None if one is unclear or there is none."""
+    """Return calls of a JSON object, or of a list of them; None if one is unclear or there is none."""
     return together(map(call_of, found if isinstance(found, list) else [found]))
 
 
 def together(made: Iterable[ToolCall | None]) -> tuple[ToolCall, ...] | None:
-    """Calls of one action; None if one is malformed or there is none."""
+    """Return calls of one action; None if one is malformed or there is none."""
     calls = tuple(made)
     return tuple(call for call in calls if call is not None) if calls and None not in calls else None

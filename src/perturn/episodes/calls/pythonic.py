@@ -43,7 +43,7 @@ def _read(text: str, at: int, tools: Tools) -> Found | None:
 
 
 def _ends(text: str, at: int) -> Iterator[tuple[int, int]]:
-    """Where the calls may end, and where the text would go on."""
+    """Yield where the calls may end, and where the text would go on."""
     for _ in range(_MOST):
         at = text.find(_CLOSE, at)
         if at < 0:
@@ -54,7 +54,7 @@ def _ends(text: str, at: int) -> Iterator[tuple[int, int]]:
 
 
 def _parsed(text: str) -> ast.expr | None:
-    """The expression that a text is; None if it is none."""
+    """Return the expression that a text is; None if it is none."""
     if not _ESCAPES.issuperset(_ESCAPE.findall(text)):
         return None
     try:
@@ -77,7 +77,7 @@ def _call(node: ast.expr) -> ToolCall | None:
 
 
 def _name(node: ast.expr) -> str:
-    """The name of a function, which may have dots."""
+    """Return the name of a function, which may have dots."""
     if isinstance(node, ast.Attribute):
         return f"{_name(node.value)}.{node.attr}"
     if not isinstance(node, ast.Name):
@@ -92,7 +92,7 @@ def _key(key: object) -> str:
 
 
 def _value(node: ast.expr | None) -> Any:
-    """The value of a literal.
+    """Return the value of a literal.
 
     Raises:
         ValueError: If it is none.

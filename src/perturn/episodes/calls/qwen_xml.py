@@ -25,7 +25,7 @@ _PARAMETER_END = re.compile(r"</parameter>\s*(?=<parameter=|</function>)")
 
 
 def _read(text: str, at: int, tools: Tools) -> Found | None:
-    """One or several functions within a tag; Qwen3-Coder may leave out the tag around them."""
+    """Return one or several functions within a tag; Qwen3-Coder may leave out the tag around them."""
     tagged = text.startswith(_OPEN, at)
     at += len(_OPEN) * tagged
     calls: list[ToolCall | None] = []
@@ -65,7 +65,7 @@ def _function(call: ToolCall) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value as Qwen's templates write it: objects and lists as JSON, anything else as Python's `str`."""
+    """Return a value as Qwen's templates write it: objects and lists as JSON, anything else as Python's `str`."""
     return dump(value) if isinstance(value, dict | list) else str(value)
 
 

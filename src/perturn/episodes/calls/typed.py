@@ -14,7 +14,7 @@ _PYTHON = {"True": True, "False": False, "None": None}
 
 
 def typed(text: str, tool: str, parameter: str, tools: Tools) -> Any:
-    """The value of an argument that is written as text.
+    """Return the value of an argument that is written as text.
 
     If the schema allows a text, the value is the text as it is. Otherwise it is what the text says as JSON, or
     `True`, `False` and `None` of Python. A text that is none of these stays a text, which the tool may reject.
@@ -39,7 +39,7 @@ def typed(text: str, tool: str, parameter: str, tools: Tools) -> Any:
 
 
 def _schema(tool: str, parameter: str, tools: Tools) -> Mapping[str, Any]:
-    """Schema of a parameter; empty if it is not declared."""
+    """Return the schema of a parameter; empty if it is not declared."""
     for each in tools:
         function = _mapping(each.get("function", each))
         if function.get("name") == tool:
@@ -53,7 +53,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
-    """Types that a schema allows: its `type`, those of its alternatives, or the type of its choices."""
+    """Return types that a schema allows: its `type`, the types of its alternatives, or the type of its choices."""
     declared = schema.get("type")
     if declared is not None:
         return {str(each).lower() for each in (declared if isinstance(declared, list) else [declared])}

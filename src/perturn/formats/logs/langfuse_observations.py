@@ -1,4 +1,4 @@
-"""Observations of Langfuse, of which those of type `GENERATION` are calls of a model.
+"""Observations of Langfuse; observations of type `GENERATION` are calls of a model.
 
 A record is one of these, with keys in camel case (API, exports of the UI) or in snake case (exports to blob storage):
 
@@ -60,7 +60,7 @@ _OF_TRACES = {
 
 
 def is_langfuse(record: Mapping[str, Any]) -> bool:
-    """Whether a record is an observation, a trace or a score."""
+    """Return whether a record is an observation, a trace or a score."""
     return _is_observation(record) or _is_score(record) or _is_trace(record)
 
 

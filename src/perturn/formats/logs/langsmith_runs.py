@@ -1,15 +1,15 @@
-"""Runs of LangSmith, of which those of type `llm` are calls of a model.
+"""Runs of LangSmith; runs of type `llm` are calls of a model.
 
 A record is a run, as the SDK, the API and bulk exports have it (docs.langchain.com/langsmith/run-data-format): `id`,
 `run_type`, `inputs`, `outputs`, `error`, `trace_id`, `start_time`, `extra` and `feedback_stats`. Bulk exports are
 Parquet, and hold objects as JSON text. Runs within `child_runs` are read too.
 
-- `inputs` and `outputs` are those of `wrap_openai` and `wrap_anthropic` (bodies of the API), of LangChain (messages as
+- `inputs` and `outputs` come from `wrap_openai` and `wrap_anthropic` (bodies of the API), of LangChain (messages as
   `dumpd` writes them, and `generations`), or messages that a function was traced with.
 - The session is the thread: `session_id`, `thread_id` or `conversation_id` in `extra.metadata`
   (docs.langchain.com/langsmith/threads). The field `session_id` of a run is its project, and is not read.
 - `feedback_stats` holds an average for each key, which is a score; so is a record of feedback (`run_id`, `key`,
-  `score`). The feedback of a root run is that of its trace.
+  `score`). The feedback of a root run belongs to its trace.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _THREADS = ("session_id", "thread_id", "conversation_id")
 
 
 def is_langsmith(record: Mapping[str, Any]) -> bool:
-    """Whether a record is a run, or feedback on one."""
+    """Return whether a record is a run, or feedback on one."""
     return "run_type" in record or ("run_id" in record and "key" in record)
 
 

@@ -48,7 +48,7 @@ _THUMBS = {**dict.fromkeys(_UP, 1.0), **dict.fromkeys(_DOWN, 0.0)}
 
 
 def unpacked(value: Any, where: str) -> Any:
-    """Return data that may be given as its JSON text; any other text stays as it is."""
+    """Return the data that may be given as its JSON text; any other text stays as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return parse_json(value, where, DataError)
@@ -157,7 +157,7 @@ def named_scores(record: Mapping[str, Any], names: Sequence[str]) -> Iterator[tu
 
 
 def _of_object(name: str, held: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the scores of an object: one that names itself, or values by name."""
+    """Yield the scores of an object: an object that names itself, or values by name."""
     if (value := score_value(first(held, "value", "score"))) is not None:
         yield text_id(first(held, "name", "key")) or name, value
         return

@@ -53,7 +53,7 @@ _MOST_OPEN = 10_000
 
 
 def is_otel(record: Mapping[str, Any]) -> bool:
-    """Whether a record is a line of the OTLP file exporter."""
+    """Return whether a record is a line of the OTLP file exporter."""
     return any(isinstance(record.get(key), list) for key in ("resourceSpans", "resourceLogs"))
 
 
@@ -250,7 +250,7 @@ def _event(
 
 
 def _collect(attributes: Mapping[str, Any], body: Mapping[str, Any], into: _Events) -> Any:
-    """Add the message of an event to those of its call; return the choice that it is instead, if it is one."""
+    """Add the message of an event to the messages of its call; return the choice instead, if the event is a choice."""
     name = str(attributes.get("event.name"))
     body = mapping(attributes.get("gen_ai.event.content")) or body
     if name == _CHOICE:

@@ -163,7 +163,7 @@ def parsed(value: Any, where: str) -> Any:
 
 
 def _is_known(held: Mapping[str, Any]) -> bool:
-    """Whether an object is a message or the body of a response."""
+    """Return whether an object is a message or the body of a response."""
     lists = any(isinstance(held.get(key), list) for key in ("messages", "parts", "choices", "output"))
     return "role" in held or "lc" in held or lists or held.get("type") in (*_ITEMS, *_LANGCHAIN)
 

@@ -75,7 +75,7 @@ _CUT = ("length", "max_tokens", "max_output_tokens", "model_context_window_excee
 
 
 def is_request_log(record: Mapping[str, Any]) -> bool:
-    """Whether a record holds a request and a response, or one of them; or a score of a call."""
+    """Return whether a record holds a request and a response, or one of them; or a score of a call."""
     held = _payload(record)
     if any(mapping(held.get(name)) for name in _REQUESTS) or isinstance(
         unpacked(held.get("messages"), ""), list
@@ -211,7 +211,7 @@ def _response(record: Mapping[str, Any]) -> Any:
 
 
 def _succeeded(record: Mapping[str, Any], response: Any) -> bool:
-    """Whether a call succeeded, as far as its record says."""
+    """Return whether a call succeeded, as far as its record says."""
     status = first(record, "status_code", "response_status", "status")
     failed = status in ("failure", "failed", "error") or (
         isinstance(status, int) and not isinstance(status, bool) and status >= 400

@@ -45,7 +45,7 @@ _MOST_OPEN = 100_000
 
 
 def is_agent_lightning(record: Mapping[str, Any]) -> bool:
-    """Whether a record is an event, a span, or a rollout with triplets."""
+    """Return whether a record is an event, a span, or a rollout with triplets."""
     return "rollout_id" in record and (
         {"event_type", "data"} <= record.keys()
         or {"sequence_id", "span_id", "attributes"} <= record.keys()

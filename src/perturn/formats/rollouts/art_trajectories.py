@@ -28,7 +28,7 @@ _FILE = re.compile(r":(?: row)? ?(\d+)$")
 
 
 def is_art(record: Mapping[str, Any]) -> bool:
-    """Whether a record is a trajectory or a group of ART."""
+    """Return whether a record is a trajectory or a group of ART."""
     if isinstance(record.get("trajectories"), list):
         return all("messages_and_choices" in mapping(each) for each in record["trajectories"])
     return "messages_and_choices" in record or {"group_index", "reward", "messages"} <= record.keys()

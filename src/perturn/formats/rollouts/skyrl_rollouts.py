@@ -33,7 +33,7 @@ _NAMES = TokenNames("prompt_token_ids", "response_ids", "loss_masks", "rollout_l
 
 
 def is_skyrl(record: Mapping[str, Any]) -> bool:
-    """Whether a record is a line of a dumped evaluation, or a generator's output."""
+    """Return whether a record is a line of a dumped evaluation, or a generator's output."""
     return {"input_prompt", "output_response"} <= record.keys() or {
         "prompt_token_ids",
         "response_ids",

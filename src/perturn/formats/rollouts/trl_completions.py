@@ -31,7 +31,7 @@ _KNOWN = ("step", "prompt", "completion", "advantage")
 
 
 def is_trl(record: Mapping[str, Any]) -> bool:
-    """Whether a record is a row of logged completions, or what a rollout function returns."""
+    """Return whether a record is a row of logged completions, or what a rollout function returns."""
     return set(_KNOWN) <= record.keys() or (
         {"prompt_ids", "completion_ids"} <= record.keys() and "example_id" not in record
     )

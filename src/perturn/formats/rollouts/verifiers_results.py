@@ -35,7 +35,7 @@ _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_toke
 
 
 def is_verifiers(record: Mapping[str, Any]) -> bool:
-    """Whether a record is a row of results or an episode with traces."""
+    """Return whether a record is a row of results or an episode with traces."""
     return {"example_id", "completion"} <= record.keys() or (
         isinstance(record.get("traces"), list) and isinstance(record.get("task"), Mapping)
     )

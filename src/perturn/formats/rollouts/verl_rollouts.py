@@ -28,7 +28,7 @@ _NAMES = TokenNames("prompt_ids", "response_ids", "response_mask", "response_log
 
 
 def is_verl(record: Mapping[str, Any]) -> bool:
-    """Whether a record is a dumped generation or the output of an agent loop."""
+    """Return whether a record is a dumped generation or the output of an agent loop."""
     return {"input", "output", "score"} <= record.keys() or {
         "prompt_ids",
         "response_ids",

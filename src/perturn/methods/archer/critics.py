@@ -59,9 +59,9 @@ class Critics:
     scale_q: Tensor
     """Multiplier of each feature less that mean [features]."""
     center_v: Tensor
-    """As `center_q`, of features before actions [features]."""
+    """Like `center_q`, for features before actions [features]."""
     scale_v: Tensor
-    """As `scale_q`, of features before actions [features]."""
+    """Like `scale_q`, for features before actions [features]."""
     iterations: Tensor
     """How many the critics have learned from, int64 []."""
 
@@ -85,7 +85,7 @@ class Learned:
     critiques: Sequence[Critique]
     """One an episode."""
     critics: Critics | None
-    """As they are now; None if there was nothing to learn from."""
+    """The critics now; None if there was nothing to learn from."""
     explained_variance: float | None
     """See `perturn.policy.value_heads.explained_variance`: of returns by V, over the turns of episodes that a critic
     has not learned from."""
@@ -94,7 +94,7 @@ class Learned:
 
 
 def bootstrap(episodes: int, seed: int) -> Tensor:
-    """How often each critic learns from each episode: as many draws with replacement as there are episodes.
+    """Return how often each critic learns from each episode: as many draws with replacement as there are episodes.
 
     Returns:
         Counts, float64 [critics, episodes].
@@ -105,14 +105,14 @@ def bootstrap(episodes: int, seed: int) -> Tensor:
 
 
 def begin(rows: Rows) -> Critics:
-    """Critics that say 0 of everything, with the mean and the deviation of these features."""
+    """Return critics that say 0 of everything, with the mean and the deviation of these features."""
     (center_q, scale_q), (center_v, scale_v) = (_standard(side) for side in (rows.behind, rows.before))
     q, v = (torch.zeros(CRITICS, len(scale) + 1, dtype=torch.float64) for scale in (scale_q, scale_v))
     return Critics(q, v, q, v, center_q, scale_q, center_v, scale_v, torch.tensor(0))
 
 
 def _standard(features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean, and the inverse of the deviation; a constant feature gets the deviation of all features together."""
+    """Return mean, and the inverse of the deviation; a constant feature gets the deviation of all features together."""
     rows = torch.cat(list(features)).double()
     deviation = rows.std(0, correction=0)
     together = deviation.square().mean().sqrt()
@@ -121,7 +121,7 @@ def _standard(features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def learn(critics: Critics, rows: Rows, counts: Tensor, learning: Request) -> Critics:
-    """Critics after an iteration.
+    """Return critics after an iteration.
 
     In each round every head is fitted to what the copies said, and then the copies follow:
 
@@ -146,7 +146,7 @@ def learn(critics: Critics, rows: Rows, counts: Tensor, learning: Request) -> Cr
 def _learn_one(
     critics: Critics, k: int, rows: Rows, counts: Tensor, learning: Request
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One critic's heads and their copies after an iteration."""
+    """Return one critic's heads and their copies after an iteration."""
     lengths = torch.tensor([len(own) for own in rows.rewards])
     share = counts.repeat_interleave(lengths)
     share = (share / share.sum())[:, None]
@@ -165,7 +165,7 @@ def _learn_one(
 
 
 class _Ridge:
-    """Ridge regression on rows, each with its share in the mean, factored once."""
+    """Ridge regression on weighted rows, factored once."""
 
     def __init__(self, rows: Tensor, share: Tensor, penalty: float) -> None:
         self._weighed = rows * share
@@ -174,7 +174,7 @@ class _Ridge:
         self._factor = torch.linalg.cholesky(rows.T @ self._weighed + torch.diag(self._pull))
 
     def __call__(self, targets: Tensor, pulled_to: Tensor | None = None) -> Tensor:
-        """Heads for several targets [rows, targets], pulled to one head or to 0 [features + 1, targets]."""
+        """Return heads for several targets [rows, targets], pulled to one head or to 0 [features + 1, targets]."""
         aim = self._weighed.T @ targets
         if pulled_to is not None:
             aim = aim + (self._pull * pulled_to)[:, None]
@@ -182,12 +182,12 @@ class _Ridge:
 
 
 def behind(critics: Critics, rows: Rows) -> list[Tensor]:
-    """Standardized features after each action, and a 1 [turns, features + 1]."""
+    """Return standardized features after each action, and a 1 [turns, features + 1]."""
     return [_scaled(own, critics.center_q, critics.scale_q) for own in rows.behind]
 
 
 def before(critics: Critics, rows: Rows) -> list[Tensor]:
-    """Standardized features before each action, and a 1 [turns, features + 1]."""
+    """Return standardized features before each action, and a 1 [turns, features + 1]."""
     return [_scaled(own, critics.center_v, critics.scale_v) for own in rows.before]
 
 
@@ -197,12 +197,12 @@ def _scaled(features: Tensor, center: Tensor, scale: Tensor) -> Tensor:
 
 
 def _following(rows: Tensor) -> Tensor:
-    """The row of the turn after each; after the last turn zeros, for which every head says 0."""
+    """Return the row of the turn after each; after the last turn zeros, for which every head says 0."""
     return torch.cat([rows[1:], torch.zeros_like(rows[:1])])
 
 
 def judge(critics: Critics, rows: Rows) -> list[Critique]:
-    """Q and V of each episode by each critic."""
+    """Return Q and V of each episode by each critic."""
     return [
         Critique((critics.q @ own.T).tolist(), (critics.v @ first.T).tolist())
         for own, first in zip(behind(critics, rows), before(critics, rows), strict=True)
@@ -237,7 +237,7 @@ def learn_and_judge(
 
 
 def _td_errors(critics: Critics, rows: Rows, k: int, i: int, gamma: float) -> list[float]:
-    """TD errors r + gamma V' - Q of each turn of an episode by a critic, in units of reward."""
+    """Return TD errors r + gamma V' - Q of each turn of an episode by a critic, in units of reward."""
     own = Rows(rows.behind[i : i + 1], rows.before[i : i + 1], rows.rewards[i : i + 1])
     after = _following(before(critics, own)[0]) @ critics.slow_v[k]
     rewards = torch.tensor(own.rewards[0], dtype=torch.float64)
@@ -252,7 +252,7 @@ def critics_of(
     before: Critics | None = None,
     seed: int = 0,
 ) -> Learned:
-    """Q and V of each turn, by critics on a policy's hidden states that learn from these episodes first.
+    """Return Q and V of each turn, by critics on a policy's hidden states that learn from these episodes first.
 
     Args:
         trajectories: The episodes of an iteration, in any order, which changes nothing; one without turns has none.
@@ -279,7 +279,7 @@ def critics_of(
 
 
 def _critics(state: State) -> Critics:
-    """Critics from what was kept of them.
+    """Return critics from what was kept of them.
 
     Raises:
         RunError: If it is of something else.

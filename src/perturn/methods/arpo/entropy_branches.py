@@ -97,13 +97,13 @@ class EntropyBranches(ExploredBrancher):
 def uncertain_turns(
     one: Trajectory, entropies: Sequence[float], settings: EntropyBranches, seed: int, iteration: int = 1
 ) -> list[int]:
-    """Turns of an episode by a chance that grows with their entropy, the first so many of them.
+    """Return turns of an episode by a chance that grows with their entropy, the first so many of them.
 
         u_t < chance + gain (H_t - H_0),   u_t even between 0 and 1
 
     Source: Dong et al. 2025, "Agentic Reinforced Policy Optimization", arXiv:2507.19849, by its abstract and notes on
     its code: rand - 0.2 (H_t - H_0) <= 0.5.
-    Differs: H is of the first token of the action, and in the mean over what could be said; the episode's budget goes
+    Differs: H is of the first token of the action, and averaged over what could be said; the episode's budget goes
     to its first such turns.
 
     Args:

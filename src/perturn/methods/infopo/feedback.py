@@ -41,7 +41,7 @@ def feedback_gains(
     placeholder: str,
     token_budget: int = TOKEN_BUDGET,
 ) -> list[list[float]]:
-    """How much likelier the reply to each turn made the turn after it, than a placeholder in the stead of its text.
+    """Return how much the reply to each turn raised the likelihood of the next turn, against a placeholder text.
 
         I_t = mean_j [log pi(y_j | ..., o_(t+1), y_<j) - log pi(y_j | ..., placeholder, y_<j)],   y of turn t + 1
 
@@ -96,7 +96,7 @@ def feedback_gains(
 
 
 def _check_placeholder(renderer: Renderer, placeholder: str) -> None:
-    """Refuse a placeholder that would end its message, or begin another."""
+    """Reject a placeholder that would end its message, or begin another."""
     tokenizer = renderer.tokenizer
     control = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     held = control & set(tokenizer(placeholder, add_special_tokens=False)["input_ids"])
@@ -108,7 +108,7 @@ def _check_placeholder(renderer: Renderer, placeholder: str) -> None:
 
 
 def masked_turns(renderer: Renderer, trajectory: Trajectory, placeholder: str) -> dict[int, Encoded]:
-    """Each turn that a reply came before, with a placeholder in the reply's place.
+    """Return each turn that a reply came before, with a placeholder in the reply's place.
 
     Args:
         renderer: Conversation -> tokens.
@@ -132,7 +132,7 @@ def masked_turns(renderer: Renderer, trajectory: Trajectory, placeholder: str) -
 def _along(
     renderer: Renderer, trajectory: Trajectory, answered: Container[int], placeholder: str, whole: bool
 ) -> dict[int, Encoded]:
-    """Of an episode that is one sequence, which is walked along once."""
+    """Encode an episode that is one sequence, walking along it once."""
     walk, ids, found = renderer.walk(trajectory, whole), list[int](), dict[int, Encoded]()
     for t, turn in enumerate(trajectory.turns):
         if t in answered:
@@ -150,7 +150,7 @@ def _along(
 
 
 def _alone(renderer: Renderer, trajectory: Trajectory, t: int, placeholder: str) -> Encoded:
-    """Of an episode that is several sequences, what the policy would have seen at a turn."""
+    """Encode what the policy would have seen at a turn of an episode of several sequences."""
     masked = (*trajectory.turns[:t], _masked(trajectory.turns[t], placeholder))
     seen = context_of(replace(trajectory, turns=masked), t)
     found = renderer.encode(seen, every_turn=True)
@@ -158,14 +158,14 @@ def _alone(renderer: Renderer, trajectory: Trajectory, t: int, placeholder: str)
 
 
 def _masked(turn: Turn, placeholder: str) -> Turn:
-    """A turn that heard a placeholder, in as many messages."""
+    """Return a turn that heard a placeholder, in as many messages."""
     return replace(
         turn, observation=tuple({**message, "content": placeholder} for message in turn.observation)
     )
 
 
 def _within(renderer: Renderer, trajectory: Trajectory, limit: int | None) -> Encoded | None:
-    """The episode as tokens, without the turns that do not fit; None if none does.
+    """Return the episode as tokens, without the turns that do not fit; None if none does.
 
     Raises:
         DataError: If a turn cannot be read as tokens.
@@ -180,7 +180,7 @@ def _within(renderer: Renderer, trajectory: Trajectory, limit: int | None) -> En
 
 
 def _beside(seen: Encoded, masked: dict[int, Encoded], count: int) -> Encoded:
-    """An episode of so many turns and its masked ones as sequences of one; masked, turn t has index count + t."""
+    """Return an episode and its masked copies as sequences of one; masked turn t has index count + t."""
     lengths = [part.stop - part.start for part in seen.sequences] + [len(one.ids) for one in masked.values()]
     turn = list(seen.turn)
     for one in masked.values():
@@ -194,7 +194,7 @@ def _beside(seen: Encoded, masked: dict[int, Encoded], count: int) -> Encoded:
 
 
 def _means(turns: Sequence[int], logprobs: Sequence[float]) -> dict[int, float]:
-    """Mean log-probability of the tokens of each turn."""
+    """Return the mean log-probability of the tokens of each turn."""
     of_turn: dict[int, list[float]] = defaultdict(list)
     for turn, each in zip(turns, logprobs, strict=True):
         of_turn[turn].append(each)
@@ -202,7 +202,7 @@ def _means(turns: Sequence[int], logprobs: Sequence[float]) -> dict[int, float]:
 
 
 def _by_task(trajectories: Sequence[Trajectory]) -> list[list[int]]:
-    """Indices of the episodes of each task that have a second turn."""
+    """Return indices of the episodes of each task that have a second turn."""
     members: dict[str, list[int]] = defaultdict(list)
     for i, one in enumerate(trajectories):
         if len(one.turns) > 1 and not failed(one):
@@ -216,7 +216,7 @@ def feedback_of(trajectories: Sequence[Trajectory], placeholder: str, reader: Re
 
 
 class FeedbackGain(Quantity):
-    """How much likelier the reply to each turn made the turn after it than a placeholder in its stead.
+    """Log-likelihood gain of an action from seeing the environment's reply to the previous one.
 
     Given as `feedback`, the mean over the tokens of the next turn, in nats `[trajectories][turns]`, with NaN where no
     turn follows or nothing was said.

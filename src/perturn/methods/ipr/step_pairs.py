@@ -122,7 +122,7 @@ def pair_with_expert_steps(
 def _compare(
     expert: Trajectory, turn: int, after: int, by_turn: Mapping[int, Sequence[Trajectory]], threshold: float
 ) -> tuple[str, list[Trajectory]]:
-    """Outcome of the expert's step from a turn to another, and the branch that is rejected for it, if one is."""
+    """Return the outcome of the expert's step from a turn to another, and the branch rejected for it, if any."""
     there, beyond = (
         [one for one in by_turn.get(each, ()) if len(one.turns) > each and not failed(one)]
         for each in (turn, after)

@@ -39,7 +39,7 @@ from perturn.methods.matchtir.matchtir_credit import ToolMatches
 
 
 def check_gold_calls(env: Any, tasks: Sequence[Task], name: str) -> None:
-    """Refuse to compare tool calls with an expert's in a world without one, or whose expert calls no tool.
+    """Reject to compare tool calls with an expert's in a world without one, or whose expert calls no tool.
 
     Args:
         env: The world.
@@ -78,7 +78,7 @@ def matches_of(
 
 
 def gold_calls(env: Any, task: Task) -> list[ToolCall]:
-    """The calls of the expert who solves a task, in their order.
+    """Return the calls of the expert who solves a task, in their order.
 
     Raises:
         DataError: If there are none.
@@ -124,7 +124,7 @@ def match(episode: Trajectory, gold: Sequence[ToolCall], request: ToolMatches) -
 
 
 def calls_of(turn: Turn) -> list[ToolCall]:
-    """The tool calls of a turn; of an action that was no action, one call that is similar to nothing."""
+    """Return the tool calls of a turn; of an action that was no action, one call that is similar to nothing."""
     said = understand(turn.action)[1]
     if said is not None and said.calls:
         return list(said.calls)
@@ -145,7 +145,7 @@ class GoldCallMatches(Quantity):
     request: ClassVar[type[Need]] = ToolMatches
 
     def check(self, request: ToolMatches, planned: Planned) -> None:
-        """Refuse a world without an expert, or whose expert calls no tool.
+        """Reject a world without an expert, or whose expert calls no tool.
 
         Raises:
             PerturnError: Saying what to take.

@@ -97,7 +97,7 @@ def search_jobs(
     iteration: int = 1,
     number: int = 0,
 ) -> list[Job]:
-    """The next episode of each tree.
+    """Return the next episode of each tree.
 
     Args:
         explored: Episodes that trees are grown from.

@@ -104,7 +104,7 @@ def _outcome(gap: float, threshold: float) -> str:
 
 
 def _ended(step: Node) -> Trajectory:
-    """An episode that took a step, up to it, with what it is worth."""
+    """Return an episode that took a step, up to it, with what it is worth."""
     one = next(one for one in step.passed if not failed(one))
     return replace(
         one,

@@ -73,10 +73,10 @@ def clusters_of(
 
 
 def final_answer(episode: Trajectory, form: str) -> str | None:
-    """The answer that an episode's last turn gives; None if it gives none, as in an episode that FAILED.
+    """Return the answer that an episode's last turn gives; None if it gives none, as in an episode that FAILED.
 
-    It is read from the last line of the turn, by the line of the form that the answer stands in, whatever the case of
-    letters and the blanks between words; in Unicode's NFC, as gold answers are.
+    It is read from the last line of the turn, by the form's line for the answer, whatever the case of letters and the
+    blanks between words. It is in Unicode's NFC, as gold answers are.
     """
     if not episode.turns or failed(episode) or not episode.turns[-1].valid:
         return None
@@ -88,14 +88,14 @@ def final_answer(episode: Trajectory, form: str) -> str | None:
 
 
 def _loosely(text: str) -> str:
-    """A pattern for a text, with any blanks where it has some."""
+    """Return a pattern for a text, with any blanks where it has some."""
     return r"\s*".join(map(re.escape, text.split()))
 
 
 def _cluster(
     task: Task, given: Mapping[int, str], same: str, most: int
 ) -> tuple[dict[str, int], list[list[str]]]:
-    """The cluster of each answer to a task, and the answers that stand for each cluster."""
+    """Return the cluster of each answer to a task, and the answers that stand for each cluster."""
     counts = Counter(given.values())
     different = sorted(counts)
     labels = _labels(same, task, different)
@@ -107,7 +107,7 @@ def _cluster(
 
 
 def _normalized(answer: str) -> str:
-    """An answer as HotpotQA's metric has it; an answer that is nothing but articles or signs keeps them.
+    """Return an answer as HotpotQA's metric has it; an answer that is nothing but articles or signs keeps them.
 
     The choices from A to D hold such an answer: "(A)" and "a." are one.
     """
@@ -116,7 +116,7 @@ def _normalized(answer: str) -> str:
 
 
 def _labels(same: str, task: Task, answers: Sequence[str]) -> list[Hashable]:
-    """A label for each answer.
+    """Return a label for each answer.
 
     Raises:
         ConfigError: If a function of the user's raises, or gives something else.
@@ -174,7 +174,7 @@ class OwnAnswers(Quantity):
     request: ClassVar[type[Need]] = AnswerClusters
 
     def check(self, request: AnswerClusters, planned: Planned) -> None:
-        """Refuse a function that is none, and a world that does not say how an answer is given.
+        """Reject a function that is none, and a world that does not say how an answer is given.
 
         Raises:
             PerturnError: Saying what to set.

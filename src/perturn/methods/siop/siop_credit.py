@@ -27,7 +27,7 @@ from perturn.extend.tensors import (
 
 @dataclass(frozen=True)
 class AnswerClusters(Need):
-    """Which final answers to a task agree, and how likely the policy finds the answer of each episode's own cluster.
+    """Clusters of agreeing final answers, and the policy's likelihood of each episode's own cluster.
 
     Given as `answer_clusters`, a `perturn.methods.siop.siop_credit.OwnAnswer` a trajectory.
     """
@@ -121,7 +121,7 @@ def cluster_shares(group: Sequence[Trajectory], answers: Sequence[OwnAnswer]) ->
 
 @dataclass(frozen=True)
 class SIOP:
-    """How much each turn raised the likelihood of the episode's own answer, by how many episodes agree with it.
+    """Rise of the likelihood of the episode's own answer at each turn, times the share of episodes that agree with it.
 
         r_t = q (log p_(t+1) - log p_t), plus (1 - lam) q at the last turn
         z_t = (r_t - mean(R)) / (std(R) + 1e-6),   A_t = sum_(k >= t) gamma^(k - t) z_k

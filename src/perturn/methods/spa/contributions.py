@@ -39,7 +39,7 @@ from perturn.methods.spa.spa_credit import Contributions, Shares
 def turn_contributions(
     model: object, sequences: Sequence[Encoded], scores: Sequence[float], token_budget: int = TOKEN_BUDGET
 ) -> list[Shares]:
-    """Contributions of each turn to the score of its episode, by heads that are each fitted on other episodes.
+    """Return contributions of each turn to the score of its episode, by heads that are each fitted on other episodes.
 
     Args:
         model: A causal language model on the device to compute on.
@@ -56,7 +56,7 @@ def turn_contributions(
 
 
 def contributions_of(trajectories: Sequence[Trajectory], returns: Returns, reader: Reader) -> list[Shares]:
-    """Contributions of each turn to its episode's score, by heads on a policy's hidden states that others taught.
+    """Return each turn's contribution to its episode's score, by heads that learned from other episodes.
 
     Args:
         trajectories: Episodes, in any order, which changes nothing; one without turns has no contributions.
@@ -76,7 +76,7 @@ def contributions_of(trajectories: Sequence[Trajectory], returns: Returns, reade
 
 
 def scores_of(trajectories: Sequence[Trajectory], returns: Returns) -> list[float]:
-    """Sum of the rewards of each episode that count, in units of reward [trajectories]."""
+    """Return the sum of the rewards of each episode that count, in units of reward [trajectories]."""
     return [fsum(rewards) for rewards in returns(trajectories)]
 
 
@@ -111,8 +111,8 @@ class TurnContributions(Quantity):
     def exact(self, request: Contributions, ground: Ground) -> list[list[float]]:
         """Return the contributions by a head which has learned half, in units of reward `[episodes][turns]`.
 
-        Half is what the action earns in the mean, and half an even share of the mean score. Over an episode they add up
-        to its score in the mean alone.
+        Half is the expected reward of the action, and half an even share of the mean score. Over an episode they add up
+        to its score in expectation alone.
         """
         every = ground.episodes
         lengths = torch.tensor([len(steps) for steps in every.steps], dtype=torch.float64)

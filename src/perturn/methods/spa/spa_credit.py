@@ -103,8 +103,8 @@ class SPA(GroupCredit):
         A_it = sum_(k >= t) r_ik - mean_(j != i, T_j > t) sum_(k >= t) r_jk
         r_jk = c_jk + grounding executed_jk,   at the last turn and with `residual` + S_j - sum_k c_jk
 
-    c is linear in the policy's last hidden state at the last token of the turn's action, by a head that is fitted so
-    that the sum over an episode is its score S. All c of A_i are of one head, which has not learned from episode i.
+    c is linear in the policy's last hidden state at the last token of the turn's action. The head is fitted so that the
+    sum over an episode is its score S. All c of A_i are of one head, which has not learned from episode i.
     Where no other trajectory came so far, nothing is taken off.
 
     Without `grounding` and with `residual` the expected gradient is the true one, whatever c is: A_it is S_i less what
@@ -112,8 +112,8 @@ class SPA(GroupCredit):
 
     Source: Wang et al. 2025, "SPA-RL: Reinforcing LLM Agents via Stepwise Progress Attribution", arXiv:2505.20732, by
     its abstract and its released code (`train_our_progress_model.py`, `rl_data_org.py`).
-    Differs: the paper has no residual and a bonus of 0.5 for an executed action, `residual: false` with `grounding:
-    0.5`, and PPO with a critic on these rewards, in the stead of which others of the task stand here. The head is a
+    Differs: the paper has no residual, and a bonus of 0.5 for an executed action: `residual: false` with `grounding:
+    0.5`. It uses PPO with a critic on these rewards; here, other episodes of the task replace the critic. The head is a
     ridge regression, fitted anew in each iteration and on other episodes alone; the code trains a whole model with a
     linear layer on its logits, once. An episode that FAILED has no bonus. A trajectory alone in its group gets 0.
     Nothing is discounted.

@@ -124,7 +124,7 @@ def pair_right_with_wrong(
 
 
 def _is_wrong(one: Trajectory, turn: int) -> bool:
-    """Whether a turn brought the success no nearer."""
+    """Return whether a turn brought the success no nearer."""
     remaining = one.turns[turn].remaining
     if remaining is None:
         raise DataError(

@@ -69,7 +69,7 @@ class MixedBranches(ExploredBrancher):
     """
 
     forks: Annotated[int, COUNT] = 1
-    """Turns of an episode that are resumed at, in the mean over the episodes of an iteration."""
+    """Branching turns per episode, on average over the episodes of an iteration."""
     others: Literal["tasks", "episodes"] = "tasks"
     """Whose outcomes predict an episode: outcomes of other tasks alone, or of other samples of its task too, which tell
     more, but bend a credit that trains on branches."""
@@ -136,7 +136,7 @@ def mixed_turns(
     seed: int,
     iteration: int = 1,
 ) -> list[list[int]]:
-    """Turns where the predicted variance p (1 - p) of the outcome is at least that which others set.
+    """Return turns where the predicted variance p (1 - p) of the outcome is at least that which others set.
 
     The bar of a fold is the variance of the last of the first `forks` turns an episode, in the order of their
     variances, of the other folds. So a turn is chosen whatever comes after it in its episode, and `forks` is met in the
@@ -158,7 +158,7 @@ def mixed_turns(
     """
 
     def ranked(index: int, chances: Sequence[float]) -> list[tuple[float, int]]:
-        """Variance of each turn after the first, and its lot."""
+        """Return the variance of each turn after the first, and its lot."""
         key = episodes[index].key
         return [
             (chance * (1 - chance), seed_of(seed, *key, iteration, "fork", turn))

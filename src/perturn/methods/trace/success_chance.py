@@ -87,12 +87,12 @@ def told(found: Prospects, folds: Sequence[int]) -> list[Chances]:
 
 
 def folds_of(episodes: Sequence[Trajectory], others: str) -> list[int]:
-    """The fold of each episode: with `tasks` whole tasks are dealt into folds, with `episodes` each by itself."""
+    """Return the fold of each episode; `tasks` deals whole tasks into folds, `episodes` deals single episodes."""
     return folds_by([one.task.id if others == "tasks" else one.key for one in episodes])
 
 
 def prospects(features: Sequence[Tensor], outcomes: Sequence[Tensor], folds: Sequence[int]) -> Prospects:
-    """Chances of a success, by ridge regression of outcomes on the episodes of other folds; see `cross_fit`.
+    """Return chances of a success, by ridge regression of outcomes on the episodes of other folds; see `cross_fit`.
 
     Args:
         features: Of each episode [turns, features].
@@ -141,5 +141,5 @@ class PredictedSuccess(Quantity):
 
 
 def _chances(values: Tensor) -> list[float]:
-    """Predictions as chances."""
+    """Return predictions as chances."""
     return [float(value) for value in values.clamp(0, 1)]

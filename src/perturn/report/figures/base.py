@@ -17,7 +17,7 @@ DOTTED = {"dash": "dot", "width": 1.4, "color": GREY}
 
 
 def theme(text: str, grid: str) -> dict[str, Any]:
-    """A plotly template of one text colour and one grid colour on whatever the page has behind it."""
+    """Return a plotly template of one text colour and one grid colour, for any background of the page."""
     font = {"family": "system-ui, sans-serif", "size": 12}
     lines = dict.fromkeys(("gridcolor", "linecolor", "zerolinecolor"), grid)
     axis = {**lines, "automargin": True, "title.standoff": 8}
@@ -34,23 +34,23 @@ def theme(text: str, grid: str) -> dict[str, Any]:
 
 
 def number_turns(figure: go.Figure, last: int, most: int) -> go.Figure:
-    """Number the turns, with at most so many numbers."""
+    """Number the turns, with at most this many numbers on the axis."""
     return figure.update_xaxes(tickformat="d", tickangle=0, dtick=max(1, -(-last // most)))
 
 
 def plain(text: str) -> str:
-    """Text that plotly shows as it is, though it reads some elements in labels."""
+    """Return the text that plotly shows as it is, though it reads some elements in labels."""
     return html.escape(text, quote=False)
 
 
 def policy_colors(policies: Iterable[str]) -> dict[str, str]:
-    """A colour for each policy; base and sft keep theirs."""
+    """Return a colour for each policy; base and sft keep theirs."""
     aligned = [policy for policy in policies if policy not in POLICIES]
     return POLICIES | {policy: OTHERS[index % len(OTHERS)] for index, policy in enumerate(aligned)}
 
 
 def lay_out(figure: go.Figure, x: str, y: str | None = None, *, height: int = 280, **layout: Any) -> None:
-    """Size, margins, axis titles and legend that all figures have in common."""
+    """Set size, margins, axis titles and legend that all figures share."""
     figure.update_layout(
         template=None,
         height=height,
@@ -64,7 +64,7 @@ def lay_out(figure: go.Figure, x: str, y: str | None = None, *, height: int = 28
 
 
 def reach(means: Sequence[float], ends: Sequence[Sequence[float | None]]) -> dict[str, Any]:
-    """Error bars from intervals; of length 0 where there is none."""
+    """Return error bars from intervals; of length 0 where there is none."""
     both = list(zip(means, ends, strict=True))
     return {
         "array": [0.0 if high is None else max(0.0, high - mean) for mean, (_, high) in both],
@@ -74,5 +74,5 @@ def reach(means: Sequence[float], ends: Sequence[Sequence[float | None]]) -> dic
 
 
 def solid(color: str) -> dict[str, Any]:
-    """A bar with an outline, which is seen where its value is 0."""
+    """Return a bar with an outline, which is seen where its value is 0."""
     return {"color": color, "line": {"color": color, "width": 2}}

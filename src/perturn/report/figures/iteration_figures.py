@@ -58,7 +58,7 @@ class Curve:
 
 
 def learning_curve(summaries: Mapping[str, Mapping[str, Any]], key: str, interval: str) -> go.Figure | None:
-    """A score of explored and of evaluated episodes over the iterations trained before, with their intervals.
+    """Return a score of explored and of evaluated episodes over the iterations trained before, with their intervals.
 
     Args:
         summaries: By the run's name.
@@ -92,7 +92,7 @@ def learning_curve(summaries: Mapping[str, Mapping[str, Any]], key: str, interva
 
 
 def _scores(summary: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
-    """Evaluated policies and how many iterations trained them; the one that the loop began with has none."""
+    """Return evaluated policies and how many iterations trained them; the policy that the loop began with has none."""
     first = {row["name"]: row for row in summary["policies"] if row["name"] in ("base", "sft")}
     start = first.get("sft") or first.get("base")
     made = [
@@ -111,7 +111,7 @@ def _add_scores(
     name: str,
     color: str,
 ) -> None:
-    """Points with their intervals."""
+    """Add points with their intervals."""
     if not scores:
         return
     means = [row[key] for _, row in scores]
@@ -128,7 +128,7 @@ def _add_scores(
 
 
 def iteration_curve(runs: Mapping[str, Rows], curve: Curve) -> go.Figure | None:
-    """Values of each iteration of some runs; None if no run has a value of two iterations.
+    """Return values of each iteration of some runs; None if no run has a value of two iterations.
 
     Args:
         runs: Iterations by the run's name.
@@ -170,7 +170,7 @@ def iteration_curve(runs: Mapping[str, Rows], curve: Curve) -> go.Figure | None:
 
 
 def ledger_bars(rows: Rows) -> go.Figure | None:
-    """Where the episodes, or memberships, of each iteration ended, as stacked bars; None if nothing was counted."""
+    """Return the fates of episodes, or memberships, of each iteration as stacked bars; None if nothing was counted."""
     counted = [row for row in rows if row["ledger"]]
     if not counted:
         return None
@@ -205,7 +205,7 @@ def _add_line(
     name: str,
     color: str,
 ) -> None:
-    """A line, with a band where each point has both ends of an interval."""
+    """Add a line, with a band where each point has both ends of an interval."""
     x = [at for at, _, _ in points]
     ends = [interval for _, _, interval in points if interval and None not in interval]
     if ends and len(ends) == len(points):

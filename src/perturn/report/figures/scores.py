@@ -56,7 +56,7 @@ def score_by_kind(
 
 
 def success_by_length(lengths: Mapping[str, Sequence[tuple[int, bool]]]) -> go.Figure | str | None:
-    """Success rate of episodes of about equal length, with Wilson intervals.
+    """Return success rate of episodes of about equal length, with Wilson intervals.
 
     Args:
         lengths: By policy, the turns of each episode and whether it succeeded.
@@ -90,7 +90,7 @@ def success_by_length(lengths: Mapping[str, Sequence[tuple[int, bool]]]) -> go.F
 
 
 def task_differences(a: Mapping[str, float], b: Mapping[str, float]) -> go.Figure | str | None:
-    """Score of a less that of b on each task, from the largest loss to the largest gain; a sentence if all tie."""
+    """Return a's score minus b's on each task, from largest loss to largest gain; a sentence if all tie."""
     rows = sorted((a[task] - b[task], task) for task in a.keys() & b.keys())
     if not rows:
         return None
@@ -113,7 +113,7 @@ def task_differences(a: Mapping[str, float], b: Mapping[str, float]) -> go.Figur
 
 
 def _length_groups(episodes: Sequence[tuple[int, bool]]) -> list[list[tuple[int, bool]]]:
-    """Episodes by length: a group a length if there are few lengths, or else groups of about equal size."""
+    """Return episodes by length: a group a length if there are few lengths, or else groups of about equal size."""
     ordered = sorted(episodes)
     turns = [length for length, _ in ordered]
     edges = np.unique(turns)
@@ -148,7 +148,7 @@ class Chart:
 def metric_lines(
     runs: Mapping[str, Sequence[Mapping[str, Any]]], chart: Chart, *, height: int = 240
 ) -> go.Figure | str | None:
-    """Logged values over optimizer steps, or in a sentence if there was one step; None if none was logged.
+    """Return logged values over optimizer steps, or in a sentence if there was one step; None if none was logged.
 
     Args:
         runs: Rows of each run's metrics file, by the run's name.
@@ -191,7 +191,7 @@ def metric_lines(
 
 
 def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    """(step, value) of the rows that have the value; long curves are thinned to what a screen can show."""
+    """Return (step, value) of the rows that have the value; long curves are thinned to what a screen can show."""
     points = [
         (row.get("step", position), row[key]) for position, row in enumerate(rows) if is_number(row.get(key))
     ]
@@ -207,7 +207,7 @@ def _line_name(run: str, key: str, chart: Chart, runs: int) -> str:
 
 
 def _line_style(run: str, key: str, runs: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """One run: a colour a value. Several: a colour a run, and dashes for the rejected side."""
+    """Return one run: a colour a value. Several: a colour a run, and dashes for the rejected side."""
     name = key.rsplit("/", 1)[-1]
     if len(runs) == 1:
         known = SIDES | {"margins": OTHERS[1]}

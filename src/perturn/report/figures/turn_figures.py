@@ -20,7 +20,7 @@ _WEIGHTS = ["#9fb0c0", "#e0982c"]  # the lowest, the highest
 
 
 def confidence_bars(side: Mapping[str, Any], actions: Sequence[str], pivot: float | None) -> go.Figure:
-    """Confidence of each turn of one episode, coloured by the weight the turn is given.
+    """Return the confidence of each turn of one episode, coloured by the weight the turn is given.
 
     Args:
         side: One side of a row of `metrics/confidence.jsonl`.
@@ -54,7 +54,7 @@ def confidence_bars(side: Mapping[str, Any], actions: Sequence[str], pivot: floa
 def values_by_turn(
     rows: Sequence[Mapping[str, Any]], key: str, title: str, pivot: float | None = None
 ) -> go.Figure | None:
-    """Mean of a value over all first turns, all second turns and so on, with its 95 % interval.
+    """Return the mean of a value over all first turns, all second turns and so on, with its 95 % interval.
 
     Args:
         rows: Of `metrics/confidence.jsonl`, one a pair.
@@ -82,7 +82,7 @@ def values_by_turn(
 
 
 def _add_band(figure: go.Figure, turns: Mapping[int, list[float]], side: str) -> None:
-    """A line of means over turns, with its interval as a band."""
+    """Add a line of means over turns, with its interval as a band."""
     x = [turn + 1 for turn in turns]
     found = [
         cluster_interval(values, list(range(len(values))), bounds=(0.0, max(1.0, *values)))
@@ -111,7 +111,7 @@ def _add_band(figure: go.Figure, turns: Mapping[int, list[float]], side: str) ->
 
 
 def confidence_spread(rows: Sequence[Mapping[str, Any]], pivot: float | None) -> go.Figure | None:
-    """How the confidences of all chosen and of all rejected turns are spread; None if there is none."""
+    """Return how the confidences of all chosen and of all rejected turns are spread; None if there is none."""
     figure = go.Figure()
     edges = np.linspace(0, 1, 21)
     for side, color in SIDES.items():
@@ -144,12 +144,12 @@ def _weight_color(weight: float, levels: Sequence[float]) -> str:
 
 
 def _numbers(side: Mapping[str, Any], values: Sequence[Any]) -> Sequence[int]:
-    """The turn that each value belongs to."""
+    """Return the turn that each value belongs to."""
     return side.get("turn") or range(len(values))
 
 
 def _by_turn(sides: Sequence[Mapping[str, Any]], key: str) -> dict[int, list[float]]:
-    """Values of all first turns, all second turns and so on; rounding may have put a confidence above 1."""
+    """Return values of all first turns, all second turns and so on; rounding may have put a confidence above 1."""
     found: dict[int, list[float]] = {}
     for side in sides:
         for turn, value in zip(_numbers(side, side[key]), side[key], strict=False):
@@ -159,7 +159,7 @@ def _by_turn(sides: Sequence[Mapping[str, Any]], key: str) -> dict[int, list[flo
 
 
 def group_map(samples: Sequence[Mapping[str, Any]]) -> go.Figure | None:
-    """Weight of each turn of the samples of one task, a row a sample; None if no turn has a weight.
+    """Return the weight of each turn of the samples of one task, a row a sample; None if no turn has a weight.
 
     Args:
         samples: As `groups.shown_group` has them.

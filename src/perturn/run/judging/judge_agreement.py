@@ -1,4 +1,4 @@
-"""How far the judge of a recipe agrees with the labels of a file."""
+"""Agreement of a recipe's judge with the labels of a file."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _figures(items: Sequence[Labeled], judgments: Sequence[Judgment]) -> dict[st
 
 
 def _row(found: Estimate | None) -> dict[str, Any] | None:
-    """An estimate as JSON data; an end that the data cannot give is null."""
+    """Return an estimate as JSON data; an end that the data cannot give is null."""
     if found is None:
         return None
     ends = [end if math.isfinite(end) else None for end in (found.low, found.high)]

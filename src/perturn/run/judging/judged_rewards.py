@@ -118,13 +118,13 @@ def own_rewards(episode: Trajectory) -> Trajectory:
 
 
 def _is_rated(episode: Trajectory, settings: JudgeSettings) -> bool:
-    """Whether there is something to rate; the outcome of an episode that goes on is not known."""
+    """Return whether there is something to rate; the outcome of an episode that goes on is not known."""
     open_ended = unfinished(episode) and settings.of == "episode"
     return bool(episode.turns) and not failed(episode) and not open_ended
 
 
 def _rewarded(episode: Trajectory, judgments: Sequence[Judgment], settings: JudgeSettings) -> Trajectory:
-    """An episode with the rewards of its judgments: one for each turn, or one that its last turn gets."""
+    """Return an episode with the rewards of its judgments: one for each turn, or one for its last turn."""
     low, high = settings.scale
     means = [sum(each.ratings) / len(each.ratings) for each in judgments]
     given = [settings.weight * (mean - low) / (high - low) for mean in means]

@@ -89,7 +89,7 @@ class LogAccount:
 
 @dataclass(frozen=True)
 class LogSettings:
-    """How a log is read, and what it is written as."""
+    """Settings for reading a log and writing its rows."""
 
     format: str | None = None
     """Name of the format; None: the records tell."""
@@ -243,7 +243,7 @@ def _left_out(one: Trajectory, value: float | None, settings: LogSettings, accou
 
 
 def _score(spool: LogSpool, settings: LogSettings, account: LogAccount) -> str | None:
-    """Return the name of the score that is the reward: the only one, or the one that is named."""
+    """Return the name of the score that is the reward: the only score, or the named one."""
     names = spool.score_names()
     named = settings.fields.score
     if named is None and len(names) > 1:

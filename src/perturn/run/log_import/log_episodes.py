@@ -40,7 +40,7 @@ class Assembled:
 
     @property
     def sequences(self) -> int:
-        """How many sequences the turns are."""
+        """Number of sequences that the turns form."""
         return 1 + sum(1 for turn in self.turns[1:] if turn.follows == OPENS)
 
 

@@ -127,7 +127,7 @@ class LogSpool:
         """Calls with an id that another call has too."""
 
     def add_call(self, call: Call) -> bool:
-        """Add a call. Return False for one that is there already: a call with an id and the content of another.
+        """Add a call. Return False if it is there already: a call with the id and the content of another.
 
         Raises:
             DataError: If its messages are not what an episode can hold.

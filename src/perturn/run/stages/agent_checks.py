@@ -22,7 +22,7 @@ _PLAIN: dict[str, Any] = {each.name: each.default for each in fields(EpisodeProt
 
 
 def check_agent(recipe: Recipe) -> None:
-    """Refuse to resume episodes of an agent, to replay them, or to tell an agent what its program says itself.
+    """Reject to resume episodes of an agent, to replay them, or to tell an agent what its program says itself.
 
     Raises:
         ConfigError: Saying what to take.
@@ -32,7 +32,7 @@ def check_agent(recipe: Recipe) -> None:
     explorer = recipe.explore
     if explorer is not None and (explorer.rounds or explorer.traits.resumes_earlier):
         raise ConfigError(
-            f"explore.name={explorer_name(recipe)} resumes episodes, and those of an agent's program cannot be; take "
+            f"explore.name={explorer_name(recipe)} resumes episodes, which an agent's program cannot do; take "
             "explore.name=rollouts."
         )
     for reader, name in _replaying(recipe):
@@ -54,7 +54,7 @@ def check_agent(recipe: Recipe) -> None:
 
 
 def _replaying(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Readers of quantities that ask the environment, with the quantity."""
+    """Yield readers of quantities that ask the environment, with the quantity."""
     readers: list[tuple[str, Any]] = []
     if recipe.align is not None:
         name, credit = named_credit(recipe.align.loss, recipe.credit)

@@ -1,4 +1,4 @@
-"""How the answer to a task is given in a recipe's episodes, for credits that ask how likely one is."""
+"""Form in which a recipe's episodes give an answer, for credits that ask how likely it is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THOUGHT = "I know the answer."
 
 
 def answer_form(recipe: Recipe) -> str:
-    """Text of a turn that gives an answer, with `{answer}` where that stands.
+    """Return the text of a turn that gives an answer, with `{answer}` where that stands.
 
     It is the action of the environment's `answer_action` as the protocol's format writes it.
 

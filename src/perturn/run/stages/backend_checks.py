@@ -1,4 +1,4 @@
-"""Whether the backend of a recipe provides what the other choices need, before work."""
+"""Check that the backend of a recipe provides what the other choices need, before any work."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _misread(recipe: Recipe, reads: str, stores: str) -> Iterator[str]:
 
 
 def _reads(entry: Any) -> str | None:
-    """The form in which an engine reads policies, where its traits can be had without settings."""
+    """Return the form in which an engine reads policies, where its traits can be had without settings."""
     made = at_defaults(entry)
     whole = entry if made is None else made
     traits = whole.traits
@@ -62,7 +62,7 @@ def _reads(entry: Any) -> str | None:
 
 
 def _providers(need: str) -> list[str]:
-    """Backends that provide something."""
+    """Return backends that provide something."""
     return [name for name, entry in BACKENDS.items() if need in entry.traits.provides]  # type: ignore[attr-defined]
 
 

@@ -44,8 +44,8 @@ def check_explorer(recipe: Recipe, tasks: Sequence[Task]) -> None:
     explorer, name = explorer_of(recipe), explorer_name(recipe)
     if explorer.traits.reads_policy and not engine_settings(recipe).traits.serves_checkpoints:
         raise ConfigError(
-            f"explore.name={name} reads the policy that explored, and engine {recipe.engine['name']!r} serves one that "
-            "cannot be read here; take engine.name=local, or another explorer."
+            f"explore.name={name} reads the exploring policy, whose weights engine {recipe.engine['name']!r} "
+            "does not give; take engine.name=local, or another explorer."
         )
     if explorer.rounds and not explorer.sampling.temperature and not explorer.traits.expert:
         explorers = {policy_of(recipe, iteration) for iteration in range(recipe.iterations)}
@@ -96,7 +96,7 @@ def _play_rounds(session: Session, stage: Stage, explored: Sequence[Trajectory])
 
 
 def _chosen(session: Session, stage: Stage, inputs: ExploreInputs) -> list[Forks]:
-    """The turns at which episodes are resumed.
+    """Return the turns at which episodes are resumed.
 
     Where a policy was read they are stored before any is, so that a stage which was stopped goes on with the same.
     """
@@ -122,13 +122,13 @@ def played_on(session: Session, explored: Sequence[Trajectory]) -> list[Trajecto
 
 
 def walked(session: Session, tasks: Container[str]) -> list[Trajectory]:
-    """The expert's best episode of each of these tasks that he solved."""
+    """Return the expert's best episode of each of these tasks that he solved."""
     stored = read_trajectories(session.run.paths.trajectories("expert"))
     return list(best_by_task(one for one in stored if succeeded(one) and one.task.id in tasks).values())
 
 
 def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajectory]:
-    """Episodes of an iteration that were played on from turns of explored ones.
+    """Return branches of an iteration, from turns of explored episodes.
 
     Raises:
         RunError: If they are not there, not all of them are, or their file is damaged.
@@ -148,7 +148,7 @@ def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajecto
 
 
 def not_come_back(stage: str, episodes: Iterable[Trajectory]) -> dict[str, int]:
-    """The count of episodes of a stage that were not played on, since the world did not come back; warns of them."""
+    """Return the number of a stage's branches that were not played, since the world did not come back; warn of them."""
     played_on = [one for one in episodes if one.origin is not None]
     count = sum(map(came_elsewhere, played_on))
     if count:

@@ -113,7 +113,7 @@ def bring_explored(session: Session, stage: Stage) -> None:
 
 
 def own_episodes(source: Path) -> Iterator[Trajectory]:
-    """Episodes of a user's file: trajectories of an environment as they are, conversations as successes.
+    """Yield episodes of a user's file: trajectories of an environment as they are, conversations as successes.
 
     Raises:
         DataError: If a row is malformed, or a pair, or there is none.
@@ -123,7 +123,7 @@ def own_episodes(source: Path) -> Iterator[Trajectory]:
 
 
 def shown(env: Any, job: Job, protocol: EpisodeProtocol, folder: Path | None = None) -> Episode:
-    """The expert's episode, which asks no engine; what was paid for it is kept in a folder, if one is given."""
+    """Yield the expert's episode, which asks no engine; what was paid for it is kept in a folder, if one is given."""
     yield from ()
     if "show" in abilities_of(env):
         played: Trajectory = ability(env, "show")(job, protocol, folder)
@@ -132,7 +132,7 @@ def shown(env: Any, job: Job, protocol: EpisodeProtocol, folder: Path | None = N
 
 
 def import_expert(run: Run, file: Path) -> dict[str, int]:
-    """Bring episodes that others recorded into a run, as those of its expert.
+    """Bring episodes that others recorded into a run, as the expert's episodes.
 
     The content of the file says what it is: trajectories of ours or conversations of TRL's, for any environment, or
     episodes as the environment itself reads them (`read_experts`), as hotpotqa does. Of episodes those on tasks that
@@ -168,14 +168,14 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether a source holds our trajectories or rows of the public forms, by the keys of its first object."""
+    """Return whether a source holds our trajectories or rows of the public forms, by the keys of its first object."""
     rows = (record.value for record in open_source(file).read())
     first = next((row for row in rows if isinstance(row, dict)), None)
     return first is None or not _OURS.isdisjoint(first)
 
 
 def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iterator[Trajectory]:
-    """Episodes on the tasks, and conversations if somebody is taught."""
+    """Yield episodes on the tasks, and conversations if somebody is taught."""
     known = {task.id for task in tasks}
     is_taught = run.recipe.sft is not None or starts_over(run.recipe)
     for number, one in enumerate(own_episodes(file), start=1):
@@ -189,7 +189,7 @@ def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iter
 
 
 def _theirs(run: Run, file: Path, env: Any, tasks: Sequence[Task]) -> Iterator[Trajectory]:
-    """Episodes that the environment reads, under the prompt of the run's protocol."""
+    """Yield episodes that the environment reads, under the prompt of the run's protocol."""
     protocol = make_protocol(run.recipe.protocol)
     rules: dict[str, Any] = {
         "protocol": f"{protocol.name}-{protocol.format}",
@@ -244,7 +244,7 @@ def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
 
 
 def _demonstration(env: Any, task: Task) -> Sequence[tuple[str, str]]:
-    """(thought, action) a turn of the expert."""
+    """Return (thought, action) a turn of the expert."""
     if "demonstration" in abilities_of(env):
         return list(env.demonstration(task))
     return [(f"The next thing to do is: {action}.", action) for action in env.expert(task)]

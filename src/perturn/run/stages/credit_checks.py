@@ -18,7 +18,7 @@ from perturn.types import Environment
 
 
 def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
-    """Refuse a recipe whose credit of groups reads what the world, or a task to be explored, does not have."""
+    """Reject a recipe whose credit of groups reads what the world, or a task to be explored, does not have."""
     if recipe.align is None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)
@@ -42,7 +42,7 @@ def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
 
 
 def check_rows(recipe: Recipe, env: Environment, panels: Panels) -> None:
-    """Refuse rows that need a quantity that cannot be computed."""
+    """Reject rows that need a quantity that cannot be computed."""
     assert recipe.rows is not None
     reader = f"rows.name={rows_name(recipe)}"
     planned = Planned(reader, recipe, lambda: answer_form(recipe), {}, env, panels.tasks.get("explore", []))
@@ -51,7 +51,7 @@ def check_rows(recipe: Recipe, env: Environment, panels: Panels) -> None:
 
 
 def reads_branches(credit: Credit) -> bool:
-    """Whether a credit reads branches, or trains on them."""
+    """Return whether a credit reads branches, or trains on them."""
     needs = wanted(credit.needs).values()
     return credit.traits.trains_branches or any(quantity.traits.reads_branches for quantity, _ in needs)
 
@@ -62,8 +62,8 @@ def _sample_faults(recipe: Recipe, name: str, credit: Credit) -> Iterator[str]:
         return
     if not weighs_alone(credit):
         yield (
-            f"explore.samples must be > 1 with credit {name}, which compares the samples of a task, got 1; or take one "
-            "that weighs each by itself, such as credit.name=turn-gae; one of your own has the trait weighs_alone."
+            f"explore.samples must be > 1 with credit {name}, which compares samples of a task, got 1; or take "
+            "a credit of single samples, such as credit.name=turn-gae; your own has the trait weighs_alone."
         )
     drops = recipe.rows is not None and recipe.rows.traits.drop_equal_outcomes
     if drops and not credit.traits.trains_branches:

@@ -92,12 +92,12 @@ def credit_groups(
 
 
 def _refuse_unfinished(trajectories: Sequence[Trajectory], credit: Credit) -> None:
-    """Refuse a credit that weighs episodes by how they end where some are not over."""
+    """Reject a credit that weighs episodes by how they end where some are not over."""
     count = sum(map(unfinished, trajectories))
     if count and not credit.traits.takes_unfinished:
         raise ConfigError(
             f"{count} of {len(trajectories)} episodes go on in the next iteration, and credit {type(credit).__name__} "
-            "weighs by how they end; take one that does not, such as credit.name=turn-gae."
+            "weighs by how they end; take another credit, such as credit.name=turn-gae."
         )
 
 
@@ -111,15 +111,15 @@ def credit_run(
     drop_equal_outcomes: bool = False,
     writes: bool = True,
 ) -> dict[str, Any]:
-    """Credit all episodes that a run has explored again, beside its own credit, and change nothing else of it.
+    """Return credit all episodes that a run has explored again, beside its own credit, and change nothing else of it.
 
     Args:
         folder: The run folder; the run need not be finished.
         words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and its settings, such as `credit.gamma=0.9`; none:
             the credit of the run.
-        against: Another credit to compare with: one that the run has weights of, or a name of CREDITS.
+        against: Another credit to compare with: a credit that the run has weights of, or a name of CREDITS.
         name: How the weights are named; None: as the credit.
-        reference: Policy of the run that a credit may read, for values too; None: the one that explored, or for a
+        reference: Policy of the run that a credit may read, for values too; None: the policy that explored, or for a
             credit that reads `progress` the reference of the iteration.
         drop_equal_outcomes: As `ledger` has it.
         writes: Whether the weights are written down.
@@ -166,7 +166,7 @@ class _Weigher:
         self._states: dict[str, State] = {}
 
     def computed(self, stage: Stage, episodes: Sequence[Trajectory]) -> dict[str, Computed]:
-        """Quantities that the credit needs of the episodes of an exploration; ask for those of earlier ones first."""
+        """Compute what the credit needs of explored episodes; ask for the quantities of earlier episodes first."""
         compares = len(policies_of(self.credit.needs)) > 1  # a policy with the reference of its iteration
         source = RunSource(
             self._paths,
@@ -184,7 +184,7 @@ class _Weigher:
     def weigh(
         self, stage: Stage, drop_equal_outcomes: bool = False
     ) -> tuple[list[Trajectory], dict[str, Computed], list[CreditRow]]:
-        """Episodes of an exploration, what was computed of those that count, and their rows, as `computed` asks."""
+        """Return explored episodes, their computed quantities where they count, and their rows, as `computed` asks."""
         paths, recipe = self._paths, self._recipe
         played = list(read_trajectories(paths.trajectories(stage.name)))
         members = members_of(self.credit, played, paths, recipe, stage.mark)
@@ -229,7 +229,7 @@ def weigh_stored(
 
 
 def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
-    """Section `credit` -> the credit."""
+    """Turn section `credit` into the credit."""
     credit = make_credit(section)
     wanted(credit.needs, f"credit {section['name']!r}")
     check_prover(recipe, str(section["name"]), credit)
@@ -237,7 +237,7 @@ def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
 
 
 def _check_stored(credit: Credit, recipe: Recipe, explored: Sequence[Stage], reference: str | None) -> None:
-    """Refuse a credit whose quantities cannot be computed of stored episodes."""
+    """Reject a credit whose quantities cannot be computed of stored episodes."""
     if sense_in(credit.needs):
         with closing_world(world_maker(recipe)()) as env:
             problem = lacks(env, "remaining")
@@ -260,7 +260,7 @@ def _check_stored(credit: Credit, recipe: Recipe, explored: Sequence[Stage], ref
 
 
 def _section(words: Sequence[str]) -> dict[str, Any]:
-    """The section `credit` of the command's words."""
+    """Return the section `credit` of the command's words."""
     data: dict[str, Any] = {}
     apply_overrides(data, words)
     section = data.pop("credit", None)
@@ -291,7 +291,7 @@ def _label(section: Mapping[str, Any]) -> str:
 
 
 def explored_stages(paths: RunPaths, recipe: Recipe) -> list[Stage]:
-    """The explorations that are done.
+    """Return the explorations that are done.
 
     Raises:
         RunError: If none is, or the file of one is damaged.
@@ -321,7 +321,7 @@ def _write_beside(paths: RunPaths, file: Path, rows: list[CreditRow]) -> None:
 def _against(
     paths: RunPaths, recipe: Recipe, explored: Sequence[Stage], name: str, reference: str | None
 ) -> _Weigher | None:
-    """The credit to compare with, by its defaults; None where its weights of every iteration are there."""
+    """Return the credit to compare with, by its defaults; None where its weights of every iteration are there."""
     if all(paths.credit(_label({"name": name}), stage.mark).is_file() for stage in explored):
         return None
     return _Weigher(paths, recipe, _make_credit({"name": name}, recipe), reference)
@@ -335,7 +335,7 @@ def _other(
     weigher: _Weigher | None,
     weighed: Sequence[Trajectory],
 ) -> list[CreditRow]:
-    """Rows of the credit to compare with, of its own members: those that are there, else as the credit gives them.
+    """Return rows of the credit to compare with, for its own members: stored rows, else as the credit gives them.
 
     A quantity that carries something over must be computed of all iterations, whichever rows are there.
     """

@@ -83,7 +83,7 @@ def _rewrite(file: Path, episodes: Sequence[Trajectory]) -> None:
 
 
 def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
-    """The stamp of the scores of a run, with how their episodes or actions are chosen."""
+    """Return the stamp of the scores of a run, with how their episodes or actions are chosen."""
     recipe = session.recipe
     found = stamp(
         session.panels.environment,
@@ -126,7 +126,7 @@ def stamp(
     sampling: Sampling,
     seed: int,
 ) -> dict[str, Any]:
-    """The conditions of a score, as `evaluation/protocol.json` holds them.
+    """Return the conditions of a score, as `evaluation/protocol.json` holds them.
 
     Args:
         environment: Its name and version.
@@ -151,7 +151,7 @@ def stamp(
 
 
 def _rules(protocol: EpisodeProtocol, tasks: Sequence[Task]) -> dict[str, Any]:
-    """The parts of a protocol that must be equal before two scores are compared."""
+    """Return the parts of a protocol that must be equal before two scores are compared."""
     prompt = json.dumps(system_prompt(protocol), sort_keys=True)
     return {
         "name": f"{protocol.name}-{protocol.format}",
@@ -165,7 +165,7 @@ def _rules(protocol: EpisodeProtocol, tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def _departures(protocol: EpisodeProtocol, sampling: Sampling) -> dict[str, dict[str, float]]:
-    """Settings of decoding in which a run is not its protocol, with both values."""
+    """Return settings of decoding in which a run is not its protocol, with both values."""
     if protocol.sampling is None:
         return {}
     theirs, ours = dataclasses.asdict(protocol.sampling), dataclasses.asdict(sampling)

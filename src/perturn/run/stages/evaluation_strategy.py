@@ -1,4 +1,4 @@
-"""How an evaluation departs from plain episodes: which engine is asked, and how many turns there are."""
+"""Engine and turn limit of an evaluation, where they depart from plain episodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perturn.rules import TurnControl
 from perturn.types import Engine, EpisodeProtocol, Trajectory
 
 Serve = Callable[[Engine], Engine]
-"""Makes of the engine of a policy the one that is asked."""
+"""Makes the engine that an evaluation asks, from the engine of a policy."""
 
 
 def _as_it_is(engine: Engine) -> Engine:
@@ -30,7 +30,7 @@ PLAIN = Strategy()
 
 
 def controlled(protocol: EpisodeProtocol, turns: TurnControl | None) -> EpisodeProtocol:
-    """Rules with control of turns; those of a named protocol are marked as custom.
+    """Return rules with control of turns; a named protocol is then marked as custom.
 
     Args:
         protocol: The rules.
@@ -43,7 +43,7 @@ def controlled(protocol: EpisodeProtocol, turns: TurnControl | None) -> EpisodeP
 
 
 def extension_counts(episodes: Iterable[Trajectory], protocol: EpisodeProtocol) -> dict[str, int]:
-    """How many episodes were extended, and how often in all.
+    """Return how many episodes were extended, and how often in all.
 
     Args:
         episodes: Played under control of turns.

@@ -39,20 +39,20 @@ from perturn.types import PreferencePair, Trajectory, WeightedTrajectory
 
 
 def own_credit(recipe: Recipe) -> tuple[str, Credit]:
-    """The name of a recipe's credit, and the credit."""
+    """Return the name of a recipe's credit, and the credit."""
     assert recipe.align is not None
     return named_credit(recipe.align.loss, recipe.credit)
 
 
 def files_of(run: Run, stage: Stage) -> list[Path]:
-    """Files of the stage that weighs groups: the credits, and what quantities have learned for the next iteration."""
+    """Return files of the stage that weighs groups: credits, and what quantities learned for the next iteration."""
     name, credit = own_credit(run.recipe)
     carried = (run.paths.carried(key, stage.mark) for key in carried_by(credit.needs))
     return [run.paths.credit(name, stage.mark), *carried]
 
 
 def trained_branches(run: Run, mark: str) -> list[Trajectory]:
-    """The branches of an iteration, where the recipe's credit trains on them; else none."""
+    """Return the branches of an iteration, where the recipe's credit trains on them; else none."""
     _, credit = own_credit(run.recipe)
     return stored_branches(run.paths, run.recipe, mark) if credit.traits.trains_branches else []
 
@@ -99,7 +99,7 @@ def weigh(session: Session, stage: Stage, made: Made, counts: dict[str, Any]) ->
 
 
 def _states_before(run: Run, carried: Sequence[str], stage: Stage) -> dict[str, State]:
-    """States that quantities have learned in the iteration before, by name; nothing where none has begun."""
+    """Return states that quantities have learned in the iteration before, by name; nothing where none has begun."""
     earlier = [mark(run.recipe, iteration) for iteration in range(1, stage.iteration)]
     if not earlier:
         return {}
@@ -113,13 +113,13 @@ def _states_before(run: Run, carried: Sequence[str], stage: Stage) -> dict[str, 
 
 
 def _played(run: Run, credit: Credit, mark: str) -> list[Trajectory]:
-    """The members of an iteration's groups: explored episodes, and branches where the credit trains these too."""
+    """Return the members of an iteration's groups: explored episodes, and branches where the credit trains them."""
     explored = list(read_trajectories(run.paths.trajectories(f"explore{mark}")))
     return members_of(credit, explored, run.paths, run.recipe, mark)
 
 
 def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
-    """The trajectories of an iteration that are trained, with their weights, and how many episodes were asked for.
+    """Return the trained trajectories of an iteration, with weights, and the number of episodes that were asked for.
 
     Where the loss keeps the policy near a reference, episodes without spread take part in KL alone, if they fit the
     length limit.
@@ -137,7 +137,7 @@ def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
 
 
 def _row(played: Trajectory, credit: Credit, row: CreditRow | None) -> WeightedTrajectory:
-    """An episode with what a credit wrote of it; None: it has no spread, and takes part in KL alone."""
+    """Return an episode with what a credit wrote of it; None: it has no spread, and takes part in KL alone."""
     own_turns = carries_own_turns(credit, played)
     if row is None:
         none = (0.0,) * len(played.turns)
@@ -156,7 +156,7 @@ def too_long(recipe: Recipe, episodes: Sequence[Trajectory]) -> set[tuple[str, i
 
 
 def fits_whole(recipe: Recipe, one: Trajectory) -> bool:
-    """Whether an episode fits whole."""
+    """Return whether an episode fits whole."""
     limit = _limit(recipe)
     return limit is None or make_renderer(recipe, base_of(recipe)).encode(one).longest <= limit
 
@@ -176,7 +176,7 @@ def alike_within_limit(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[
 
 
 def _fitting_ids(renderer: Renderer, side: Trajectory, limit: int) -> tuple[int, ...] | None:
-    """Tokens of the turns that fit; None where not even the first one does."""
+    """Return tokens of the turns that fit; None where not even the first one does."""
     try:
         return renderer.encode(side, limit).ids
     except DataError:
@@ -184,5 +184,5 @@ def _fitting_ids(renderer: Renderer, side: Trajectory, limit: int) -> tuple[int,
 
 
 def _limit(recipe: Recipe) -> int | None:
-    """Longest sequence of training, in tokens; None: any."""
+    """Return the longest sequence of training, in tokens; None: any."""
     return recipe.model.max_length or context_length(empty_model(base_of(recipe)))

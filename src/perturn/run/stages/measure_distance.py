@@ -24,7 +24,7 @@ from perturn.types import Action, Environment, EpisodeProtocol, PreferencePair, 
 
 
 def sense_of(recipe: Recipe) -> str | None:
-    """The sense in which rows or credits read the remaining path of each turn; None: they do not."""
+    """Return the sense in which rows or credits read the remaining path of each turn; None: they do not."""
     rows = sense_in(recipe.rows.needs) if recipe.rows else None
     credits = locate("perturn.run.stages.training_checks:distances_read")(recipe)
     explorer = sense_in(recipe.explore.needs) if recipe.explore else None
@@ -37,7 +37,7 @@ def sense_of(recipe: Recipe) -> str | None:
 
 
 def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
-    """Refuse to measure in a world that cannot say how far an episode is from its end."""
+    """Reject to measure in a world that cannot say how far an episode is from its end."""
     scored = recipe.evaluate and recipe.evaluate.distance
     read = sense_of(recipe) or (recipe.explore and sense_in(recipe.explore.needs)) or scored
     problem = lacks(env, "remaining") if env else "it has no environment, which would say"
@@ -51,13 +51,13 @@ def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
 def measured_pairs(
     recipe: Recipe, pairs: Sequence[PreferencePair], sense: str | None = None
 ) -> list[PreferencePair]:
-    """The pairs, with the remaining path of their turns if the recipe asks for it; see `measured`."""
+    """Return the pairs, with the remaining path of their turns if the recipe asks for it; see `measured`."""
     sides = measured(recipe, [side for pair in pairs for side in (pair.chosen, pair.rejected)], sense)
     return [PreferencePair(*both) for both in zip(sides[::2], sides[1::2], strict=True)]
 
 
 def measured(recipe: Recipe, episodes: Iterable[Trajectory], sense: str | None = None) -> list[Trajectory]:
-    """The episodes, with the remaining path of their turns if the recipe asks for it.
+    """Return the episodes, with the remaining path of their turns if the recipe asks for it.
 
     Args:
         recipe: Of the run.
@@ -81,7 +81,7 @@ def measured(recipe: Recipe, episodes: Iterable[Trajectory], sense: str | None =
 
 
 def _measured(env: Any, recorded: Trajectory, protocol: EpisodeProtocol, sense: str) -> Trajectory:
-    """One episode with the remaining path of its turns."""
+    """Return one episode with the remaining path of its turns."""
     sent = replay(env, recorded, protocol)
     commands = [command for command in sent if command is not None]
     left = list(env.remaining(recorded.task, commands, sense))
@@ -99,7 +99,7 @@ def _measured(env: Any, recorded: Trajectory, protocol: EpisodeProtocol, sense: 
 
 
 def check_corrector(recipe: Recipe, env: Environment) -> None:
-    """Refuse to correct episodes in a world whose expert cannot take over."""
+    """Reject to correct episodes in a world whose expert cannot take over."""
     if recipe.rows is not None and recipe.rows.traits.corrects and (problem := lacks(env, "correct")):
         raise ConfigError(
             f"rows.name={rows_name(recipe)} needs an expert who takes over from another: {problem}, or take another "

@@ -1,4 +1,4 @@
-"""Episodes from which a policy learns from nothing: the expert's, those of one who errs, and aimless ones."""
+"""Training episodes for a model trained from scratch: expert, noisy-expert and random play."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def show_lessons(session: Session, stage: Stage) -> None:
 
 
 def lessons(settings: Base, tasks: Sequence[Task]) -> list[Job]:
-    """Episodes to play: sample 0 is the expert's, those after it are clumsy, and the last is aimless, of some tasks."""
+    """Return episodes to play: sample 0 by the expert, then noisy-expert ones, and for some tasks a random one."""
     last = settings.clumsy + 1
     return [
         *make_jobs(tasks, settings.seed, last),
@@ -54,7 +54,7 @@ def lessons(settings: Base, tasks: Sequence[Task]) -> list[Job]:
 
 
 def taught(run: Run) -> list[Trajectory]:
-    """The lessons that a base is taught, in the order of the panel: those of the expert and the clumsy that succeed.
+    """Return the lessons that a base is taught, in the order of the task list: successes of expert and noisy expert.
 
     Raises:
         RunError: If there is none.
@@ -68,7 +68,7 @@ def taught(run: Run) -> list[Trajectory]:
 
 
 def heard(run: Run) -> set[str]:
-    """All that is said in the lessons, and what a policy is told whose action was not understood."""
+    """Return all that is said in the lessons, and what a policy is told whose action was not understood."""
     texts = {FORMATS[make_protocol(run.recipe.protocol).format].reminder}
     for one in read_trajectories(run.paths.trajectories("lessons")):
         texts.update(str(message["content"]) for message in one.messages)
@@ -76,7 +76,7 @@ def heard(run: Run) -> set[str]:
 
 
 def check_teacher(recipe: Recipe) -> None:
-    """Refuse an environment whose expert cannot play badly."""
+    """Reject an environment whose expert cannot play badly."""
     if recipe.base is None:
         return
     with closing_world(world_maker(recipe)()) as env:
@@ -87,7 +87,7 @@ def check_teacher(recipe: Recipe) -> None:
 
 
 def _shown(env: Environment, job: Job, settings: Base, protocol: EpisodeProtocol) -> Episode:
-    """A lesson, which asks no engine."""
+    """Yield a lesson, which asks no engine."""
     yield from ()
     write = FORMATS[protocol.format].write
     steps = episode(env, job, protocol=protocol, policy=_player(job, settings))
@@ -102,7 +102,7 @@ def _player(job: Job, settings: Base) -> str:
 
 
 def _script(env: Any, job: Job, settings: Base, protocol: EpisodeProtocol) -> Sequence[str]:
-    """Commands of a lesson."""
+    """Return commands of a lesson."""
     player = _player(job, settings)
     if player == "expert":
         return list(env.expert(job.task))

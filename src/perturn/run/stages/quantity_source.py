@@ -48,15 +48,15 @@ class RunSource(Source):
         start: str | None = None,
         states: Mapping[str, State] | None = None,
     ) -> None:
-        """Of a run and an iteration.
+        """Open the quantities of a run and an iteration.
 
         Args:
             paths: Of the run.
             recipe: Of the run.
             iteration: From 1.
-            reference: Name of the reference policy; None: that of the iteration.
-            acted: Name of the policy that stands for the one that played the episodes; None: that one.
-            start: Name of the policy that stands for the one that the loop begins with; None: that one.
+            reference: Name of the reference policy; None: the reference of the iteration.
+            acted: Name of the policy that stands for the playing policy; None: the playing policy itself.
+            start: Name of the policy that stands for the start of the loop; None: the start itself.
             states: What quantities have learned in the iteration before, by name.
         """
         self._paths, self._recipe = paths, recipe
@@ -169,7 +169,7 @@ def open_policy(paths: RunPaths, recipe: Recipe, name: str) -> Reader:
             f"--reference {each}" for each in ("sft", "base") if each == "base" or recipe.sft
         )
         raise RunError(
-            f"the credit reads policy {name!r}, and {folder} is not there; name one that is, such as {others}."
+            f"the credit reads policy {name!r}, and {folder} is not there; name another policy, such as {others}."
         )
     return open_reader(folder, None, template, budget)
 
@@ -186,7 +186,7 @@ def read_needs(
     Args:
         session: The run.
         stage: The stage that plays branches, or makes rows.
-        episodes: Explored ones that did not FAIL, by task and sample.
+        episodes: Explored episodes that did not FAIL, by task and sample.
         needs: Requests; the distance to a success is measured into the episodes instead.
         reader: Who needs them, for messages.
     """
@@ -203,7 +203,7 @@ def failures_of(recipe: Recipe) -> str:
 def members_of(
     credit: Credit, explored: Sequence[Trajectory], paths: RunPaths, recipe: Recipe, mark: str
 ) -> list[Trajectory]:
-    """The trajectories that a credit weighs: explored episodes, and their branches where it trains these too.
+    """Return the trajectories that a credit weighs: explored episodes, and their branches where it trains these too.
 
     Args:
         credit: What weighs.

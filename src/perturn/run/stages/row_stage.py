@@ -82,14 +82,14 @@ def prefer(session: Session, stage: Stage) -> None:
 
 
 def read_rows(run: Run, stage: Stage) -> list[Any]:
-    """The rows of an iteration, as `make_rows` made them, but for groups."""
+    """Return the rows of an iteration, as `make_rows` made them, but for groups."""
     file = _file(run, stage)
     pairs = run.recipe.rows is not None and run.recipe.rows.traits.makes == "pairs"
     return list(read_pairs(file) if pairs else read_records(file, WeightedTrajectory))
 
 
 def expert_episodes(session: Session) -> list[Trajectory]:
-    """The expert's successful episodes, in the order of SFT's panel, then conversations; of the user's file, all.
+    """Return the expert's successes, in the order of SFT's task list, then conversations; of the user's file, all.
 
     Raises:
         RunError: If there is none.
@@ -107,7 +107,7 @@ def expert_episodes(session: Session) -> list[Trajectory]:
 
 
 def check_made(recipe: Recipe) -> None:
-    """Refuse rows of which a policy would not see all, and those that read log-probabilities that nobody returns."""
+    """Reject rows of which a policy would not see all, and those that read log-probabilities that nobody returns."""
     if recipe.rows is None:
         return
     traits = recipe.rows.traits
@@ -175,18 +175,18 @@ def _quantities(
 
 
 def _explored(run: Run, stage: Stage) -> list[Trajectory]:
-    """The explored episodes of an iteration, sorted: they are stored as they end, which depends on timing."""
+    """Return the explored episodes of an iteration, sorted: they are stored as they end, which depends on timing."""
     found = read_trajectories(run.paths.trajectories(f"explore{stage.mark}"))
     return sorted(found, key=lambda one: one.key)
 
 
 def _successes(run: Run) -> list[Trajectory]:
-    """The expert's episodes that solved their tasks."""
+    """Return the expert's episodes that solved their tasks."""
     return [one for one in read_trajectories(run.paths.trajectories("expert")) if succeeded(one)]
 
 
 def _earlier(run: Run, stage: Stage) -> list[WeightedTrajectory]:
-    """The rows of the iteration before, which hold those of all earlier ones."""
+    """Return the rows of the previous iteration, which include the rows of all earlier iterations."""
     if stage.iteration == 1:
         return []
     before = run.paths.outcomes(mark(run.recipe, stage.iteration - 1))
@@ -194,7 +194,7 @@ def _earlier(run: Run, stage: Stage) -> list[WeightedTrajectory]:
 
 
 def _limit(recipe: Recipe) -> Limit:
-    """The length limit of training; what knows tokens is loaded when it is asked."""
+    """Return the length limit of training; what knows tokens is loaded when it is asked."""
     found = cache(lambda name: partial(locate(f"perturn.run.stages.group_stage:{name}"), recipe))
     return Limit(
         too_long=lambda episodes: found("too_long")(episodes),
@@ -208,7 +208,7 @@ def _files(run: Run, stage: Stage) -> tuple[Path]:
 
 
 def _file(run: Run, stage: Stage) -> Path:
-    """The file of an iteration's rows, but for groups."""
+    """Return the file of an iteration's rows, but for groups."""
     assert run.recipe.rows is not None
     pairs = run.recipe.rows.traits.makes == "pairs"
     return run.paths.pairs(stage.mark) if pairs else run.paths.outcomes(stage.mark)

@@ -61,7 +61,7 @@ class Selection:
         return made(inputs)
 
     def _offered(self, need: SelectorNeed, opened: Callable[[], T]) -> Callable[[], T]:
-        """The function that opens a thing, for a selector whose traits name it."""
+        """Return the function that opens a thing, for a selector whose traits name it."""
 
         def refuse() -> T:
             raise ConfigError(
@@ -72,7 +72,7 @@ class Selection:
         return opened if need in self._needs else refuse
 
     def _open(self, path: str) -> Any:
-        """A `perturn.select.protocol.OpenPolicy`."""
+        """Return a `perturn.select.protocol.OpenPolicy`."""
         recipe = self._run.recipe
         budget = recipe.align.token_budget if recipe.align else TOKEN_BUDGET
         return locate("perturn.quantities.readers:open_reader")(
@@ -119,7 +119,7 @@ class Selection:
         return [max(each, key=rank) for each in of_task.values()]
 
     def serving(self, jobs: Iterable[Job]) -> Serve:
-        """Return what makes of an engine one that answers each prompt with the best of several actions.
+        """Return an engine that answers each prompt with the best of several actions.
 
         Args:
             jobs: The episodes that may be played.
@@ -157,12 +157,12 @@ class Selection:
             )
 
     def counts(self) -> dict[str, float]:
-        """Return numbers on the selector's work; one that was not asked yet is opened for that."""
+        """Return numbers on the selector's work; a selector that was not asked yet is opened for that."""
         self._score  # noqa: B018
         return self._counts
 
 
 def candidate_counts(episodes: Iterable[Trajectory]) -> dict[str, int]:
-    """How many actions were sampled for the turns of episodes, and their tokens, those that were taken included."""
+    """Return how many actions were sampled for the turns of episodes, and their tokens, including the taken ones."""
     written = [turn.action.candidates for one in episodes for turn in one.turns]
     return {"candidates": sum(map(len, written)), "candidate_tokens": sum(map(sum, written))}

@@ -1,4 +1,4 @@
-"""Whether an evaluation can choose as it is told to, before any work."""
+"""Check that an evaluation can choose as the recipe says, before any work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OF_RUN: dict[SelectorNeed, str] = {
 
 
 def check_selection(recipe: Recipe, maker: Maker | None = None) -> None:
-    """Refuse an evaluation that would choose among equal candidates, or by what is not there.
+    """Reject an evaluation that would choose among equal candidates, or by what is not there.
 
     Args:
         recipe: Of the run that scores.
@@ -57,7 +57,7 @@ def check_selection(recipe: Recipe, maker: Maker | None = None) -> None:
 
 
 def _fits(recipe: Recipe, traits: SelectorTraits, among: Among) -> bool:
-    """Whether a selector could choose here, whatever runs make."""
+    """Return whether a selector could choose here, whatever runs make."""
     return traits.needs.isdisjoint(_OF_RUN) and _problem(recipe, traits, among, None) is None
 
 
@@ -85,13 +85,13 @@ def _problem(recipe: Recipe, traits: SelectorTraits, among: Among, planned: Make
 
 
 def _is_trained(recipe: Recipe) -> bool:
-    """Whether a policy that is evaluated was trained from another."""
+    """Return whether a policy that is evaluated was trained from another."""
     scored = [stage.policy for stage in stages(recipe) if stage.command == "evaluate"]
     return any(learned_from(recipe, policy) is not None for policy in scored)
 
 
 def refuse_seen(recipe: Recipe, panels: Panels) -> None:
-    """Refuse a selector that has learned from the outcomes of the tasks that it chooses on.
+    """Reject a selector that has learned from the outcomes of the tasks that it chooses on.
 
     Raises:
         PerturnError: If tasks are explored and scored, or nobody can tell.
@@ -112,7 +112,7 @@ def refuse_seen(recipe: Recipe, panels: Panels) -> None:
 
 
 def _panels_elsewhere(recipe: Recipe, environment: str) -> Panels:
-    """Tasks of the run that made the policy."""
+    """Return tasks of the run that made the policy."""
     maker = find_maker(recipe)
     panels = None if maker is None else read_panels(maker.paths.tasks)
     if maker is None or panels is None:

@@ -15,7 +15,7 @@ from perturn.training.credit_choice import make_loss, named_credit
 
 
 def check_staleness(recipe: Recipe) -> None:
-    """Refuse a recipe with `staleness` of which a part needs one policy that explored, or the engine to itself.
+    """Reject a recipe with `staleness` of which a part needs one policy that explored, or the engine to itself.
 
     Raises:
         ConfigError: Saying what to set.

@@ -94,7 +94,7 @@ def train_rows(
 
 
 def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
-    """The rows that a stage learns from, and the number of episodes of which they are left; None: of these."""
+    """Return the rows that a stage learns from, and the number of episodes of which they are left; None: of these."""
     run, recipe = session.run, session.recipe
     if stage.name == "base":
         return taught(run), None
@@ -106,14 +106,14 @@ def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
 
 
 def _settings(recipe: Recipe, stage: Stage) -> Train:
-    """The section of a training stage."""
+    """Return the section of a training stage."""
     settings = recipe.training(stage.section)
     assert isinstance(settings, Train)
     return settings
 
 
 def _begin(session: Session, stage: Stage, settings: Train) -> tuple[Any, Any]:
-    """The model that a stage trains, as it was before, and its tokenizer."""
+    """Return the model that a stage trains, as it was before, and its tokenizer."""
     run, base = session.run, session.recipe.base
     if stage.name != "base" or base is None:
         told = run.recipe.rows.traits.told if stage.name not in ONCE and run.recipe.rows else None
@@ -188,7 +188,7 @@ def _train(
 
 
 def _files(run: Run, stage: Stage) -> list[Path]:
-    """Files of a training stage: a checkpoint and files in `metrics/`."""
+    """Return files of a training stage: a checkpoint and files in `metrics/`."""
     paths, mark = run.paths, stage.mark
     notes = [paths.confidence(mark), paths.reference(mark), paths.loss(mark), paths.agreement(mark)]
     made = [paths.checkpoint(stage.policy), paths.metrics(stage.name)]
@@ -200,13 +200,13 @@ def _files(run: Run, stage: Stage) -> list[Path]:
 
 
 def _save_steps(settings: Train, rows: int) -> int:
-    """Steps between checkpoints: at most a quarter of the training."""
+    """Return steps between checkpoints: at most a quarter of the training."""
     steps = math.ceil(settings.epochs * math.ceil(rows / settings.batch_size))
     return min(settings.save_steps, math.ceil(steps / 4))
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The newest checkpoint that was written to its end; what a kill left half-written is removed."""
+    """Return the newest checkpoint that was written to its end; what a kill left half-written is removed."""
     complete = []
     for checkpoint in folder.glob("checkpoint-*"):
         try:  # the trainer writes its state last
@@ -220,7 +220,7 @@ def last_checkpoint(folder: Path) -> str | None:
 
 
 def _count_tokens(examples: Sequence[Example]) -> dict[str, int]:
-    """Counts of the training data: tokens of all sequences, those with loss, turns, and turns cut by the limit."""
+    """Return counts of the training data: all tokens, tokens with loss, turns, and turns cut by the limit."""
     found = [side for example in examples for side in example.sides]
     return {
         "examples": len(examples),
@@ -290,7 +290,7 @@ def _say_agreement(run: Run, stage: Stage) -> None:
 
 
 def _note_side(example: Example, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Confidence and weight of the turns of one side that carry loss, and the log-probabilities of their tokens."""
+    """Return confidence and weight of one side's turns that carry loss, and their tokens' log-probabilities."""
     side, logprobs = example.sides[index], example.reference[index]
     kept = [(token, turn) for token, turn in zip(side.ids, side.turn, strict=True) if turn != NO_TURN]
     turn = torch.tensor([turn for _, turn in kept])
@@ -309,7 +309,7 @@ def _note_side(example: Example, index: int) -> tuple[dict[str, Any], dict[str, 
 
 
 def _logged(entry: Mapping[str, Any]) -> str:
-    """A line of metrics; a checkpoint keeps its entries sorted, so a resumed training writes the same."""
+    """Return a line of metrics; a checkpoint keeps its entries sorted, so a resumed training writes the same."""
     return json.dumps(entry, sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""Whether the losses and credits of a recipe can train, and a stage's settings as the trainer takes them."""
+"""Check that the losses and credits of a recipe can train, with a stage's settings as the trainer takes them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def trainings_of(recipe: Recipe) -> dict[str, Train]:
 
 
 def _rows_for(recipe: Recipe, name: str) -> str:
-    """The kind of rows that a training stage has."""
+    """Return the kind of rows that a training stage has."""
     if name == "align" and recipe.rows is not None:
         return recipe.rows.traits.makes
     return "pairs" if name == REWARD_MODEL else "single"
@@ -95,13 +95,13 @@ def distances_read(recipe: Recipe) -> set[str]:
 
 
 def _makers_of(kind: str) -> list[str]:
-    """Row makers that make a kind of rows, of those that have a default for each setting."""
+    """Return row makers that make a kind of rows, of those that have a default for each setting."""
     made = {name: at_defaults(each) for name, each in ROWS.items()}
     return [name for name, each in made.items() if each is not None and each.traits.makes == kind]
 
 
 def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None) -> TurnConfig:
-    """A stage's settings -> the trainer's; without a model what depends on it is left open."""
+    """Turn a stage's settings into the trainer's; without a model what depends on it is left open."""
     where, config = device(), None if model is None else model.config
     own = {_ARGUMENTS.get(name, name): value for name, value in asdict(settings).items()}
     for name in ("tasks", "lora", *_OF_THE_BASE, *_OF_THE_LOOP):

@@ -196,7 +196,7 @@ def _call(call: Call) -> dict[str, Any]:
 
 
 def _logprobs(reply: Reply, index: int) -> dict[str, Any]:
-    """Log-probability of each sampled token, the end of turn included, at temperature 1."""
+    """Return the log-probability of each sampled token, the end of turn included, at temperature 1."""
     found = zip(reply.token_texts[index], reply.answers[index].action.logprobs or (), strict=True)
     content = [
         {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}

@@ -100,7 +100,7 @@ def read_body(kind: type[Body], body: bytes) -> Body:
 
 
 def check_plain(value: object, param: str) -> None:
-    """Refuse what cannot be stored or rendered, such as NaN.
+    """Reject what cannot be stored or rendered, such as NaN.
 
     Raises:
         Refusal: Naming the part.

@@ -142,7 +142,7 @@ class Messages:
 
 
 def _split(message: _Message, index: int) -> list[dict[str, Any]]:
-    """A message whose blocks become messages of our form: results of tools are messages of their own."""
+    """Return a message whose blocks become messages of our form: results of tools are messages of their own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     found: list[dict[str, Any]] = []
@@ -179,7 +179,7 @@ def _function(tool: _Tool) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """Arguments as an object; what is none stands under `arguments`."""
+    """Return arguments as an object; what is none stands under `arguments`."""
     try:
         found = json.loads(arguments)
     except ValueError:
@@ -188,7 +188,7 @@ def _object(arguments: str) -> Any:
 
 
 def _delta(block: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Key, type and text of the parts of a block."""
+    """Return key, type and text of the parts of a block."""
     if block["type"] == "tool_use":
         return "partial_json", "input_json_delta", json.dumps(block["input"])
     return block["type"], f"{block['type']}_delta", str(block[block["type"]])

@@ -136,7 +136,7 @@ class Responses:
         return event({"type": "error", "sequence_number": 0, **said, "error": said}, "error")
 
     def _begun(self, reply: Reply, ask: Ask) -> dict[str, Any]:
-        """A response before its answer."""
+        """Return a response before its answer."""
         return {
             "id": reply.id,
             "object": "response",
@@ -162,7 +162,7 @@ class Responses:
 
 
 def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Items of an input as messages: calls and thoughts belong to the assistant message that they stand beside."""
+    """Return items of an input as messages; calls and thoughts join the assistant message beside them."""
     found: list[dict[str, Any]] = []
     for index, item in enumerate(items):
         kind, where = item.get("type", "message"), f"input[{index}]"
@@ -194,7 +194,7 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _function(tool: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """A tool in the form of chat templates."""
+    """Return a tool in the form of chat templates."""
     if tool.get("type") != "function":
         raise Refusal(
             400,
@@ -207,7 +207,7 @@ def _function(tool: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def _chat_form(form: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The form of an answer as the chat completions have it."""
+    """Return the form of an answer as the chat completions have it."""
     if form.get("type") != "json_schema":
         return form
     return {"type": "json_schema", "json_schema": {key: form[key] for key in form if key != "type"}}

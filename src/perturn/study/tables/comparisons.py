@@ -51,7 +51,7 @@ def families(study: RecordedStudy, methods: Sequence[str]) -> dict[str, list[Pai
 
 
 def compare(study: RecordedStudy, tables: Mapping[str, Scores], bounds: Bounds) -> dict[Pair, dict[str, Any]]:
-    """Each method against the baseline, and further pairs, on the seeds and tasks that both have.
+    """Return each method against the baseline, and further pairs, on the seeds and tasks that both have.
 
     Seeds of one base are averaged first, so that what a method has with a base counts once. Comparisons without a score
     count in the correction too, since it is made for all that are looked for, not for those that came first.
@@ -98,7 +98,7 @@ def share_that_differs(scores: Scores, seeds: Sequence[int], tasks: Sequence[str
 
 
 def ends(low: float, high: float) -> list[float | None]:
-    """Both ends of an interval; None for one that the data cannot give."""
+    """Return both ends of an interval; None for an end that the data cannot give."""
     return [end if math.isfinite(end) else None for end in (low, high)]
 
 
@@ -110,11 +110,11 @@ def _share_of_pairs(a: Scores, b: Scores, seeds: Sequence[int], tasks: Sequence[
 def _numbers(
     a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], bounds: Bounds, size: int
 ) -> dict[str, Any]:
-    """Numbers of one comparison.
+    """Return numbers of one comparison.
 
     Args:
         a: Scores of the method, a row a base.
-        b: Those of the other one.
+        b: Scores of the other method.
         bounds: Lowest and highest score possible, or None if there are none.
         size: Primary comparisons, if this is one; else 1.
     """
@@ -142,7 +142,7 @@ def _numbers(
 def _seed_row(
     seed: int, a: Mapping[str, float], b: Mapping[str, float], tasks: Sequence[str], bounds: Bounds
 ) -> dict[str, Any]:
-    """One seed: its difference, and McNemar's exact test where scores are the lowest or the highest."""
+    """Return one seed: its difference, and McNemar's exact test where scores are the lowest or the highest."""
     one = paired_comparison(
         {task: a[task] for task in tasks}, {task: b[task] for task in tasks}, bounds=bounds
     )
@@ -182,7 +182,7 @@ def _correct(rows: Mapping[Pair, dict[str, Any]], counted: Mapping[str, Sequence
 
 
 def _smallest(found: CrossedComparison, comparisons: int) -> float | None:
-    """The true difference that would have been found with a chance of `POWER`, were it the only one.
+    """Return the true difference that would have been found with a chance of `POWER`, were it the only one.
 
     By the errors that were observed; at the strictest step of the correction. None where no score differed, so that
     nothing is known of what a difference would look like.

@@ -91,7 +91,7 @@ def read_episodes(file: Path) -> list[dict[str, Any]]:
 
 
 def check_parquet() -> None:
-    """Refuse a study, before its work, where no library can write its episodes.
+    """Reject a study, before its work, where no library can write its episodes.
 
     Raises:
         ConfigError: If pyarrow is not installed.

@@ -23,7 +23,7 @@ _FACTOR = 5
 
 
 def styles(methods: Sequence[str], baseline: str) -> dict[str, dict[str, str]]:
-    """Colour and mark of each method, the same in all figures."""
+    """Return colour and mark of each method, the same in all figures."""
     others = [method for method in methods if method != baseline]
     found = {
         method: {"color": COLORS[i % len(COLORS)], "symbol": _MARKS[i // len(COLORS) % len(_MARKS)]}
@@ -35,7 +35,7 @@ def styles(methods: Sequence[str], baseline: str) -> dict[str, dict[str, str]]:
 def differences(
     comparisons: Sequence[Mapping[str, Any]], measure: str, style: Mapping[str, Any]
 ) -> go.Figure | None:
-    """Difference of each comparison with its interval, and of each seed; None if nothing is compared.
+    """Return the difference of each comparison with its interval, and of each seed; None if nothing is compared.
 
     The model that nothing was taught is far off, and would leave no room for the others.
 
@@ -82,14 +82,14 @@ def differences(
 
 
 def swept_keys(tuning: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Settings that any point names."""
+    """Return settings that any point names."""
     return list(dict.fromkeys(key for row in tuning for key in row["point"]))
 
 
 def tuning_curve(
     tuning: Sequence[Mapping[str, Any]], key: str, style: Mapping[str, Mapping[str, str]]
 ) -> go.Figure | None:
-    """Success on the tuning panel against a swept setting, a line for each method and its other settings.
+    """Return success on the tuning panel against a swept setting, a line for each method and its other settings.
 
     A method without a point is a dotted line.
 
@@ -138,7 +138,7 @@ def _add_points(
     style: Mapping[str, str],
     numbers: bool,
 ) -> None:
-    """A line of points; the chosen one is large."""
+    """Add a line of points; the chosen point is large."""
     means = [row["success"]["mean"] for row in rows]
     figure.add_scatter(
         name=plain(name),
@@ -156,7 +156,7 @@ def _add_points(
 def lengths(
     played: Mapping[str, Sequence[Mapping[str, Any]]], style: Mapping[str, Mapping[str, str]]
 ) -> go.Figure | str | None:
-    """Success of test episodes by the turns they took, a line a method."""
+    """Return success of test episodes by the turns they took, a line a method."""
     figure = success_by_length(
         {method: [(row["turns"], row["success"]) for row in rows] for method, rows in played.items() if rows}
     )

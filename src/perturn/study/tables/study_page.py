@@ -76,12 +76,12 @@ def page(study: RecordedStudy, summary: Mapping[str, Any]) -> str:
 
 
 def point_lines(point: Mapping[str, Any]) -> str:
-    """A point in short: keys by their last part."""
+    """Return a point in short: keys by their last part."""
     return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in point.items())
 
 
 def _shown(study: RecordedStudy, name: str, number: int, found: Mapping[str, Any]) -> dict[str, Any]:
-    """An environment as the page has it, beyond the summary."""
+    """Return an environment as the page has it, beyond the summary."""
     methods: Sequence[Mapping[str, Any]] = found["methods"]
     style = study_figures.styles([row["method"] for row in methods], study.baseline)
     pairs = _comparisons(found, study.baseline)
@@ -106,7 +106,7 @@ def _shown(study: RecordedStudy, name: str, number: int, found: Mapping[str, Any
 
 
 def _comparisons(found: Mapping[str, Any], baseline: str) -> list[dict[str, Any]]:
-    """All comparisons of an environment with their names: those with the baseline by the method alone."""
+    """Return all comparisons of an environment with their names: those with the baseline by the method alone."""
     measures, methods = found["measures"], {row["method"] for row in found["methods"]}
     return [
         {"name": row["method"], "method": row["method"]} | {each: row[each]["against"] for each in measures}
@@ -145,7 +145,7 @@ _TAG = re.compile(r"<(?=[\w/!?])")
 
 
 def tables(summary: Mapping[str, Any]) -> str:
-    """Each environment of a study: its methods, the further comparisons, and what to know of the numbers.
+    """Return each environment of a study: its methods, the further comparisons, and what to know of the numbers.
 
     Args:
         summary: The study's numbers, as `verdicts.summarize` gives them.
@@ -165,7 +165,7 @@ def tables(summary: Mapping[str, Any]) -> str:
 
 
 def _environment(name: str, found: Mapping[str, Any], baseline: str) -> Iterator[str]:
-    """The parts of an environment, which empty lines part."""
+    """Yield the parts of an environment, which empty lines part."""
     protocol = f": {protocol_line(found['protocol'])}" if found["protocol"] else ""
     yield _plain(f"**{name}**{protocol}.")
     for measure in found["measures"]:
@@ -191,7 +191,7 @@ def _environment(name: str, found: Mapping[str, Any], baseline: str) -> Iterator
 
 
 def how_to_read(comparisons: Mapping[str, int], measures: Sequence[str]) -> str:
-    """How the numbers are to be read.
+    """Return how the numbers are to be read.
 
     Args:
         comparisons: How many of each family.
@@ -216,7 +216,7 @@ def _counted(comparisons: int) -> str:
 
 
 def _method(row: Mapping[str, Any], measure: str, baseline: str) -> list[str]:
-    """A method: its mean, and its comparison with the baseline."""
+    """Return a method: its mean, and its comparison with the baseline."""
     found = row[measure]
     verdict = "baseline" if row["method"] == baseline else "–" if row["episodes"] else "no episode"
     return [
@@ -229,7 +229,7 @@ def _method(row: Mapping[str, Any], measure: str, baseline: str) -> list[str]:
 
 
 def _primary(row: Mapping[str, Any], measure: str) -> list[str]:
-    """A primary comparison: interval and p are of the family."""
+    """Return a primary comparison: interval and p are of the family."""
     found, name = row[measure], f"{row['method']} against {row['other']}"
     if found is None:
         return [name, "–", "–", "–", "–", "not compared"]
@@ -238,14 +238,14 @@ def _primary(row: Mapping[str, Any], measure: str) -> list[str]:
 
 
 def _further(row: Mapping[str, Any], measure: str) -> list[str]:
-    """A comparison of two methods."""
+    """Return a comparison of two methods."""
     found = row[measure]
     size = _size_of(found) if found else "–"
     return [f"{row['method']} against {row['other']}", size, *_comparison(found, measure, "not compared")]
 
 
 def _comparison(found: Mapping[str, Any] | None, measure: str, verdict: str) -> list[str]:
-    """Difference, p, q, the smallest difference and the verdict, which is given where nothing is compared."""
+    """Return difference, p, q, the smallest difference and the verdict, which is given where nothing is compared."""
     if found is None:
         return ["–", "–", "–", "–", verdict]
     q = {"primary": "primary", "others": p_value(found["corrected"])}.get(found["family"], "–")
@@ -254,7 +254,7 @@ def _comparison(found: Mapping[str, Any] | None, measure: str, verdict: str) -> 
 
 
 def _difference(found: Mapping[str, Any], interval: str, measure: str) -> tuple[str, str, str]:
-    """Difference with its interval, or the differences of two bases; what could have been seen; the verdict."""
+    """Return difference with its interval, or the differences of two bases; what could have been seen; the verdict."""
     if found["p_value"] is None:
         both = " and ".join(_signed(each, measure) for each in found["by_base"])
         return both, "–", WORDS[found["verdict"]]
@@ -264,7 +264,7 @@ def _difference(found: Mapping[str, Any], interval: str, measure: str) -> tuple[
 
 
 def _mean(found: Mapping[str, Any], measure: str) -> str:
-    """A mean with its interval, or with the means of two bases."""
+    """Return a mean with its interval, or with the means of two bases."""
     if len(found["by_base"]) == TWO:
         return f"{_level(found['mean'], measure)} ({', '.join(_level(each, measure) for each in found['by_base'])})"
     return _estimate(found["mean"], found["interval"], measure, _level)
@@ -282,7 +282,7 @@ def _size(tasks: int, seeds: int, bases: int) -> str:
 def _estimate(
     mean: float, ends: Sequence[float | None], measure: str, said: Callable[[float | None, str], str]
 ) -> str:
-    """A number with its interval."""
+    """Return a number with its interval."""
     low, high = (said(end, measure) for end in ends)
     return f"{said(mean, measure)} [{low}, {high}]"
 
@@ -305,5 +305,5 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text in one line, in which nothing is HTML."""
+    """Return a text in one line, in which nothing is HTML."""
     return _TAG.sub("&lt;", " ".join(text.split()))

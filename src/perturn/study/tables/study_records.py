@@ -20,7 +20,7 @@ from perturn.study.settings import Side, side_name
 from perturn.study.tables.episode_table import EPISODES, read_episodes
 
 Pair = tuple[str, str]
-"""A method, and the one that it is compared with."""
+"""A method, and the method that it is compared with."""
 PROTOCOLS = "protocols.json"
 """The note, in a study's folder, of the conditions of its scores."""
 _OF_ONE_SEED = ("seed", "maker")
@@ -86,18 +86,18 @@ class RecordedStudy:
 
     @property
     def environments(self) -> list[str]:
-        """Those that any cell or episode names."""
+        """Methods that any cell or episode names."""
         return list(dict.fromkeys(row["environment"] for row in (*self.cells, *self.episodes)))
 
     def methods(self, environment: str) -> list[str]:
-        """Methods of an environment: base and SFT first, then as the study names them."""
+        """Return methods of an environment: base and SFT first, then as the study names them."""
         rows = (*self.cells, *self.episodes)
         found = dict.fromkeys(row["method"] for row in rows if row["environment"] == environment)
         order = [BASE, SFT, *self.planned, *found]
         return [name for name in dict.fromkeys(order) if name in found]
 
     def played(self, panel: str, environment: str, method: str) -> list[dict[str, Any]]:
-        """Episodes of a method on a panel."""
+        """Return episodes of a method on a panel."""
         return self._by_method.get((panel, environment, method), [])
 
     @cached_property
@@ -116,7 +116,7 @@ def read_recorded(folder: Path) -> RecordedStudy:
     """
     if not (folder / "study.yaml").is_file():
         raise RunError(
-            f"{folder} holds no study.yaml, so it is no study's folder; name the one that perturn study wrote."
+            f"{folder} holds no study.yaml, so it is no study's folder; name the folder that perturn study wrote."
         )
     settings = parse_settings(read_text(folder / "study.yaml", RunError, REMEDY), str(folder / "study.yaml"))
     cells = read_cells(folder / "cells.json")
@@ -142,7 +142,7 @@ def read_recorded(folder: Path) -> RecordedStudy:
 
 
 def table(episodes: Iterable[Mapping[str, Any]], key: str) -> dict[int, dict[str, float]]:
-    """A number of each episode by seed and task, samples of a task averaged.
+    """Return a number of each episode by seed and task, samples of a task averaged.
 
     Args:
         episodes: Of one method on one panel.
@@ -157,7 +157,7 @@ def table(episodes: Iterable[Mapping[str, Any]], key: str) -> dict[int, dict[str
 
 
 def shared(*tables: Scores) -> tuple[list[int], list[str]]:
-    """Seeds that all tables have, and tasks that all of them have under each of these seeds."""
+    """Return seeds that all tables have, and tasks that all of them have under each of these seeds."""
     first, *others = tables
     seeds = [seed for seed in first if all(seed in other for other in others)]
     panels = [each[seed].keys() for each in tables for seed in seeds]
@@ -168,12 +168,12 @@ def shared(*tables: Scores) -> tuple[list[int], list[str]]:
 
 
 def rows_of(values: Scores, together: Sequence[Sequence[int]], tasks: Sequence[str]) -> list[list[float]]:
-    """A row for seeds that count together, which is their mean; a column a task."""
+    """Return a row for seeds that count together, which is their mean; a column a task."""
     return [[fmean(values[seed][task] for seed in seeds) for task in tasks] for seeds in together]
 
 
 def with_means(tables: Mapping[str, Scores], means: Mapping[str, Sequence[str]]) -> dict[str, Scores]:
-    """Scores of each method, and of each mean of several methods on the seeds and tasks that all of them have."""
+    """Return scores of each method, and of each mean of methods on the seeds and tasks that all of them have."""
     found = dict(tables)
     for name, methods in means.items():
         members = [tables.get(method, {}) for method in methods]
@@ -185,14 +185,14 @@ def with_means(tables: Mapping[str, Scores], means: Mapping[str, Sequence[str]])
 
 
 def _pairs(settings: Mapping[str, Any], key: str, file: Path) -> list[list[Side]]:
-    """Comparisons under a key of a study file."""
+    """Return comparisons under a key of a study file."""
     named = settings.get(key) or []
     found: list[list[Side]] = check_shape(named, list[_TwoSides], f"{file}: {key}", RunError, REMEDY)
     return found
 
 
 def read_cells(file: Path) -> list[dict[str, Any]]:
-    """Rows of `cells.json`.
+    """Return rows of `cells.json`.
 
     Raises:
         RunError: If it is malformed.
@@ -205,7 +205,7 @@ def read_cells(file: Path) -> list[dict[str, Any]]:
 
 
 def protocols_of(folder: Path, cells: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Stamp of the last run of the first finished cell of each method on the test panel.
+    """Return the stamp of the last run of the first finished cell of each method on the test panel.
 
     Where that run is gone, what `protocols.json` has noted.
     """
@@ -230,7 +230,7 @@ Bases = Mapping[int, str]
 
 
 def bases_of(settings: Mapping[str, Any]) -> dict[int, str]:
-    """Seeds with their bases: those whose `by_seed` values of the sections `base` and `model` are equal share one.
+    """Return seeds with their bases; seeds with equal `by_seed` values of `base` and `model` share one.
 
     Where `by_seed` has neither section, all of its values count, since seeds share what they stand for as well.
 
@@ -246,7 +246,7 @@ def bases_of(settings: Mapping[str, Any]) -> dict[int, str]:
 
 
 def has_one_base(settings: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether all seeds begin with one base that the study makes or names for them.
+    """Return whether all seeds begin with one base that the study makes or names for them.
 
     Args:
         settings: The study file, with its defaults.
@@ -258,7 +258,7 @@ def has_one_base(settings: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]
 
 
 def seeds_by_base(seeds: Sequence[int], bases: Bases) -> list[list[int]]:
-    """Seeds by base, in the order of their first ones."""
+    """Return seeds by base, in the order of their first ones."""
     found: dict[str, list[int]] = {}
     for seed in seeds:
         found.setdefault(bases.get(seed, f"seed {seed}"), []).append(seed)
@@ -270,7 +270,7 @@ def _keys(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _values(settings: Mapping[str, Any], keys: Sequence[str]) -> dict[int, str]:
-    """Values that go with each seed at these keys, from the beginning again where there are fewer values than seeds."""
+    """Return values that go with each seed at these keys, repeated where there are fewer values than seeds."""
     given = settings.get("by_seed") or {}
     return {
         seed: repr([given[key][index % len(given[key])] for key in keys])

@@ -1,4 +1,4 @@
-"""How a study's verdicts are worded. A difference that was not seen is no proof that there is none."""
+"""Wording of a study's verdicts. A difference that was not seen is no proof that there is none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = {
 
 
 def verdict(row: Mapping[str, Any], level: float) -> str:
-    """A comparison in one of `WORDS`.
+    """Return a comparison in one of `WORDS`.
 
     Args:
         row: A comparison, with its corrected p-values.
@@ -31,7 +31,7 @@ def verdict(row: Mapping[str, Any], level: float) -> str:
 
 
 def sentences(method: str, row: Mapping[str, Any], measure: str = "success") -> tuple[str, str]:
-    """A comparison in words: the verdict, and its evidence.
+    """Return a comparison in words: the verdict, and its evidence.
 
     Args:
         method: Its name.
@@ -42,14 +42,14 @@ def sentences(method: str, row: Mapping[str, Any], measure: str = "success") -> 
 
 
 def points(value: float | None, measure: str = "success") -> str:
-    """A difference with its sign; of success in points, which are hundredths."""
+    """Return a difference with its sign; of success in points, which are hundredths."""
     if value is None:
         return "?"
     return f"{100 * value:+.1f}" if measure == "success" else f"{value:+.3f}"
 
 
 def p_value(value: float | None) -> str:
-    """A p-value or q-value; a dash where there is none."""
+    """Return a p-value or q-value; a dash where there is none."""
     if value is None:
         return "–"
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
@@ -69,7 +69,7 @@ def _verdict(method: str, row: Mapping[str, Any], measure: str) -> str:
 
 
 def _limit(row: Mapping[str, Any], measure: str) -> str:
-    """How large a difference would have been seen."""
+    """Return how large a difference would have been seen."""
     size, most = row["smallest_difference"], 1.0
     if size is None:
         return ": they came out alike in every episode"
@@ -92,7 +92,7 @@ def _evidence(row: Mapping[str, Any], measure: str) -> str:
 
 
 def _certainty(row: Mapping[str, Any], measure: str) -> str:
-    """Interval and p-value, both of the family for a primary comparison; of two bases, the two differences."""
+    """Return interval and p-value, both of the family for a primary comparison; of two bases, the two differences."""
     if row["p_value"] is None:
         return " and ".join(points(each, measure) for each in row["by_base"]) + ", too few for an interval"
     is_primary = row["family"] == "primary"

@@ -29,7 +29,7 @@ FEW_SEEDS = 4
 
 
 def summarize(folder: Path) -> dict[str, Any]:
-    """The numbers of a study, as `summary.json` holds them; docs/verdicts.md says what each is.
+    """Return the numbers of a study, as `summary.json` holds them; docs/verdicts.md says what each is.
 
     An end of an interval that the data cannot give is None.
 
@@ -43,7 +43,7 @@ def summarize(folder: Path) -> dict[str, Any]:
 
 
 def summary_of(study: RecordedStudy) -> dict[str, Any]:
-    """The numbers of a study in memory; see `summarize`."""
+    """Return the numbers of a study in memory; see `summarize`."""
     states = Counter(row["state"] for row in study.cells)
     return {
         "name": study.name,
@@ -58,7 +58,7 @@ def summary_of(study: RecordedStudy) -> dict[str, Any]:
 
 
 def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
-    """One environment: its methods, each against the baseline, and how they were tuned."""
+    """Return one environment: its methods, each against the baseline, and how they were tuned."""
     played = {method: study.played("test", name, method) for method in study.methods(name)}
     measures = _measures([row for rows in played.values() for row in rows])
     methods = [_method(study, name, method, rows, measures) for method, rows in played.items()]
@@ -93,13 +93,13 @@ def _environment(study: RecordedStudy, name: str) -> dict[str, Any]:
 
 
 def _protocol(study: RecordedStudy, environment: str) -> Mapping[str, Any] | None:
-    """Conditions of the baseline's scores, else of the first method that has any."""
+    """Return conditions of the baseline's scores, else of the first method that has any."""
     found = study.protocols.get(environment, {})
     return found.get(study.baseline) or next(iter(found.values()), None)
 
 
 def _measures(episodes: Episodes) -> dict[str, Bounds]:
-    """Compared values with their bounds: success, and the score where it says more than success does."""
+    """Return compared values with their bounds: success, and the score where it says more than success does."""
     if all(row["score"] == row["success"] for row in episodes):
         return {"success": (0.0, 1.0)}
     within = all(0 <= row["score"] <= 1 for row in episodes)
@@ -109,7 +109,7 @@ def _measures(episodes: Episodes) -> dict[str, Bounds]:
 def _method(
     study: RecordedStudy, environment: str, method: str, rows: Episodes, measures: Mapping[str, Bounds]
 ) -> dict[str, Any]:
-    """A method on the test panel."""
+    """Return a method on the test panel."""
     successes, bases = table(rows, "success"), study.bases
     seeds, tasks = shared(successes) if rows else ([], [])
     cells = [row for row in study.cells if (row["environment"], row["method"]) == (environment, method)]
@@ -135,7 +135,7 @@ def _method(
 
 
 def _mean(values: Scores, bounds: Bounds, bases: Bases) -> dict[str, Any]:
-    """A mean over seeds and tasks, with both of its intervals; None where there is no task under every seed.
+    """Return a mean over seeds and tasks, with both of its intervals; None where there is no task under every seed.
 
     Seeds of one base are averaged first. Two bases give no interval.
     """
@@ -173,7 +173,7 @@ def _invalid(episodes: Episodes, bases: Bases) -> dict[str, Any]:
 
 
 def _tuning(study: RecordedStudy, environment: str, method: str) -> Iterator[dict[str, Any]]:
-    """Each point of a method on the tuning panel."""
+    """Yield each point of a method on the tuning panel."""
     cells = [row for row in study.cells if (row["environment"], row["method"]) == (environment, method)]
     points = {point_text(row["point"]): row["point"] for row in cells}
     chosen = {point_text(row["point"]) for row in cells if row["panel"] == "test" and row["state"] == "done"}
@@ -195,7 +195,7 @@ def _tuning(study: RecordedStudy, environment: str, method: str) -> Iterator[dic
 def _notes(
     study: RecordedStudy, environment: str, methods: Sequence[Mapping[str, Any]], seeds: Sequence[int]
 ) -> Iterator[str]:
-    """Reasons to read the numbers of an environment with care, a sentence each."""
+    """Yield reasons to read the numbers of an environment with care, a sentence each."""
     waiting = sum(row["state"] == "to do" for row in study.cells if row["environment"] == environment)
     if waiting:
         yield f"{_count(waiting, 'cell')} still to do; give the same command again."
@@ -217,7 +217,7 @@ def _notes(
 
 
 def _on_failed(study: RecordedStudy, environment: str, methods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Episodes that were broken off, which verdicts count as losses."""
+    """Yield episodes that were broken off, which verdicts count as losses."""
     for row in methods:
         if row["failed"]:
             share = f"{row['failed']} of {_number(row['episodes'], 'test episode')}"
@@ -228,7 +228,7 @@ def _on_failed(study: RecordedStudy, environment: str, methods: Sequence[Mapping
 
 
 def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Whether methods were tuned alike, and the tested point is the best one."""
+    """Yield whether methods were tuned alike, and the tested point is the best one."""
     points: dict[str, list[Mapping[str, Any]]] = {}
     for row in tuning:
         if row["text"]:
@@ -247,7 +247,7 @@ def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _on_choice(methods: Sequence[Mapping[str, Any]], tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Methods whose point was chosen on policies that are tested too: the best of several was lucky as well."""
+    """Yield methods whose point was chosen on policies that are tested too: the best of several was lucky as well."""
     alike: dict[tuple[int, tuple[int, ...]], list[str]] = {}
     for row in methods:
         points = [each for each in tuning if each["method"] == row["method"]]
@@ -263,7 +263,7 @@ def _on_choice(methods: Sequence[Mapping[str, Any]], tuning: Sequence[Mapping[st
 
 
 def _on_primary(study: RecordedStudy) -> Iterator[str]:
-    """Whether the primary comparisons were chosen with the results in view."""
+    """Yield whether the primary comparisons were chosen with the results in view."""
     if study.primary and study.settings.get("primary_after_results"):
         yield (
             "The primary comparisons were named after the results were known, from the question of the study. "
@@ -272,7 +272,7 @@ def _on_primary(study: RecordedStudy) -> Iterator[str]:
 
 
 def _on_seeds(study: RecordedStudy, environment: str, seeds: Sequence[int]) -> Iterator[str]:
-    """Whether there are few seeds, and whether they share a base."""
+    """Yield whether there are few seeds, and whether they share a base."""
     count, own, what = len(seeds), len(seeds_by_base(seeds, study.bases)), "seed"
     if own < count:
         what = "base"
