@@ -30,7 +30,7 @@ __all__ = [
     "train",
     "weigh",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 _TORCH = {

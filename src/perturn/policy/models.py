@@ -37,7 +37,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 
 WORTH_BFLOAT16 = 256
 """Hidden size from which a CPU that multiplies bfloat16 is faster with it; below, conversions cost more than they save
-(docs/performance.md)."""
+(docs/internals/training.md)."""
 
 
 def tokenizer_of(model: Any, given: Any = None) -> Any:
