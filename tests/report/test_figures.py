@@ -87,7 +87,7 @@ def test_scores_that_all_tie_are_a_sentence_and_no_empty_plot(run, make, n, says
 
     page = make.page_of(run)
 
-    assert f"tlm-dre less sft, task by task Both score the same on {says}" in page.text
+    assert f"tlm-dre minus sft, task by task Both score the same on {says}" in page.text
     assert "All episodes took 2 turns, so their length says nothing of their success." in page.text
     assert {"tasks-0", "length"}.isdisjoint(page.figures)
 

@@ -318,7 +318,7 @@ def test_a_run_that_begins_with_a_trained_model_is_compared_with_it(online, make
     comparison = summarize(online)["comparison"]
 
     assert (comparison["a"], comparison["b"], comparison["mean_difference"]) == ("ppo-clip-002", "base", 0.75)
-    assert "ppo-clip-002 less base, task by task" in make.page_of(online).text
+    assert "ppo-clip-002 minus base, task by task" in make.page_of(online).text
 
 
 def test_two_runs_share_the_learning_curve(online, make, tmp_path):

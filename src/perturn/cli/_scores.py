@@ -11,13 +11,16 @@ from perturn.cli._base import results
 
 
 def print_summary(summary: Mapping[str, Any]) -> None:
-    """Print the headline table of a run, and its comparison, from `summary.json`."""
+    """Print the numbers of `summary.json`: the headline, the verdict and its reason, then the table of scores."""
     from perturn.analysis.number_text import cost_lines, error_lines, interval, number, protocol_line
     from perturn.analysis.run_summary import headline
 
     if not summary["policies"]:
         results.print("nothing was scored")
         return
+    if (line := headline(summary)) is not None:
+        results.print(line, style="bold", markup=False, highlight=False, soft_wrap=True)
+    print_comparison(summary["comparison"])
     stamp = summary["protocol"] or {}
     table = Table(
         box=None, pad_edge=False, title=f"{stamp.get('name', '')}, held-out tasks", title_justify="left"
@@ -44,9 +47,6 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         results.print(protocol_line(stamp), style="dim", markup=False, soft_wrap=True)
     for sentence in (*error_lines(summary["policies"]), *cost_lines(summary["policies"])):
         results.print(sentence, style="dim", markup=False, soft_wrap=True)
-    if (line := headline(summary)) is not None:
-        results.print(line, style="bold", markup=False, highlight=False, soft_wrap=True)
-    print_comparison(summary["comparison"])
 
 
 def print_comparison(found: Mapping[str, Any] | None) -> None:

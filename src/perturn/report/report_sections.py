@@ -17,7 +17,7 @@ from perturn.report.figures import Chart, Curve, Line
 from perturn.types import score, succeeded
 
 _SFT = (
-    Chart("Loss", ("loss",), "On expert trajectories."),
+    Chart("Loss", ("loss",), "On expert trajectories, in nats a token."),
     Chart("Gradient norm", ("grad_norm",), "Before clipping."),
     Chart("Learning rate", ("learning_rate",)),
 )
@@ -27,8 +27,8 @@ _MARGIN = Chart(
     "Implicit reward of the chosen side minus the rejected side's, in nats. Compare Figure 3 of the tlm-DRE paper.",
 )
 _ALIGN = (
-    Chart("Loss", ("loss",)),
-    Chart("Rewards", ("rewards/chosen", "rewards/rejected"), "Implicit rewards of the two sides."),
+    Chart("Loss", ("loss",), "Mean over the pairs or trajectories of a step; its unit is the loss's own."),
+    Chart("Rewards", ("rewards/chosen", "rewards/rejected"), "Implicit rewards of the two sides, in nats."),
     Chart(
         "Reward accuracy", ("rewards/accuracies",), "Share of pairs whose chosen side has the higher reward."
     ),
@@ -50,17 +50,17 @@ _DENSITY = (
     Chart(
         "Gradient weight",
         ("gradient_weight/chosen", "gradient_weight/rejected"),
-        "How strongly each side pulls. A side near 0 no longer trains.",
+        "How strongly each side pulls, without unit. A side near 0 no longer trains.",
         log=True,
     ),
     Chart(
         "Coefficient",
         ("coefficient",),
-        "C of the chosen side, which carries no gradient. Near 0, chosen episodes do not train.",
+        "C of the chosen side, without unit and gradient. Near 0, chosen episodes do not train.",
         log=True,
     ),
     Chart(
-        "Clamped", ("clamped",), "Log-ratios that met their limit. Above 0, the loss is not the one written."
+        "Clamped", ("clamped",), "Share of log-ratios at their limit. Above 0, the loss differs from its formula."
     ),
     Chart(
         "Turn weights", ("weight/chosen", "weight/rejected"), "Mean weight of a turn, as the credit wrote it."
@@ -86,8 +86,8 @@ _ITERATIONS = (
             Line("training", "entropy", name="in training"),
             Line("explored", "surprise", name="of sampled tokens"),
         ),
-        "Of the policy at the tokens it trains on, and the mean negative log-probability of those it sampled, which "
-        "estimates it at temperature 1; in nats a token.",
+        "In nats a token: of the policy at the tokens that it trains on, and the mean negative log-probability of the "
+        "tokens that it sampled. The second estimates the first at temperature 1.",
     ),
     Curve(
         "KL to the reference",
@@ -97,14 +97,14 @@ _ITERATIONS = (
     Curve(
         "Clip share",
         (Line("training", "clip_share"),),
-        "Tokens whose gradient the clip took away.",
+        "Share of tokens whose gradient the clip removed.",
         is_share=True,
     ),
     Curve(
         "Engine against training",
         (Line("training", "mismatch", name="k3"), Line("training", "agreement", name="absolute difference")),
-        "How far the log-probabilities that were sampled with are from those training computes for the same policy, "
-        "in nats a token. At rounding error there is nothing to correct.",
+        "Difference between the log-probabilities of sampling and of training, for the same policy, in nats a token. "
+        "At rounding error there is nothing to correct.",
     ),
     Curve(
         "Gradient norm", (Line("training", "grad_norm"),), "Before clipping, mean over the optimizer steps."
@@ -238,8 +238,8 @@ def _differences(runs: Mapping[str, RecordedRun]) -> list[Figure]:
     for index, (name, run) in enumerate(runs.items()):
         if run.compared:
             a, b = (scores_by_task(run.evaluation[policy]) for policy in run.compared)
-            title = f"{_of(name, runs)}{run.compared[0]} less {run.compared[1]}, task by task"
-            caption = "Each bar is a task; those without a bar tie."
+            title = f"{_of(name, runs)}{run.compared[0]} minus {run.compared[1]}, task by task"
+            caption = "Each bar is a task, in points of score; tasks without a bar tie."
             drawn += draw(f"tasks-{index}", title, caption, figures.task_differences(a, b))
     return drawn
 
