@@ -85,14 +85,11 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             else []
         )
-        decorators = [ast.unparse(each) for each in getattr(node, "decorator_list", [])]
+        named = any("property" in ast.unparse(each) for each in getattr(node, "decorator_list", []))
         for index, child in enumerate(body):
-            if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
-                yield (
-                    child.lineno,
-                    str(child.value.value),
-                    index > 0 or any("property" in each for each in decorators),
-                )
+            value = child.value if isinstance(child, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield child.lineno, value.value, named or index > 0
 
 
 def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:

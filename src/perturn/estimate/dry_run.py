@@ -86,7 +86,7 @@ class Plan:
         return self.startup + sum(step.seconds or 0.0 for step in self.steps if step.state != "done")
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON data."""
+        """Return the plan as JSON data."""
         return asdict(self) | {"seconds": self.seconds}
 
 
@@ -162,7 +162,7 @@ def _import_stages(recipe: Recipe, command: str | None) -> float:
 
 
 def _measured(recipe: Recipe, model: Any, found: Episodes) -> Machine:
-    """The machine, with the speed of whole passes if something trains or is read, and the model is small."""
+    """Return the machine, with the speed of whole passes if something trains or is read, and the model is small."""
     machine: Machine = locate("perturn.estimate.machine_speed:measure_machine")(
         model, recipe.model.dtype, found.memory_gb
     )
@@ -181,7 +181,7 @@ def _measured(recipe: Recipe, model: Any, found: Episodes) -> Machine:
 def _cost(
     recipe: Recipe, stage: Stage, found: Episodes, machine: Machine | None
 ) -> tuple[str, float | None, float | None]:
-    """Work, seconds and gigabytes; without a machine of ours only the work of a policy is known."""
+    """Return work, seconds and gigabytes; without a machine of ours only the work of a policy is known."""
     if stage.name in ("expert", "lessons"):
         file, episodes = recipe.expert and recipe.expert.file, getattr(found, stage.name)
         work = f"episodes of {file}" if file and stage.name == "expert" else f"{episodes} episodes"
@@ -237,7 +237,7 @@ def _cost(
 
 
 def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tuple[str, float, float]:
-    """Passes over the explored episodes for the quantities that the credit reads of policies."""
+    """Return the passes over explored episodes for quantities that the credit reads of policies."""
     assert recipe.credit is not None
     needs = locate("perturn.training.credit_choice:make_credit")(recipe.credit).needs
     wanted = locate("perturn.quantities:wanted")(needs)
@@ -257,7 +257,7 @@ def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tu
 
 
 def _members(recipe: Recipe, found: Episodes) -> int:
-    """Episodes that a credit of groups weighs: explored ones, and branches where it trains on them too."""
+    """Return episodes that a credit of groups weighs: explored ones, and branches where it trains on them too."""
     credit = locate("perturn.training.credit_choice:make_credit")(recipe.credit) if recipe.credit else None
     if not makes(recipe, "groups") or credit is None or not credit.traits.trains_branches:
         return found.explore
@@ -265,13 +265,13 @@ def _members(recipe: Recipe, found: Episodes) -> int:
 
 
 def _controlled(found: Episodes, control: TurnControl) -> Episodes:
-    """Lengths where turns are controlled, if every extension is given."""
+    """Return lengths where turns are controlled, if every extension is given."""
     limit = (control.limit or found.limit) + (control.extend or 0) * control.times
     return replace(found, limit=limit, turns=min(found.turns, limit))
 
 
 def _branches(recipe: Recipe, found: Episodes, turns: float) -> Forecast:
-    """Expected play after the rollouts, which have so many turns."""
+    """Return expected play after the rollouts, which have so many turns."""
     return explorer_of(recipe).forecast(found.explore, turns, found.turns)
 
 
@@ -306,12 +306,12 @@ def _training_cost(
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
+    """Return cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pairs(recipe: Recipe, found: Episodes) -> int:
-    """Pairs that are assumed: of explored episodes, or of the turns that branches, or nodes of a tree, begin at."""
+    """Return the assumed number of pairs: of explored episodes, or of turns where branches or nodes begin."""
     groups = found.explore
     if recipe.explore and recipe.explore.rounds and not recipe.explore.traits.expert:
         groups = _branches(recipe, found, found.policy_turns(True)).points
@@ -319,7 +319,7 @@ def _pairs(recipe: Recipe, found: Episodes) -> int:
 
 
 def _corrections(recipe: Recipe, found: Episodes) -> int:
-    """Episodes that an expert is assumed to take over; 0 where none does."""
+    """Return episodes that an expert is assumed to take over; 0 where none does."""
     return round(KEPT * found.explore) * recipe.rows.traits.corrects if recipe.rows else 0
 
 
@@ -362,7 +362,7 @@ def print_plan(plan: Plan, console: Console) -> None:
 
 
 def _together(steps: Sequence[Planned]) -> Iterator[Planned]:
-    """The steps, those of several iterations as one: its work is one iteration's, its time that of all."""
+    """Yield the steps; steps of several iterations become one, with the work of one iteration and the time of all."""
     kinds: dict[str, list[Planned]] = defaultdict(list)
     for step in steps:
         kinds[re.sub(r"-\d{3,}$", "", step.name)].append(step)

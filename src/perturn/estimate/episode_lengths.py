@@ -1,4 +1,4 @@
-"""How many episodes a run plays, and how long they are: from those recorded, or a few that are played now."""
+"""Number and length of the episodes that a run plays: from recorded episodes, or a few that are played now."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Episodes:
     """Failures of the episodes played now, a sentence each."""
 
     def policy_turns(self, learned: bool) -> float:
-        """Turns of a policy's episode: of those between the expert's and the limit, one taught needs half."""
+        """Return the turns of a policy's episode; after SFT, halfway between the expert's turns and the limit."""
         return (self.turns + self.limit) / 2 if learned else self.limit
 
 
@@ -79,7 +79,7 @@ RendererOf = Callable[[Sequence[Trajectory]], Renderer]
 
 
 def renderer_of(recipe: Recipe) -> RendererOf:
-    """The renderer of the model that a run begins with; where it is to be made, one that knows a few episodes."""
+    """Return the renderer of a run's first model; for a model to be pretrained, it knows a few episodes."""
     if recipe.base is None:
         found = make_renderer(recipe, recipe.model.name)
         return lambda _: found
@@ -143,7 +143,7 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
 def _play(
     env: Any, tasks: Sequence[Task], protocol: EpisodeProtocol
 ) -> tuple[list[Trajectory], float, float]:
-    """A few expert episodes of tasks spread over the panel, failed ones too; seconds of a turn; end of the first."""
+    """Return a few expert episodes spread over the task list, seconds of a turn, and the first one's end."""
     chosen = tasks[:: max(1, len(tasks) // _PLAYED)][:_PLAYED]
     played = [demonstrate(env, Job(chosen[0], seed=0), protocol)]
     began = time.monotonic()  # the first one starts the world
@@ -155,14 +155,14 @@ def _play(
 
 
 def _try_out(env: Any, task: Task, protocol: EpisodeProtocol) -> Trajectory:
-    """An episode of one action."""
+    """Return an episode of one action."""
     once = replace(protocol, max_turns=1, max_turns_by_kind={})
     look = Action(FORMATS[protocol.format].write("", "look"))
     return play_script(episode(env, Job(task, seed=0), protocol=once), [look], EngineFailure("unfinished"))
 
 
 def _problems(played: Iterable[Trajectory]) -> tuple[str, ...]:
-    """The errors of the episodes that failed, the most frequent first."""
+    """Return the errors of the episodes that failed, the most frequent first."""
     errors = Counter(one.error if failed(one) else None for one in played)
     return tuple(
         f"{count} of {errors.total()} episodes played now failed: {error}"
@@ -172,7 +172,7 @@ def _problems(played: Iterable[Trajectory]) -> tuple[str, ...]:
 
 
 def _lengths(shown: Sequence[Trajectory], renderer: Renderer) -> dict[str, float]:
-    """Mean lengths of some episodes, as `Episodes` has them."""
+    """Return mean lengths of some episodes, as `Episodes` has them."""
     encoded = [renderer.encode(one, every_turn=True) for one in shown]
     first = [next(i for i, turn in enumerate(each.turn) if turn != NO_TURN) for each in encoded]
     said = sum(turn != NO_TURN for each in encoded for turn in each.turn)

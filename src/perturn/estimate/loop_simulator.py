@@ -55,8 +55,8 @@ def episode_seconds(turns: Draw, answer: Draw, step: Draw, start: float = 0.0) -
 def simulate(loop: Loop, episode: Draw, seed: int = 0) -> Timeline:
     """Simulate a run, of which each episode takes as long as `episode` draws.
 
-    The episodes of an iteration begin in order, each in the first slot that is free: once all episodes of the iteration
-    before have begun, and once the policy is trained that is `staleness` versions older than the one that they train.
+    The episodes of an iteration begin in order, each in the first free slot. They begin once all episodes of the
+    previous iteration have begun, and once the policy `staleness` versions before theirs is trained.
     """
     random, free, trained = Random(seed), [0.0] * loop.slots, [0.0]
     handed_out = played = waited = 0.0

@@ -46,7 +46,7 @@ class Machine:
 
 
 def measure_machine(model: Any, setting: str, process_gb: float) -> Machine:
-    """Time matrix products of a model's size for about a second; its weights are not read.
+    """Time matrix products of a model's size for about a second, without reading its weights.
 
     Args:
         model: Without weights.
@@ -111,7 +111,7 @@ def measure_passes(machine: Machine, model: Any, turns: Sequence[int], token_bud
 
 
 def _crowd() -> float:
-    """Seconds that pass while this thread computes for one."""
+    """Return seconds that pass while this thread computes for one."""
     began, used = time.perf_counter(), time.thread_time()
     while time.thread_time() - used < 0.3 and time.perf_counter() - began < 5.0:
         sum(range(1000))
@@ -119,7 +119,7 @@ def _crowd() -> float:
 
 
 def _seconds(work: Callable[[], torch.Tensor]) -> float:
-    """Seconds of one call, in the best of many rounds: other work on the machine is not to count."""
+    """Return seconds of one call, in the best of many rounds: other work on the machine is not to count."""
     rounds: list[float] = []
     until = time.perf_counter() + 0.5
     while len(rounds) < 2 or time.perf_counter() < until:

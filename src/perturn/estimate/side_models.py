@@ -39,7 +39,7 @@ def side_model_costs(recipe: Recipe, found: Episodes) -> list[str]:
 
 
 def _cost(who: str, engine: Section, asked: float, length: float, most: int) -> str:
-    """One model's work in words; the answers are taken to be as long as they may."""
+    """Return one model's work in words, with answers of the greatest length."""
     traits = checked_settings(engine, f"{who}.engine").traits
     said = (
         f"The {who} is asked about {asked:.0f} questions of {length:.0f} tokens, and answers each with at most {most}: "

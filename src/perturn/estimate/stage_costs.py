@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from perturn.estimate.machine_speed import Machine
 
 EFFICIENCY = {("cpu", 2): 0.3, ("cpu", 4): 0.7}
-"""Speed of a whole pass, forward or backward, over that of its matrix products, by device and bytes of a number."""
+"""Speed of a whole pass, forward or backward, as a share of its matrix products' speed, by device and bytes."""
 CONVERSATION_SECONDS = {"cpu": 2e-4, "cuda": 5e-5}
 """Time of a layer beside its matrix products, for the next token of one conversation: attention, mostly."""
 LOADED_BYTES = 1e9
@@ -32,7 +32,7 @@ LAYER_WIDTHS = 24
 
 
 def judged_tokens(found: Episodes, episodes: int, *, at_turns: bool) -> float:
-    """Tokens that a value head reads: explored episodes, and those to choose among, whole or up to each turn."""
+    """Return tokens that a value head reads: explored episodes, and those to choose among, whole or up to each turn."""
     turns = found.policy_turns(learned=True)
     whole = found.prompt + (turns - 1) * found.heard + turns * found.said
     up_to_each = turns * (found.prompt + (turns - 1) / 2 * found.heard + (turns + 1) / 2 * found.said)
@@ -48,7 +48,7 @@ def generation_seconds(
     most: int,
     candidates: int = 1,
 ) -> float:
-    """Reading the new tokens and writing one by one, or the worlds if they take longer.
+    """Return the time to read the new tokens and write one by one, or the worlds' time if it is longer.
 
     Args:
         machine: Model and machine.
@@ -72,7 +72,7 @@ def generation_seconds(
 def opening_seconds(
     machine: Machine | None, found: Episodes, episodes: int, concurrency: int, cores: int
 ) -> float:
-    """Time before the first turn of a stage that plays: its weights are loaded and its worlds start.
+    """Return the time before a stage's first turn: its weights are loaded and its worlds start.
 
     Args:
         machine: Model and machine; None: the model is not loaded here.
@@ -87,7 +87,7 @@ def opening_seconds(
 
 
 def trained_tokens(found: Episodes, rows: int, on_pairs: bool, own: bool = False) -> float:
-    """Tokens that one epoch reads, before sharing of prefixes.
+    """Return tokens that one epoch reads, before sharing of prefixes.
 
     Args:
         found: Lengths of episodes.
@@ -111,7 +111,7 @@ def training_seconds(machine: Machine, settings: Train, tokens: float, reads_ref
 
 
 def fitting_seconds(machine: Machine, settings: Train, rows: int) -> float:
-    """Time of a training beside its passes: weights are loaded and saved, and optimizer steps are taken."""
+    """Return the time of a training beside its passes: weights are loaded and saved, and optimizer steps are taken."""
     minibatches = settings.minibatches if isinstance(settings, Align) else None
     steps = settings.epochs * (minibatches or ceil(rows / settings.batch_size))
     return machine.crowd * (
@@ -120,7 +120,7 @@ def fitting_seconds(machine: Machine, settings: Train, rows: int) -> float:
 
 
 def passing_seconds(machine: Machine, operations: float) -> float:
-    """So many operations a parameter, each token's, at the speed of whole passes; a forward pass has two."""
+    """Return the time of some operations a parameter and token, at whole passes' speed; a forward pass has two."""
     if machine.passed is not None:
         return operations / 2 * machine.passed
     efficiency = EFFICIENCY.get((machine.device, machine.bytes), 0.4)
@@ -128,7 +128,7 @@ def passing_seconds(machine: Machine, operations: float) -> float:
 
 
 def training_gb(machine: Machine, settings: Train) -> float:
-    """Weights, gradients and Adam's two moments in float32, and activations of one token budget."""
+    """Return weights, gradients and Adam's two moments in float32, and activations of one token budget."""
     held = machine.parameters * (4 if settings.lora else 16)
     widths = LAYER_WIDTHS + (machine.layers - 1) * (2 if settings.gradient_checkpointing else LAYER_WIDTHS)
     activations = settings.token_budget * widths * machine.hidden * machine.bytes

@@ -64,7 +64,7 @@ class Measured:
 def returns_of(continuations: Sequence[Continuation]) -> dict[Point, Floats]:
     """Return the returns of the continuations that count, by point and in the order of their numbers.
 
-    One that FAILED, or whose world did not come back to the point, says nothing of the point.
+    A continuation that FAILED, or whose world did not come back to the point, says nothing of the point.
     """
     found: dict[Point, list[tuple[int, float]]] = {}
     for one in continuations:
@@ -79,7 +79,7 @@ class _Value:
 
     estimate: Estimate
     halves: Floats
-    """[2, splits]"""
+    """Means of the two halves [2, splits]."""
 
 
 _ENDED = _Value(Estimate(0.0, 0.0, 0.0, 1), np.zeros((2, SPLITS)))
@@ -97,8 +97,8 @@ def measure(plan: Plan, returns: Mapping[Point, Floats], seed: int = 0) -> Measu
     neighbouring turns share a value, and are correlated. The recorded episode is no continuation of its own: it took
     the action that is measured.
 
-    Each value has a score interval between the lowest and the highest return of all (`mean_interval`), and the interval
-    of a difference of values a - b is [d - sqrt((a - l_a)^2 + (u_b - b)^2), d + sqrt((u_a - a)^2 + (b - l_b)^2)].
+    Each value has a score interval between the lowest and the highest return of all (`mean_interval`). The interval of
+    a difference of values a - b is then: [d - sqrt((a - l_a)^2 + (u_b - b)^2), d + sqrt((u_a - a)^2 + (b - l_b)^2)].
 
     Source: VinePPO, Kazemnejad et al. 2024, arXiv:2410.01679, for values by continuations; Zou and Donner 2008,
     "Construction of confidence limits about effect measures", for the interval, which for rates is method 10 of
@@ -140,7 +140,7 @@ def _stacked(rows: Sequence[tuple[float, ...]], halves: Sequence[Floats]) -> Mea
 
 
 def _values(plan: Plan, returns: Mapping[Point, Floats], seed: int) -> dict[Point, _Value]:
-    """Value of each point with continuations enough."""
+    """Return the value of each point with continuations enough."""
     bounds = bounds_of(returns)
     found = {}
     for number, point in enumerate(plan.points):
@@ -157,7 +157,7 @@ def _values(plan: Plan, returns: Mapping[Point, Floats], seed: int) -> dict[Poin
 
 @cache
 def _interval(returns: tuple[float, ...], bounds: Bounds) -> Estimate:
-    """Mean and interval of the returns of a point; many points have the same ones."""
+    """Return mean and interval of the returns of a point; many points have the same ones."""
     return mean_interval(returns, bounds=bounds)
 
 
@@ -170,7 +170,7 @@ def bounds_of(returns: Mapping[Point, Floats]) -> Bounds:
 
 
 def _difference(one: Estimate, other: Estimate) -> tuple[float, float]:
-    """Interval of the difference of two independent means; see `measure`."""
+    """Return the interval of the difference of two independent means; see `measure`."""
     found = one.mean - other.mean
     below = sqrt((one.mean - one.low) ** 2 + (other.high - other.mean) ** 2)
     above = sqrt((one.high - one.mean) ** 2 + (other.mean - other.low) ** 2)

@@ -130,17 +130,17 @@ def figures_of(turns: Measured, credit: Floats, sketches: Sketches) -> Mapping[s
 
 
 def _total(product: Floats, keep: Flags) -> float:
-    """Product of the sums over tasks."""
+    """Return the product of the sums over tasks."""
     return float(product[np.ix_(keep, keep)].sum())
 
 
 def _own(product: Floats, keep: Flags) -> float:
-    """Sum of the products of each task with itself."""
+    """Return the sum of the products of each task with itself."""
     return float(np.trace(product[np.ix_(keep, keep)]))
 
 
 def _across(product: Floats, of: Products, keep: Flags) -> float:
-    """U; see `expected_cosine`."""
+    """Return the statistic U of `expected_cosine`."""
     tasks, episodes = int(keep.sum()), float(of.episodes[keep].sum())
     if tasks < 2:
         return 0.0
@@ -148,7 +148,7 @@ def _across(product: Floats, of: Products, keep: Flags) -> float:
 
 
 def _noise(of: Products, keep: Flags) -> float:
-    """Variance of the gradient of a thousand episodes; see `signal_to_noise`."""
+    """Return the variance of the gradient of a thousand episodes; see `signal_to_noise`."""
     tasks, episodes = int(keep.sum()), float(of.episodes[keep].sum())
     if tasks < 2:
         return 0.0

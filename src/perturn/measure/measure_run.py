@@ -114,7 +114,7 @@ def forecast_run(folder: Path, wanted: Wanted) -> Forecast:
 
 
 def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[Trajectory]]:
-    """The exploration that is measured, all its episodes, and the episodes that are continued.
+    """Return the exploration that is measured, all its episodes, and the episodes that are continued.
 
     Raises:
         PerturnError: If the run has none that can be continued.
@@ -132,7 +132,7 @@ def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[T
 
 
 def _refuse(recipe: Recipe, wanted: Wanted) -> None:
-    """Refuse a run whose episodes cannot be continued."""
+    """Reject a run whose episodes cannot be continued."""
     if recipe.explore is None or recipe.environment is None:
         raise ConfigError(
             "perturn measure continues episodes that a run has explored; give a run whose recipe has explore and "
@@ -164,7 +164,7 @@ def _refuse(recipe: Recipe, wanted: Wanted) -> None:
 
 
 def _stage(run: Run, iteration: int | None) -> Stage:
-    """The exploration of an iteration, or the last one whose policy is there."""
+    """Return the exploration of an iteration, or the last one whose policy is there."""
     found = explored_stages(run.paths, run.recipe)
     if iteration is not None:
         found = [stage for stage in found if stage.iteration == iteration]
@@ -184,7 +184,7 @@ def _stage(run: Run, iteration: int | None) -> Stage:
 
 
 def _planned(session: Session, stage: Stage, chosen: Sequence[Trajectory]) -> tuple[WorldCheck, Plan]:
-    """How the world answers episodes that are played again, and the points of the chosen ones."""
+    """Return how the world answers episodes that are played again, and the points of the chosen ones."""
     with at_work("playing episodes again"), closing_world(world_maker(session.recipe)()) as env:
         has_user = session.recipe.user is not None
         world = check_world(env, chosen, rules(session, stage.policy), has_user=has_user)
@@ -209,7 +209,7 @@ def _counts(planned: Plan, played: Sequence[Continuation], turns: Measured) -> d
 def _gradients(
     paths: RunPaths, recipe: Recipe, stage: Stage, chosen: Sequence[Trajectory], turns: Measured
 ) -> Sketches | None:
-    """Gradients of the measured turns; None where the policy cannot be opened here."""
+    """Return gradients of the measured turns; None where the policy cannot be opened here."""
     if not engine_settings(recipe).traits.serves_checkpoints:
         return None
     reader = open_policy(paths, recipe, stage.policy)
@@ -225,7 +225,7 @@ def _rows(
     gradients: Sketches | None,
     played: Sequence[Continuation],
 ) -> dict[str, Any]:
-    """Scores of each credit, and of the measured advantage itself as a credit."""
+    """Return scores of each credit, and of the measured advantage itself as a credit."""
     found = {}
     for name, one in weighed.items():
         credit = np.array([one.weights[chosen[e].key][t] for e, t in _turns_of(turns)])
@@ -244,12 +244,12 @@ def _rows(
 
 
 def _turns_of(turns: Measured) -> list[tuple[int, int]]:
-    """Episode and position of each turn."""
+    """Return episode and position of each turn."""
     return list(zip(turns.episode.tolist(), turns.position.tolist(), strict=True))
 
 
 def _plain(estimates: Mapping[str, Estimate | None]) -> dict[str, Any]:
-    """Estimates as [mean, low, high]; an end that is not known is None."""
+    """Return estimates as [mean, low, high]; an end that is not known is None."""
     return {
         name: None if one is None else [_finite(each) for each in (one.mean, one.low, one.high)]
         for name, one in estimates.items()
@@ -263,7 +263,7 @@ def _finite(value: float) -> float | None:
 def _by_episode(
     chosen: Sequence[Trajectory], turns: Measured, weighed: Mapping[str, Weighed]
 ) -> list[dict[str, Any]]:
-    """Each episode with the measured advantage of its turns, and what each credit gave them; None: not measured."""
+    """Return each episode with the measured advantage and the credits of its turns; None where not measured."""
     at = {turn_of: index for index, turn_of in enumerate(_turns_of(turns))}
     found = []
     for number, one in enumerate(chosen):

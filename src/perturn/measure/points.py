@@ -40,7 +40,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Continuation:
-    """How an episode went that was continued from a point."""
+    """Result of an episode that was continued from a point."""
 
     task: str
     """Of the point, as the four fields that follow."""

@@ -1,8 +1,9 @@
 """Scores of a credit against measured advantages, corrected for the noise of the measurement.
 
-A measured advantage is the true one plus noise. A product of two halves of the continuations, whose noises are
-independent, has the true square as its mean, where the square of one measurement has the variance of the noise too. So
-each score below is a ratio of sums in which the measured advantages stand linearly, or as a product of the two halves.
+A measured advantage is the true one plus noise. The continuations are split into two halves with independent noises, so
+the product of the halves has the true square as its mean. The square of one measurement would also hold the variance of
+the noise. So each score below is a ratio of sums in which the measured advantages stand linearly, or as a product of
+the two halves.
 
 Write A for the advantage from all continuations, A1 and A2 for those from halves, c for the credit. Sums run over
 turns, means over splits into halves and over which half comes first.
@@ -68,9 +69,9 @@ def auc(turns: Measured, credit: Floats) -> float | None:
         AUC = mean sum_ij g_i l_j ([c_i > c_j] + [c_i = c_j] / 2) / mean (sum g)(sum l)
         g = [A1 > 0] A2,   l = -[A1 < 0] A2
 
-    A turn counts by how much it gained or lost, since most turns change next to nothing, and their sign is that of the
-    noise. One half says to which side a turn belongs, and the other how much it counts, so a turn that changes nothing
-    counts 0 on average. A credit that knows nothing has 0.5.
+    A turn counts by how much it gained or lost, since most turns change next to nothing, and noise decides their sign.
+    One half says to which side a turn belongs, and the other how much it counts, so a turn that changes nothing counts
+    0 on average. A credit that knows nothing has 0.5.
 
     Source: Mann and Whitney 1947, "On a test of whether one of two random variables is stochastically larger than the
     other".
@@ -183,12 +184,12 @@ def by_third(turns: Measured, credit: Floats) -> dict[str, dict[str, Estimate | 
 
 
 def _both_orders(halves: Floats) -> tuple[Floats, Floats]:
-    """Each half, and the other one beside it [2 splits, turns]."""
+    """Return each half beside the other half [2 splits, turns]."""
     return np.concatenate([halves[0], halves[1]]), np.concatenate([halves[1], halves[0]])
 
 
 def _centred(turns: Measured, values: Floats) -> Floats:
-    """Values less their mean over the turns of the episode [..., turns]."""
+    """Return values minus their mean over the turns of the episode [..., turns]."""
     _, number, many = np.unique(turns.episode, return_inverse=True, return_counts=True)
     if not len(number):
         return values
@@ -199,7 +200,7 @@ def _centred(turns: Measured, values: Floats) -> Floats:
 
 
 def _failures(turns: Measured) -> list[tuple[int, int]]:
-    """Where the turns of each episode begin and end that did not solve its task, of those with two turns."""
+    """Return first and last turn of each unsolved episode with at least two turns."""
     if not len(turns.episode):
         return []
     edges = [*np.flatnonzero(np.diff(turns.episode, prepend=-1)).tolist(), len(turns.episode)]

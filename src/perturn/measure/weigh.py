@@ -26,7 +26,7 @@ class Weighed:
     """A credit on the episodes of an iteration."""
 
     section: Mapping[str, Any]
-    """As the section `credit` of a recipe."""
+    """The credit as a section `credit` of a recipe."""
     weights: Mapping[tuple[str, int], Floats]
     """Weight of each turn of each episode, by the key of the episode."""
     by_outcome: bool
@@ -41,8 +41,8 @@ def weigh(
 ) -> tuple[dict[str, Weighed], dict[str, str]]:
     """Weigh an iteration's episodes with several credits.
 
-    A credit that reads branches is given those of the run, whose seeds are others than those of the continuations that
-    it is scored by. So its own errors are independent of the errors of the measurement.
+    A credit that reads branches is given the branches of the run. Their seeds differ from the seeds of the
+    continuations that score it. So its own errors are independent of the errors of the measurement.
 
     Args:
         paths: Of the run.
@@ -70,7 +70,7 @@ def weigh(
 
 
 def refuse_unknown(recipe: Recipe, names: Sequence[str]) -> None:
-    """Refuse a credit that cannot be made, before anything is played.
+    """Reject a credit that cannot be made, before anything is played.
 
     Raises:
         PerturnError: If there is none of a name, or its settings are wrong.
@@ -83,7 +83,7 @@ def refuse_unknown(recipe: Recipe, names: Sequence[str]) -> None:
 
 
 def _section(recipe: Recipe, name: str) -> dict[str, Any]:
-    """The section `credit` for a name; the run's own credit keeps its settings."""
+    """Return the section `credit` for a name; the run's own credit keeps its settings."""
     own = recipe.credit is not None and recipe.credit.get("name") == name
     return dict(recipe.credit or {}) if own else {"name": name}
 
@@ -109,7 +109,7 @@ def _cost(
     recipe: Recipe,
     stage: Stage,
 ) -> float:
-    """Passes over the tokens of an explored episode that it takes to play it and to compute its credit."""
+    """Return passes over the tokens of an explored episode that it takes to play it and to compute its credit."""
     needs = [quantity for quantity, _ in wanted(credit.needs).values()]
     branches = [one for one in episodes if one.origin is not None]
     if any(quantity.traits.reads_branches for quantity in needs):

@@ -1,4 +1,4 @@
-"""How a world answers when recorded episodes are played again, which decides what continuations measure."""
+"""Kinds of worlds by their answers when recorded episodes are played again; the kind decides what is measured."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def check_world(
 
 
 class _Difference(NamedTuple):
-    """How an episode that is played again differs from its record."""
+    """Difference of an episode that is played again from its record."""
 
     restored: bool
     """Whether the world said the same before each turn."""
@@ -85,7 +85,7 @@ class _Difference(NamedTuple):
 
 
 def _difference(env: Environment, one: Trajectory, protocol: EpisodeProtocol) -> _Difference:
-    """Where an episode goes otherwise than it was recorded, its rewards and its end among it."""
+    """Return the differences of an episode from its record, in observations, rewards and end."""
     try:
         again = play_again(env, one, protocol)
     except DataError as error:

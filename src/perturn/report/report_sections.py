@@ -60,7 +60,9 @@ _DENSITY = (
         log=True,
     ),
     Chart(
-        "Clamped", ("clamped",), "Share of log-ratios at their limit. Above 0, the loss differs from its formula."
+        "Clamped",
+        ("clamped",),
+        "Share of log-ratios at their limit. Above 0, the loss differs from its formula.",
     ),
     Chart(
         "Turn weights", ("weight/chosen", "weight/rejected"), "Mean weight of a turn, as the credit wrote it."

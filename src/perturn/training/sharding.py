@@ -81,7 +81,7 @@ def whole_weights(model: nn.Module) -> dict[str, Any]:
 
 
 def _whole(value: Any, keep: bool) -> Any:
-    """A tensor of an optimizer, gathered; None where it is not kept."""
+    """Return a tensor of an optimizer, gathered; None where it is not kept."""
     if isinstance(value, DTensor):
         value = value.full_tensor()
     return (value.cpu() if isinstance(value, Tensor) else value) if keep else None

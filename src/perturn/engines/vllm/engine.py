@@ -110,7 +110,7 @@ class VllmEngine:
         self.forget(conversation)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """One action a prompt, when all are answered.
+        """Return one action a prompt, when all are answered.
 
         Raises:
             RunError: If vLLM can answer no more.
@@ -136,7 +136,7 @@ class VllmEngine:
         self.name = name
 
     def forget(self, conversation: str) -> None:
-        """The conversation's replica is free; its keys and values leave the cache when others need room."""
+        """Free the conversation's replica; its keys and values leave the cache when others need room."""
         self._homes.pop(conversation, None)
         self._prompt_tokens.pop(conversation, None)
 
@@ -174,7 +174,7 @@ class VllmEngine:
 
 
 def _params(prompt: Prompt, sampling: Sampling, end_ids: Collection[int]) -> dict[str, Any]:
-    """Keyword arguments of vLLM's `SamplingParams`; the model's default decoding is left aside."""
+    """Return keyword arguments of vLLM's `SamplingParams`; the model's default decoding is left aside."""
     # Ids alone are wanted, but for texts that end an answer, which vLLM looks for in its text.
     stop = {"stop": list(prompt.stop), "include_stop_str_in_output": True, "detokenize": True}
     return (stop if prompt.stop else {"detokenize": False}) | {
@@ -245,5 +245,5 @@ async def _ask(
 
 
 def _absolute(model: str) -> str:
-    """A folder as others find it; a Hub id stays."""
+    """Return a folder as others find it; a Hub id stays."""
     return str(Path(model).resolve()) if Path(model).is_dir() else model

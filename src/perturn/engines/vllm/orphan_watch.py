@@ -1,7 +1,7 @@
 """Ends the processes that vLLM starts if ours is killed: they would stay, and keep the memory of the device.
 
 A script of the standard library and psutil alone, which runs beside vLLM. Its input is a pipe that nobody but our
-process holds: a byte says that vLLM has started, a second one that it has been closed, and an end of the pipe before
+process holds: a byte says that vLLM has started, a second byte says that it has been closed. An end of the pipe before
 that is our death.
 """
 
@@ -36,7 +36,7 @@ class Watch:
         self._say()
 
     def close(self) -> None:
-        """Nothing is left to end."""
+        """Do nothing: nothing is left to end."""
         self._say()
         assert self._process.stdin is not None
         self._process.stdin.close()

@@ -23,7 +23,7 @@ _CPU_BLOCK = 32
 
 
 def require_vllm() -> None:
-    """Refuse to go on without vLLM."""
+    """Raise an error if vLLM is not installed."""
     require_library("vllm", "engine vllm", "vllm", ", or name running servers with engine.servers.")
 
 
@@ -110,7 +110,7 @@ class InProcess:
 
 
 def _arguments(model: str, settings: VllmSettings, dtype: str, context: int | None) -> dict[str, Any]:
-    """Engine arguments of vLLM."""
+    """Return engine arguments of vLLM."""
     import vllm.platforms
 
     on_cpu = vllm.platforms.current_platform.is_cpu()
@@ -134,7 +134,7 @@ def _arguments(model: str, settings: VllmSettings, dtype: str, context: int | No
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """Variables for vLLM and its processes, unless the user has set them; what it sets itself goes with them.
+    """Set variables for vLLM and its processes, unless the user has set them, and restore what vLLM sets itself.
 
     It preloads libraries and names a world size, which environments and trainers of this process must not inherit.
     """

@@ -1,7 +1,7 @@
 """vLLM servers that are running already, each a replica.
 
 They are asked by vLLM's tokens-in-tokens-out protocol, and given weights by its development endpoints. Retries and
-their back-off are those of the OpenAI client.
+their back-off work as in the OpenAI client.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Servers:
     async def _ask(
         self, replica: int, method: str, path: str, body: dict[str, Any] | None = None, retry: bool = True
     ) -> Any:
-        """One request; a refusal of the prompt is an `EngineFailure`, all else a `RunError`."""
+        """Return one request; a refusal of the prompt is an `EngineFailure`, all else a `RunError`."""
         client = self._clients[replica] if retry else self._clients[replica].with_options(max_retries=0)
         send = getattr(client, method)
         try:
@@ -149,7 +149,7 @@ def _remedy(status: int, path: str) -> str:
         return "; start it with VLLM_SERVER_DEV_MODE=1, so that it can be given weights."
     if path == "/collective_rpc":
         return (
-            "; the folder must be one that the server can read, with weights of the model it was started with, and on "
-            f"a CPU the server must be started with --worker-extension-cls {EXTENSION}."
+            "; the server must be able to read the folder, which holds weights of the model that it was started with. "
+            f"On a CPU, start the server with --worker-extension-cls {EXTENSION}."
         )
     return "; its log says more. The same command goes on."

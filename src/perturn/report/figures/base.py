@@ -34,7 +34,7 @@ def theme(text: str, grid: str) -> dict[str, Any]:
 
 
 def number_turns(figure: go.Figure, last: int, most: int) -> go.Figure:
-    """Number the turns, with at most this many numbers on the axis."""
+    """Set the numbers of the turn axis, at most this many."""
     return figure.update_xaxes(tickformat="d", tickangle=0, dtick=max(1, -(-last // most)))
 
 
