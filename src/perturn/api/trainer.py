@@ -107,7 +107,7 @@ class Trainer:
             model: A name, or a transformers model, which is trained in place.
             loss: Name of a loss, or a section `loss`.
             credit: Name of a credit, or a section `credit`, for rows without weights; None: the credit of the loss's
-            paper.
+                paper.
             tokenizer: None: the model's own.
             ref_model: The reference of all iterations; None: as `reference` says.
             reference: The policy that an iteration begins with (previous), or that the first one began with (start).

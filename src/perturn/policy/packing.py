@@ -47,7 +47,7 @@ def lay_out(trajectories: Sequence[Encoded], *, share: bool = True, start: int =
 
     Args:
         trajectories: As tokens. Sequences without loss, and tokens after the last loss token of a sequence, are left
-        out.
+            out.
         share: Compute once what several sequences begin with; False lays each out on its own.
         start: Tokens that all sequences begin with and that are computed elsewhere, from `common_beginning`.
 
