@@ -179,6 +179,11 @@ def precision(quick: bool) -> list[Row]:
     return _parts("precision", quick)
 
 
+def sharding(quick: bool) -> list[Row]:
+    """Train with NCCL and FSDP2 in one process, and compare with a training without them."""
+    return _parts("sharding", quick)
+
+
 def online(quick: bool) -> list[Row]:
     """Play, train and hand over a policy of 135M parameters on one GPU, with and without LoRA."""
     return _parts("online", quick)
@@ -192,6 +197,7 @@ PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "rollouts": rollouts,
     "attention": attention,
     "memory": memory,
+    "sharding": sharding,
     "online": online,
 }
 

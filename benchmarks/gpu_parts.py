@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import random
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from perturn.policy.attention import _sees, forest_attention, forest_mask
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import action_logprobs, pack_by_pack
 from perturn.policy.packing import Collator, lay_out
+from perturn.training.sharding import fsdp2, whole_weights
 from perturn.types import Action, Prompt, Sampling
 
 HEADS, KEY_HEADS, FEATURES = 9, 3, 64
@@ -249,7 +251,71 @@ def online(quick: bool) -> None:
             )
 
 
-PARTS = {"attention": attention, "precision": precision, "memory": memory, "online": online}
+VARIANTS = ("plain", "fsdp2", "fsdp2 with cpu_offload")
+
+
+def sharding(quick: bool) -> None:
+    """Train in one process with NCCL and FSDP2, with and without CPU offload, against a training without it."""
+    with tempfile.TemporaryDirectory() as folder:
+        for port, variant in enumerate(VARIANTS, start=29_511):
+            ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+            ranks |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            command = [sys.executable, __file__, "sharding", "--variant", variant, "--folder", folder]
+            subprocess.run(
+                command,
+                env={**os.environ, **(ranks if variant != "plain" else {})},
+                check=True,
+                stdout=sys.stderr,
+                timeout=200,
+            )
+        plain, *others = (torch.load(Path(folder) / f"{variant}.pt") for variant in VARIANTS)
+    for variant, found in zip(VARIANTS[1:], others, strict=True):
+        losses = max(abs(a - b) for a, b in zip(found["losses"], plain["losses"], strict=True))
+        weights = max(
+            float((found["weights"][name] - each).abs().max()) for name, each in plain["weights"].items()
+        )
+        say(
+            "training on one GPU by NCCL against one without, largest difference",
+            f"{variant}, 3 steps, float32",
+            {"loss": f"{losses:.1e}", "weights": f"{weights:.1e}"},
+            gigabytes=found["gigabytes"],
+            plain_gigabytes=plain["gigabytes"],
+        )
+
+
+def train_variant(variant: str, folder: Path) -> None:
+    """Train three steps in this process, save a checkpoint, and store losses, weights and memory."""
+    divided = fsdp2(variant != "fsdp2") if variant != "plain" else {}
+    args = TurnConfig(
+        loss={"name": "dpo"},
+        max_steps=3,
+        logging_steps=1,
+        save_strategy="steps",
+        save_steps=2,
+        reference_cache=tempfile.mkdtemp(),
+        lr_scheduler_type="constant",
+        **settings("float32", "cuda") | {"learning_rate": 1e-4, "output_dir": str(folder / f"out {variant}")},
+        **divided,
+    )
+    model, tokenizer = make_model("15M", 8_192), make_tokenizer()
+    trainer = TurnTrainer(model, args=args, train_dataset=ROWS * 12, processing_class=tokenizer)
+    trainer.train()
+    weights = whole_weights(trainer.model) if divided else trainer.model.state_dict()
+    found = {
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "weights": {name: weight.cpu() for name, weight in weights.items()},
+        "gigabytes": round(torch.cuda.max_memory_allocated() / 1e9, 3),
+    }
+    torch.save(found, folder / f"{variant}.pt")
+
+
+PARTS = {
+    "attention": attention,
+    "precision": precision,
+    "memory": memory,
+    "online": online,
+    "sharding": sharding,
+}
 
 
 def main() -> None:
@@ -257,8 +323,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    PARTS[options.part](options.quick)
+    if options.variant:
+        train_variant(options.variant, options.folder)
+    else:
+        PARTS[options.part](options.quick)
 
 
 if __name__ == "__main__":
