@@ -169,14 +169,17 @@ def memory(quick: bool) -> None:
         cases += [("135M", False, True), ("1B", False, False), ("1B", False, True), ("1B", True, True)]
     for size, lora, checkpointing in cases:
         for budget in (16_384,) if quick else (4_096, 16_384):
-            gigabytes = _training_gigabytes(size, lora, checkpointing, budget)
+            gigabytes, about = _training_gigabytes(size, lora, checkpointing, budget)
             words = f"{size}, {'LoRA' if lora else 'full'}, {'checkpointed, ' if checkpointing else ''}"
-            say("memory of training, GB", f"{words}{budget} tokens a pass", gigabytes)
+            say("memory of training, GB", f"{words}{budget} tokens a pass", gigabytes, **about)
             gc.collect()
             torch.cuda.empty_cache()
 
 
-def _training_gigabytes(size: str, lora: bool, checkpointing: bool, budget: int) -> float:
+def _training_gigabytes(
+    size: str, lora: bool, checkpointing: bool, budget: int
+) -> tuple[float, dict[str, int]]:
+    """Return the most memory that tensors have taken over two steps, and the sizes of the larger pass."""
     torch.cuda.reset_peak_memory_stats()
     adapters = None
     if lora:
@@ -207,7 +210,13 @@ def _training_gigabytes(size: str, lora: bool, checkpointing: bool, budget: int)
         trainer.training_step(model, inputs, items)
         trainer.optimizer.step()
         model.zero_grad()
-    return round(torch.cuda.max_memory_allocated() / 1e9, 2)
+    largest = max(inputs["packs"], key=lambda pack: len(pack["ids"]))
+    sizes = {
+        "tokens": len(largest["ids"]),
+        "loss_tokens": len(largest["predictor"]),
+        "passes": len(inputs["packs"]),
+    }
+    return round(torch.cuda.max_memory_allocated() / 1e9, 2), sizes
 
 
 def _example(example: Example) -> Example:
