@@ -63,8 +63,11 @@ def test_the_examples_of_the_page_are_those_of_the_folder():
     """And what else lies there is named in them."""
     files = {each.stem for each in (ROOT / "examples").glob("*.py")}
 
-    assert files == {*EXAMPLES, "agent", "openenv_server", "online"}
+    assert files == {*EXAMPLES, "agent", "openenv_server", "online", "pairs", "own_credit"}
     assert not list((ROOT / "docs/examples").glob("*_environment.py"))
+    page = (ROOT / "examples/README.md").read_text()
+    assert all(f"{name}.py" in page for name in files)
+    assert all(len(each.read_text().splitlines()) <= 100 for each in (ROOT / "examples").glob("*.py"))
 
 
 @pytest.mark.slow
@@ -103,10 +106,37 @@ def test_a_recipe_needs_no_protocol(at_root, tiny_folder, tmp_path, capsys):
     assert "docstring" not in again.output
 
 
+def _main(name, **sizes):
+    """Run the function `main` of an example; return what it gives."""
+    module = SimpleNamespace(**runpy.run_path(str(ROOT / f"examples/{name}.py")))
+    return module.main(**sizes)
+
+
 def _online(**sizes):
     """Run the method of `examples/online.py`; return its trainer."""
-    module = SimpleNamespace(**runpy.run_path(str(ROOT / "examples/online.py")))
-    return module.main(**sizes)
+    return _main("online", **sizes)
+
+
+def test_ten_pairs_move_apart(tmp_path, capsys):
+    """The good episodes gain on the bad ones, and the policy is saved."""
+    before, after = _main("pairs", output=str(tmp_path / "aligned"), epochs=1)
+
+    assert before == pytest.approx(0, abs=1e-4)
+    assert after > before
+    assert (tmp_path / "aligned/model.safetensors").exists()
+    assert "0.000 before" in capsys.readouterr().out
+
+
+def test_a_credit_of_ones_own_weighs_what_was_played():
+    """Each episode that RLOO weighs has as many weights, twice as large at new observations; zeros stay."""
+    rloo, own = _main("own_credit", tasks=1, samples=2)
+
+    assert [len(row.weight) for row in own] == [len(row.trajectory.turns) for row in rloo]
+    assert all(
+        each in (pytest.approx(one), pytest.approx(2 * one))
+        for a, b in zip(rloo, own, strict=True)
+        for one, each in zip(a.weight, b.weight, strict=True)
+    )
 
 
 def test_the_online_method_trains(capsys):
