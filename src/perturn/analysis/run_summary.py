@@ -249,7 +249,7 @@ def _percentile(counts: Sequence[int], percent: int) -> int:
 
 
 def _mean(trajectories: Sequence[Trajectory]) -> Estimate:
-    """Return mean score; episodes of one task may be alike."""
+    """Return the mean score; episodes of one task may be alike."""
     scores, tasks = [score(one) for one in trajectories], [one.task.id for one in trajectories]
     if len(set(tasks)) == len(tasks):
         return mean_interval(scores, bounds=_bounds(scores))

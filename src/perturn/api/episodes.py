@@ -177,7 +177,7 @@ class Score:
     trajectories: list[Trajectory] = field(repr=False)
 
     def against(self, other: Score) -> PairedComparison | None:
-        """Return this score minus another, paired by task; None if they share no task."""
+        """Return the difference of this score and another, paired by task; None if they share no task."""
         return compare(self.trajectories, other.trajectories)
 
 

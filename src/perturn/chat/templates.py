@@ -113,7 +113,7 @@ _VARIANTS: Mapping[str, _Variant] = {
 
 
 def _read_all() -> dict[str, Template]:
-    """Return ours by name, those with a file of their own and their variants."""
+    """Return our templates by name, with their variants."""
     folder = Path(__file__).parent / "chat_templates"
     files = {file.stem: file.read_text(encoding="utf-8") for file in folder.glob("*.jinja")}
     found = [Template(name, text) for name, text in files.items()]

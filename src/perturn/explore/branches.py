@@ -42,7 +42,7 @@ class Branches(ExploredBrancher):
         self.check_turns(self.every, turns, "every")
 
     def turns_of(self, one: Trajectory) -> Sequence[int]:
-        """Return every so many turns."""
+        """Return turns at equal distances."""
         return range(self.every, len(one.turns), self.every)
 
     def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:

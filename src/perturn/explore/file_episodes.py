@@ -23,5 +23,5 @@ class FileEpisodes(Explorer):
 
     @property
     def traits(self) -> ExplorerTraits:
-        """Return that the episodes come from the file."""
+        """Return a note that the episodes come from the file."""
         return ExplorerTraits(source=self.path)

@@ -252,7 +252,7 @@ class TurnLogprobs:
         return self.mean_by_turn(self.frozen_reference()).exp()
 
     def sum_by_turn(self, values: Tensor) -> Tensor:
-        """Return sum token values [tokens] over each turn [turns]."""
+        """Sum token values [tokens] over each turn [turns]."""
         return _segment_sum(values, self.turn_index, self.num_turns, "tokens")
 
     def mean_by_turn(self, values: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ class TurnLogprobs:
         return self.sum_by_turn(values) / self.tokens_per_turn
 
     def sum_by_trajectory(self, values: Tensor) -> Tensor:
-        """Return sum token values [tokens] over each trajectory [trajectories]."""
+        """Sum token values [tokens] over each trajectory [trajectories]."""
         return _segment_sum(values, self.trajectory.long(), self.num_trajectories, "tokens")
 
     def mean_by_trajectory(self, values: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ class TurnLogprobs:
         return self.sum_by_trajectory(values) / self.tokens_per_trajectory
 
     def sum_over_turns(self, values: Tensor) -> Tensor:
-        """Return sum turn values [turns] over each trajectory [trajectories]."""
+        """Sum turn values [turns] over each trajectory [trajectories]."""
         return _segment_sum(values, self.turn_trajectory, self.num_trajectories, "turns")
 
     def mean_over_turns(self, values: Tensor) -> Tensor:
@@ -351,7 +351,7 @@ def _raise_precision(values: Tensor) -> Tensor:
 
 
 def _segment_sum(values: Tensor, segment: Tensor, count: int, axis: str) -> Tensor:
-    """Return sum the values of each segment; segment ids are 0..count-1, one for each value."""
+    """Sum the values of each segment; segment ids are 0..count-1, one for each value."""
     if values.shape != segment.shape:
         raise ValueError(f"values must have shape {list(segment.shape)} ({axis}), got {list(values.shape)}.")
     values = _raise_precision(values)

@@ -157,7 +157,7 @@ def _values(plan: Plan, returns: Mapping[Point, Floats], seed: int) -> dict[Poin
 
 @cache
 def _interval(returns: tuple[float, ...], bounds: Bounds) -> Estimate:
-    """Return mean and interval of the returns of a point; many points have the same ones."""
+    """Return the mean and interval of the returns of a point; many points have the same ones."""
     return mean_interval(returns, bounds=bounds)
 
 

@@ -86,7 +86,7 @@ def forecast(
 
 
 def _between_episodes(explored: Sequence[Trajectory]) -> float:
-    """Return mean variance of the returns of the episodes of a task; without tasks of several, of all episodes."""
+    """Return the mean variance of the returns of the episodes of a task; without tasks of several, of all episodes."""
     by_task: dict[str, list[float]] = {}
     for one in explored:
         by_task.setdefault(one.task.id, []).append(fsum(recorded_rewards(one)))

@@ -187,7 +187,7 @@ def plan(episodes: Sequence[Trajectory], kind: Kind) -> Plan:
 
 
 def choose(explored: Sequence[Trajectory], episodes: int, seed: int) -> list[Trajectory]:
-    """Return so many of the explored episodes, of as many tasks as possible.
+    """Return a number of explored episodes, of as many tasks as possible.
 
     The first episode of each task comes first, tasks in an order by the seed; a larger number adds episodes and changes
     none. Episodes that FAILED, or have no turn, are not measured.

@@ -69,7 +69,7 @@ class V0(GroupCredit):
         return as_tensors([[each] * len(one.turns) for each, one in zip(found, group, strict=True)])
 
     def _baseline(self, start: float, others: float, count: int) -> float:
-        """Return baseline from V_0 and the sum of the scores of so many others; with nothing to go by, V_0."""
+        """Return the baseline from V_0 and the sum of the scores of so many others; with nothing to go by, V_0."""
         if self.prior is None or self.prior + count == 0:
             return start
         return (self.prior * start + others) / (self.prior + count)

@@ -227,7 +227,7 @@ def _last_layer(model: Any) -> Any:
 
 
 def _select(block: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return only the wanted tokens go in."""
+    """Pass only the wanted tokens on to the layer."""
     if block.perturn_wanted is None:
         return None
     block.perturn_tokens = inputs[0].shape[1]

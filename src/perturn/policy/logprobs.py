@@ -86,7 +86,7 @@ def logprobs_and_inputs(
 
 
 def hidden_states(model: Any, batch: Batch) -> Tensor:
-    """Return last hidden state where each token that carries loss is predicted: all that the policy had seen by then.
+    """Return the last hidden state where each token that carries loss is predicted: all that the policy had seen by then.
 
     Args:
         model: As `action_logprobs` has it.
@@ -230,7 +230,7 @@ def _forward_like(plain: Any) -> Any:
 
 
 def _states(model: Any, packed: Batch) -> Tensor:
-    """Return last hidden states of a packed batch's predictors [predictions, features]."""
+    """Return the last hidden states of a packed batch's predictors [predictions, features]."""
     predictor = packed["predictor"]
     assert int(packed["position"][0]) == tokens_ahead()
     return _decode(model, packed["ids"], packed["position"], packed["segments"], predictor.unique())[
@@ -239,7 +239,7 @@ def _states(model: Any, packed: Batch) -> Tensor:
 
 
 def _decode(model: Any, ids: Tensor, position: Tensor, segments: Tensor, wanted: Tensor) -> Tensor:
-    """Return last hidden states of a forest, right at the wanted tokens [tokens, features]."""
+    """Return the last hidden states of a forest, right at the wanted tokens [tokens, features]."""
     want(model, wanted)
     states: Tensor = model.get_decoder()(
         input_ids=ids[None],

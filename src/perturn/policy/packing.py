@@ -178,7 +178,7 @@ class _Forest:
         segment[2] = self.size
 
     def by_token(self, rows: Sequence[int], at: int) -> Iterator[list[int]]:
-        """Yield group rows by their token at a position."""
+        """Yield rows in groups of equal tokens at a position."""
 
         def token(row: int) -> int:
             return int(self.inputs[row][at])

@@ -93,7 +93,7 @@ def differences(trajectory: Trajectory, encoded: Encoded, computed: Tensor) -> T
 
 
 def summary(parts: Iterable[Tensor]) -> Agreement:
-    """Return statistics of differences, all together."""
+    """Return the statistics of differences, all together."""
     values = torch.cat([torch.empty(0), *parts]).double()
     if not len(values):
         return Agreement(0, math.nan, math.nan, math.nan, math.nan)

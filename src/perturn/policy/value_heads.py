@@ -83,7 +83,7 @@ def turn_features(
     wanted: Sequence[Sequence[int]],
     token_budget: int = TOKEN_BUDGET,
 ) -> list[Tensor]:
-    """Return last hidden states where the first tokens of each turn are predicted, computed pack by pack.
+    """Return the last hidden states where the first tokens of each turn are predicted, computed pack by pack.
 
     Args:
         model: A causal language model on the device to compute on.
@@ -102,7 +102,7 @@ def turn_features(
 def action_features(
     model: object, sequences: Sequence[Encoded], token_budget: int = TOKEN_BUDGET
 ) -> list[Tensor]:
-    """Return last hidden states at the last token of each turn's action, computed pack by pack.
+    """Return the last hidden states at the last token of each turn's action, computed pack by pack.
 
     Args:
         model: A causal language model on the device to compute on.

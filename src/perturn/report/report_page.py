@@ -91,7 +91,7 @@ def script(code: Iterable[Path]) -> str:
 
 
 def _content_policy(style: str, scripts: Sequence[str]) -> str:
-    """Return only our two scripts and our style run; nothing is fetched, and no text becomes markup.
+    """Return the page's content-security policy: only its own scripts and style run, and nothing is fetched.
 
     Plotly makes an empty style element and adds rules to it, hence the hash of the empty style, and sets style
     attributes on what it draws.

@@ -42,7 +42,7 @@ class Verified:
 
 
 def verify(folder: Path) -> Verified:
-    """Return hash every finished file of a run folder, and its inputs as far as they are here.
+    """Hash every finished file of a run folder, and its inputs as far as they are here.
 
     Nothing is written, and the run may be at work.
 

@@ -123,7 +123,7 @@ def cluster_interval(
     *,
     bounds: Bounds = (0.0, 1.0),
 ) -> Estimate:
-    """Return mean over all values, with an interval that allows for values of one cluster being alike.
+    """Return the mean over all values, with an interval that allows for values of one cluster being alike.
 
     Turns of one trajectory are not independent; trajectories are. Let m be the mean of all N values and
     e_g the sum of (value - m) in cluster g of G. The standard error is sqrt(G/(G-1) sum_g e_g^2) / N,
@@ -239,7 +239,7 @@ def rounding(size: float, bounds: Bounds) -> float:
 
 
 def interval_without_spread(mean: float, n: int, confidence: float, bounds: Bounds) -> tuple[float, float]:
-    """Return interval from n equal values.
+    """Return the interval from n equal values.
 
     Other values may have been possible with a chance of up to q = 1 - ((1 - confidence)/2)^(1/n) without
     one showing up, and may lie anywhere between the bounds. For 0/1 values this is exact (Clopper-Pearson);
@@ -254,7 +254,7 @@ def interval_without_spread(mean: float, n: int, confidence: float, bounds: Boun
 def interval_with_spread(
     mean: float, error: float, freedom: float, confidence: float, bounds: Bounds
 ) -> tuple[float, float]:
-    """Return interval from a standard error and its degrees of freedom; see `mean_interval`."""
+    """Return the interval from a standard error and its degrees of freedom; see `mean_interval`."""
     quantile = float(stats.t.ppf(0.5 + confidence / 2, freedom))
     if bounds is None:
         return mean - quantile * error, mean + quantile * error

@@ -110,7 +110,7 @@ def crossed_spread(values: Sequence[Sequence[float]]) -> Spread:
 def crossed_interval(
     values: Sequence[Sequence[float]], confidence: float = 0.95, *, bounds: Bounds = (0.0, 1.0)
 ) -> Estimate:
-    """Return mean over seeds and tasks, with an interval for other seeds and other tasks.
+    """Return the mean over seeds and tasks, with an interval for other seeds and other tasks.
 
     The wider of two intervals: from `crossed_spread`, and from the tasks' means, as if the seeds were all there are.
     For no mean is surer for all seeds than for these; without the second, few seeds that agree by chance would have it

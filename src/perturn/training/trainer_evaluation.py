@@ -385,6 +385,6 @@ def by_position(side: TurnLogprobs, values: Mapping[str, Tensor]) -> dict[str, T
 
 
 def _spread(name: str, means: Mapping[str, float]) -> float:
-    """Return standard deviation from the mean of the squares and the mean, over all values (population)."""
+    """Return the standard deviation from the mean of the squares and the mean, over all values (population)."""
     variance = means[name] - means[name.replace("_spread/", "/")] ** 2
     return math.sqrt(max(0.0, variance))

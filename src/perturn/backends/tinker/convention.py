@@ -55,7 +55,7 @@ class Convention:
     """Whether the service keeps to `grad_clip_norm`."""
 
     def factors(self, lengths: Sequence[int]) -> Numbers:
-        """Return by what to multiply the gradient of each sequence of a batch.
+        """Return the factor on the gradient of each sequence of a batch.
 
         Args:
             lengths: Tokens of each sequence.

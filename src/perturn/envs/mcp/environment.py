@@ -183,7 +183,7 @@ class Mcp:
         return Observation("", results=tuple(texts), valid=valid)
 
     def _end(self, row: Mapping[str, Any], answer: str) -> Observation:
-        """Return reward the episode, and end its servers."""
+        """Reward the episode, and end its servers."""
         if self._reward is not None:
             reward = self._reward(dict(row), answer, self._calls)
             if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):

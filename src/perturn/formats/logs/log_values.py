@@ -98,7 +98,7 @@ def text_id(value: Any) -> str | None:
 
 
 def ids_of(*values: Any) -> tuple[str, ...]:
-    """Return those values that are ids, each once."""
+    """Return the values that are ids, each once."""
     return tuple(dict.fromkeys(found for value in values if (found := text_id(value))))
 
 

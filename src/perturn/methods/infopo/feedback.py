@@ -158,7 +158,7 @@ def _alone(renderer: Renderer, trajectory: Trajectory, t: int, placeholder: str)
 
 
 def _masked(turn: Turn, placeholder: str) -> Turn:
-    """Return a turn that heard a placeholder, in as many messages."""
+    """Return the turn after a placeholder, which has as many messages."""
     return replace(
         turn, observation=tuple({**message, "content": placeholder} for message in turn.observation)
     )

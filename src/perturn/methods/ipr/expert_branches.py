@@ -47,7 +47,7 @@ class ExpertBranches(Brancher):
         return list(experts)
 
     def turns_of(self, one: Trajectory) -> Sequence[int]:
-        """Return every so many turns."""
+        """Return turns at equal distances."""
         return range(self.every, len(one.turns), self.every)
 
     def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:

@@ -111,7 +111,7 @@ def credit_run(
     drop_equal_outcomes: bool = False,
     writes: bool = True,
 ) -> dict[str, Any]:
-    """Return credit all episodes that a run has explored again, beside its own credit, and change nothing else of it.
+    """Weigh all episodes that a run has explored again, beside its own credit, and change nothing else of it.
 
     Args:
         folder: The run folder; the run need not be finished.
