@@ -19,7 +19,7 @@ _Found = tuple[str, str, object]
 
 
 def fault(value: object, where: str, *, halves: bool = False) -> str | None:
-    """Return the first part of a value that is not plain data: valid Unicode, finite numbers, lists and objects of them.
+    """Return the first part of a value that is not plain data: Unicode, finite numbers, lists and objects of them.
 
     Args:
         value: The value.

@@ -86,7 +86,7 @@ def logprobs_and_inputs(
 
 
 def hidden_states(model: Any, batch: Batch) -> Tensor:
-    """Return the last hidden state where each token that carries loss is predicted: all that the policy had seen by then.
+    """Return the last hidden state where each token that carries loss is predicted; it has seen all tokens before.
 
     Args:
         model: As `action_logprobs` has it.

@@ -254,7 +254,7 @@ def _comparison(found: Mapping[str, Any] | None, measure: str, verdict: str) -> 
 
 
 def _difference(found: Mapping[str, Any], interval: str, measure: str) -> tuple[str, str, str]:
-    """Return the difference with its interval, or the differences of two bases; what could have been seen; the verdict."""
+    """Return the difference with its interval (or two bases' differences), what could have been seen, the verdict."""
     if found["p_value"] is None:
         both = " and ".join(_signed(each, measure) for each in found["by_base"])
         return both, "–", WORDS[found["verdict"]]
