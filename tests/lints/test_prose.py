@@ -1,9 +1,9 @@
-"""STYLE section 8: docstrings, errors, help, pages, README and the newest changes are prose that is read once."""
+"""STYLE section 8: docstrings, errors, help, reports and pages are prose that is read once."""
 
 import pytest
 
 from support.docs import PAGES, ROOT
-from support.prose import newest_section, page_offences, source_offences
+from support.prose import newest_section, page_offences, source_offences, template_offences
 
 SOURCES = sorted((ROOT / "src/perturn").rglob("*.py"))
 GAMES = {"alfworld", "scienceworld", "webshop"}
@@ -22,6 +22,12 @@ def test_a_page_is_plain_english(page):
 
 def test_the_newest_changes_are_plain_english():
     assert page_offences(newest_section((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "src/perturn").rglob("*.j2")), ids=lambda file: file.name)
+def test_a_template_is_plain_english(file):
+    """What the report and a study's page say."""
+    assert template_offences(file.read_text(encoding="utf-8")) == []
 
 
 LONG = "one two three four five six seven eight nine ten " * 3 + "and one"
@@ -50,6 +56,7 @@ def test_what_the_check_finds(said, why):
         assert [why in each for each in source_offences(source)] == [True]
     for page in (said, f"# Title\n\n- {said}", f"| a | b |\n|---|---|\n| {said} | c |"):
         assert [why in each for each in page_offences(page)] == [True]
+    assert [why in each for each in template_offences(f"<p>{{{{ n }}}} runs.</p><p>{said}</p>")] == [True]
     assert page_offences(f"```text\n{said}\n```\n") == []
 
 

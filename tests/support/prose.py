@@ -126,6 +126,13 @@ def page_offences(markdown: str) -> list[str]:
     return phrases(text) + long_sentences(text)
 
 
+def template_offences(template: str) -> list[str]:
+    """Return what the prose of a Jinja template of HTML breaks."""
+    text = re.sub(r"\{%.*?%\}", "\n\n", template, flags=re.DOTALL)
+    text = re.sub(r"<[^>]*>", "\n\n", re.sub(r"\{\{.*?\}\}", "VALUE", text, flags=re.DOTALL))
+    return phrases(text) + long_sentences(text)
+
+
 def newest_section(changelog: str) -> str:
     """Return the section of the newest version."""
     return re.split(r"^## ", changelog, flags=re.MULTILINE)[1]
