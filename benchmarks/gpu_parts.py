@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from rollouts_sides import WORDS, Words
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask
 from training_data import Shape, make_groups, make_pairs
 from training_sides import ROWS, make_model, make_tokenizer, settings
 
