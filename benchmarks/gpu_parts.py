@@ -187,6 +187,7 @@ def _training_gigabytes(
     size: str, lora: bool, checkpointing: bool, budget: int
 ) -> tuple[float, dict[str, int]]:
     """Return the most memory that tensors have taken over two steps, and the sizes of the larger pass."""
+    before = torch.cuda.memory_allocated()  # by an earlier case
     torch.cuda.reset_peak_memory_stats()
     adapters = None
     if lora:
@@ -225,7 +226,7 @@ def _training_gigabytes(
         "loss_tokens": len(largest["predictor"]),
         "passes": len(inputs["packs"]),
     }
-    return round(torch.cuda.max_memory_allocated() / 1e9, 2), sizes
+    return round((torch.cuda.max_memory_allocated() - before) / 1e9, 2), sizes
 
 
 def _example(example: Example) -> Example:
