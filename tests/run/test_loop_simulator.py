@@ -57,9 +57,15 @@ def test_a_dry_run_marks_what_it_predicts(tmp_path):
     recipe = parse(Recipe, benchmark("staleness")._recipe("predicted", tmp_path, 1) | {"iterations": 3})
     recipe = replace(recipe, explore=replace(recipe.explore, concurrency=2))
     said = predict(recipe, Episodes(explore=4, turns=3.0, limit=3.0), 20.0, [15.0] * 3)
+    recorded = Episodes(
+        explore=4, turns=3.0, limit=9.0, turn_counts=(3, 3), answer_tokens=(7, 7), seconds=1.0
+    )
 
     assert said.startswith(
         "Prediction: with staleness=1 the iterations take 71 % of the time above, by a simulation"
+    )
+    assert "71 % of the time above, by a simulation of the loop (turns as recorded)" in predict(
+        recipe, recorded, 20.0, [15.0] * 3
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from perturn.policy.head import CACHED_BYTES, KEPT_BYTES, LEAST_WORDS, TILE_BYTES
+from perturn.table import locate
 
 _EXACT = 4
 """Bytes of a float32 number: weights that train, gradients, and the residual stream."""
@@ -112,6 +112,7 @@ def training_memory(
     sharding: Literal["none", "fsdp2"] = "none",
     cpu_offload: bool = False,
     passes: int = 2,
+    reads_reference: bool = True,
     second_reference: bool = False,
 ) -> TrainingMemory:
     """Return the memory that one process of a training needs.
@@ -128,6 +129,7 @@ def training_memory(
         sharding: As `launch.sharding` has it.
         cpu_offload: As `launch.cpu_offload` has it.
         passes: Of an optimizer step. From the second one on, gradients are held beside all activations.
+        reads_reference: Whether the loss, or the credit, reads a reference, which is computed before training.
         second_reference: Whether the reference is another model than the one that training begins with.
     """
     divided = sharding == "fsdp2"
@@ -138,6 +140,7 @@ def training_memory(
     loss = tokens if loss_tokens is None else min(loss_tokens, tokens)
     full = not adapters
     kept = _layer_bytes(shape, compute_bytes, full)
+    activations: float
     if checkpointing:
         activations = tokens * (shape.layers * _checkpoint_bytes(shape, compute_bytes) + kept)
     else:
@@ -154,7 +157,9 @@ def training_memory(
     held = whole if full or divided else _EXACT * shape.parameters
     reading = tokens * (2 * kept) + _logit_bytes(shape, loss, compute_bytes, device, full=False)
     start = held * (2 if second_reference and device == "cpu" else 1) + reading
-    host = _EXACT * shape.parameters * (2 if second_reference else 1)
+    if divided and device != "cpu" and not reads_reference:
+        start = 0.0  # the model is divided in the memory of the machine
+    host: float = _EXACT * shape.parameters * (2 if second_reference else 1)
     if cpu_offload:
         host = max(host, weights + gradients + optimizer)
         peak -= weights + optimizer + gradients * (passes > 1 or ends > begins)
@@ -197,9 +202,12 @@ def _checkpoint_bytes(shape: ModelShape, compute: int) -> float:
 
 def _logit_bytes(shape: ModelShape, rows: int, compute: int, device: str, full: bool) -> float:
     """Bytes of the output layer's forward and backward pass for so many rows."""
-    tile = max(LEAST_WORDS * _EXACT * rows, CACHED_BYTES if device == "cpu" else TILE_BYTES)
-    tile = min(tile, _EXACT * rows * shape.vocabulary)
-    kept = min(KEPT_BYTES, compute * rows * shape.vocabulary)
+    name = "CACHED_BYTES" if device == "cpu" else "TILE_BYTES"
+    size, least, most = (
+        int(locate(f"perturn.policy.head:{each}")) for each in (name, "LEAST_WORDS", "KEPT_BYTES")
+    )
+    tile = min(max(least * _EXACT * rows, size), _EXACT * rows * shape.vocabulary)
+    kept = min(most, compute * rows * shape.vocabulary)
     states = rows * shape.hidden * (2 * _EXACT + (compute if compute < _EXACT else 0))
     weight = full * shape.embedding * (_EXACT + (compute if compute < _EXACT else 0))
     return kept + tile * (1 + compute / _EXACT) + states + weight
