@@ -7,7 +7,7 @@ from statistics import fmean
 
 from perturn.config.recipe import Recipe
 from perturn.estimate.episode_lengths import Episodes
-from perturn.estimate.loop_simulator import Loop, episode_seconds, expected_seconds
+from perturn.estimate.loop_simulator import Loop, episode_turns, expected_seconds
 from perturn.estimate.stage_costs import LAUNCH_SECONDS, LOADED_BYTES
 
 
@@ -28,7 +28,7 @@ def predict(recipe: Recipe, found: Episodes, exploring: float, others: Iterable[
     turn = exploring * slots / (found.explore * turns)
     step = min(turn, found.seconds)
     a_token = (turn - step) / fmean(answers)
-    episode = episode_seconds(
+    episode = episode_turns(
         lambda random: random.choice(counts) if counts else max(1.0, random.uniform(shortest, longest)),
         lambda random: a_token * random.choice(answers),
         lambda random: step,
