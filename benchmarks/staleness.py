@@ -64,7 +64,7 @@ class Sleeping:
 class SleepingEngine:
     """A streaming engine whose answers each take their time, beside each other or on replicas one after the other."""
 
-    def __init__(self, sigma: float, replicas: int | None) -> None:
+    def __init__(self, sigma: float, replicas: int | None = None) -> None:
         self.name, self.version, self._sigma, self._open = "policy-0", None, sigma, []
         self._asked, self._free = 0, [0.0] * (replicas or 0)
         self._replica: dict[str, int] = {}
@@ -113,7 +113,7 @@ class SleepingEngine:
 class SleepingSession(Session):
     """A session without a model."""
 
-    def __init__(self, run: Run, sigma: float, replicas: int | None) -> None:
+    def __init__(self, run: Run, sigma: float, replicas: int | None = None) -> None:
         super().__init__(run)
         self._sleeping = SleepingEngine(sigma, replicas)
 
