@@ -69,7 +69,7 @@ class TrainingMemory:
     gathered: float
     """Layers that are gathered from all processes, or gradients that are exchanged."""
     start: float
-    """Before the first step: the whole model with the activations of a pass that keeps none, for the reference."""
+    """Before the first step: the whole model as loaded, and a pass without gradients where a reference is read."""
     peak: float
     """The most at a time."""
     host: float
@@ -154,11 +154,11 @@ def training_memory(
     begins = copies + activations + logits + (gradients if passes > 1 else 0.0)
     ends = gradients + (2 if shape.tied else 1) * _EXACT * shape.embedding * full
     peak = weights + optimizer + gathered + max(begins, ends)
-    held = whole if full or divided else _EXACT * shape.parameters
-    reading = tokens * (2 * kept) + _logit_bytes(shape, loss, compute_bytes, device, full=False)
-    start = held * (2 if second_reference and device == "cpu" else 1) + reading
-    if divided and device != "cpu" and not reads_reference:
-        start = 0.0  # the model is divided in the memory of the machine
+    start = 0.0 if divided and device != "cpu" else whole if divided else _EXACT * shape.parameters
+    if reads_reference:
+        start = whole if divided else _EXACT * shape.parameters
+        start *= 2 if second_reference and device == "cpu" else 1
+        start += _reading_bytes(shape, compute_bytes, device, tokens, loss, frozen=divided and not full)
     host: float = _EXACT * shape.parameters * (2 if second_reference else 1)
     if cpu_offload:
         host = max(host, weights + gradients + optimizer)
@@ -211,6 +211,24 @@ def _logit_bytes(shape: ModelShape, rows: int, compute: int, device: str, full: 
     states = rows * shape.hidden * (2 * _EXACT + (compute if compute < _EXACT else 0))
     weight = full * shape.embedding * (_EXACT + (compute if compute < _EXACT else 0))
     return kept + tile * (1 + compute / _EXACT) + states + weight
+
+
+def _reading_bytes(
+    shape: ModelShape, compute: int, device: str, tokens: int, rows: int, *, frozen: bool
+) -> float:
+    """Bytes of a pass without gradients beside the weights.
+
+    Args:
+        shape: Of the model.
+        compute: Bytes of a number in the type that is computed in.
+        device: cpu or cuda.
+        tokens: Of the pass.
+        rows: Of these, tokens that carry loss.
+        frozen: Whether the weights are in that type, so that autocast copies none.
+    """
+    copies = 0.0 if frozen else _copied_bytes(shape, compute, 0, False, False)
+    states = 2 * tokens * _layer_bytes(shape, compute, full=True)
+    return copies + states + _logit_bytes(shape, rows, compute, device, full=False)
 
 
 def _copied_bytes(
