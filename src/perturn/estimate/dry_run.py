@@ -137,8 +137,7 @@ def make_plan(
     else:
         how = [f"Time is the server's and is not estimated. What it may spend: {engine.traits.spending}."]
     how += side_model_costs(recipe, found)
-    done = manifest.get("stages", {})
-    steps = []
+    done, steps = manifest.get("stages", {}), []
     for stage in stages(recipe):
         if command in (None, stage.command):
             work, seconds, memory = _cost(recipe, stage, found, machine)

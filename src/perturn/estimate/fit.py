@@ -22,7 +22,7 @@ from perturn.estimate.training_work import Work
 from perturn.run.session import engine_settings
 from perturn.training.credit_choice import make_loss
 
-KEPT = {"cpu": 1.25, "cuda": 1.1}
+KEPT = {"cpu": 1.15, "cuda": 1.1}
 """Memory that a process holds over the bytes of its tensors, by device, for what the allocator keeps."""
 ACCURACY = (
     "Accuracy of the memory of trainings: a formula, within 0 % of 0 cases measured on a CPU; docs/how-to/estimate.md "
@@ -38,7 +38,7 @@ _PROCESSES = (2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Training:
-    """What decides how much memory a training takes beside its device."""
+    """A training, with all that decides its memory beside the device."""
 
     shape: ModelShape
     settings: Train
@@ -82,7 +82,7 @@ class Training:
 def training_of(
     recipe: Recipe, stage: Stage, work: Work, found: Episodes, machine: Machine, device: str
 ) -> Training:
-    """Return what decides the memory of a training stage on a device, cpu or cuda."""
+    """Return a training stage with all that decides its memory on a device, cpu or cuda."""
     bfloat16 = machine.bytes == 2 if device == machine.device else recipe.model.dtype != "float32"
     heard, said = found.prompt + (found.turns - 1) * found.heard, found.turns * found.said
     on_all = isinstance(work.settings, Sft) and work.settings.loss_on == "all"
@@ -139,12 +139,12 @@ def needed(training: Training, device: str, beside: float = 0.0) -> float:
     return training.memory(device).peak * KEPT[device] + beside
 
 
-def remedies(training: Training, room: float, beside: float = 0.0) -> list[str]:
+def remedies(training: Training, size: float, beside: float = 0.0) -> list[str]:
     """Return settings with which a training would fit on GPUs of a size, the fewest changes first.
 
     Args:
         training: A training that does not fit.
-        room: Bytes of a GPU.
+        size: Bytes of a GPU.
         beside: Bytes on the GPU that are not the training's.
     """
     choices = [[Change(), *each] for each in _choices(training)]
@@ -160,7 +160,7 @@ def remedies(training: Training, room: float, beside: float = 0.0) -> list[str]:
         batch = settings.batch_size
         if not isinstance(settings, Align) or settings.minibatches is None:
             settings = replace(settings, batch_size=ceil(batch / launch.processes) * launch.processes)
-        if needed(replace(training, settings=settings, launch=launch), "cuda", beside) <= room:
+        if needed(replace(training, settings=settings, launch=launch), "cuda", beside) <= size:
             found.append(levels)
             words.append(" and ".join(change.words for change in chosen if change.words))
     return words

@@ -133,49 +133,33 @@ def training_memory(
         second_reference: Whether the reference is another model than the one that training begins with.
     """
     divided = sharding == "fsdp2"
-    parts, trained = processes if divided else 1, adapters or shape.parameters
+    share, trained = processes if divided else 1, adapters or shape.parameters
     frozen_bytes = 2 if divided else _EXACT
-    whole = _EXACT * shape.parameters if not adapters else frozen_bytes * shape.parameters + _EXACT * adapters
-    weights, gradients, optimizer = whole / parts, _EXACT * trained / parts, 2 * _EXACT * trained / parts
+    whole = (_EXACT if not adapters else frozen_bytes) * shape.parameters + _EXACT * adapters
+    weights, gradients, optimizer = whole / share, _EXACT * trained / share, 2 * _EXACT * trained / share
     loss = tokens if loss_tokens is None else min(loss_tokens, tokens)
     full = not adapters
-    kept = _layer_bytes(shape, compute_bytes, full)
-    activations: float
-    if checkpointing:
-        activations = tokens * (shape.layers * _checkpoint_bytes(shape, compute_bytes) + kept)
-    else:
-        activations = tokens * (shape.layers - 1) * kept + loss * kept
-    activations += tokens * _EXACT * shape.hidden * (2 if full else 1)
+    activations = _activation_bytes(shape, compute_bytes, full, checkpointing, tokens, loss)
     logits = _logit_bytes(shape, loss, compute_bytes, device, full)
     copies = _copied_bytes(shape, compute_bytes, adapters, checkpointing, divided)
-    gathered = _gathered_bytes(shape, frozen_bytes if adapters else _EXACT, full) if divided else 0.0
-    if processes > 1 and not divided:
-        gathered = _EXACT * trained  # buckets in which gradients are exchanged
+    exchanged = _EXACT * trained if processes > 1 else 0
+    gathered = _gathered_bytes(shape, frozen_bytes if adapters else _EXACT, full) if divided else exchanged
     begins = copies + activations + logits + (gradients if passes > 1 else 0.0)
     ends = gradients + (2 if shape.tied else 1) * _EXACT * shape.embedding * full
     peak = weights + optimizer + gathered + max(begins, ends)
-    start = 0.0 if divided and device != "cpu" else whole if divided else _EXACT * shape.parameters
+    held = whole if divided else _EXACT * shape.parameters
+    loaded = _EXACT * shape.parameters + (frozen_bytes * shape.parameters if divided and adapters else 0)
+    start = loaded if device == "cpu" else 0.0 if divided else held
     if reads_reference:
-        start = whole if divided else _EXACT * shape.parameters
-        start *= 2 if second_reference and device == "cpu" else 1
+        start = max(start, held * (2 if second_reference and device == "cpu" else 1))
         start += _reading_bytes(shape, compute_bytes, device, tokens, loss, frozen=divided and not full)
-    host: float = _EXACT * shape.parameters * (2 if second_reference else 1)
+    host: float = loaded + second_reference * _EXACT * shape.parameters
     if cpu_offload:
         host = max(host, weights + gradients + optimizer)
         peak -= weights + optimizer + gradients * (passes > 1 or ends > begins)
         weights = gradients = optimizer = 0.0
-    return TrainingMemory(
-        weights,
-        gradients,
-        optimizer,
-        copies,
-        activations,
-        logits,
-        gathered,
-        start,
-        max(peak, start),
-        host if device != "cpu" else 0.0,
-    )
+    parts = weights, gradients, optimizer, copies, activations, logits, gathered
+    return TrainingMemory(*parts, start, max(peak, start), host * (device != "cpu"))
 
 
 def cache_bytes(shape: ModelShape, compute_bytes: int) -> int:
@@ -193,6 +177,16 @@ def _layer_bytes(shape: ModelShape, compute: int, full: bool) -> float:
     copies = (3 + 2) * compute if compute < _EXACT else 2 * compute
     attention = compute * (2 * shape.query + 2 * shape.key) + _EXACT * shape.heads
     return norms + copies * shape.hidden + attention + 4 * compute * shape.mlp
+
+
+def _activation_bytes(
+    shape: ModelShape, compute: int, full: bool, checkpointing: bool, tokens: int, rows: int
+) -> float:
+    """Bytes that a pass keeps for the backward pass: of the last layer, only rows that carry loss."""
+    layer, ends = _layer_bytes(shape, compute, full), _EXACT * shape.hidden * (2 if full else 1)
+    if checkpointing:
+        return tokens * (shape.layers * _checkpoint_bytes(shape, compute) + layer + ends)
+    return tokens * ((shape.layers - 1) * layer + ends) + rows * layer
 
 
 def _checkpoint_bytes(shape: ModelShape, compute: int) -> float:

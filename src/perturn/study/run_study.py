@@ -91,11 +91,11 @@ def cells_at_once(board: Board, workers: int | None = None) -> int | None:
     processes = max((cell.recipe.launch.processes for cell in board.possible() if trains), default=1)
     if cluster is not None:
         gpus = cluster.engine_gpus
-        name, room = ("engine_gpus", gpus) if gpus else ("engine_cpus", cluster.engine_cpus)
-        if processes > max(1, room):
+        name, given = ("engine_gpus", gpus) if gpus else ("engine_cpus", cluster.engine_cpus)
+        if processes > max(1, given):
             raise ConfigError(
-                f"launch.processes={processes} needs as many devices for a cell, and cluster.{name}={room:g} gives it "
-                f"{room:g}; set cluster.{name}={processes}, or launch.processes=1."
+                f"launch.processes={processes} needs as many devices for a cell, and cluster.{name}={given:g} gives it "
+                f"{given:g}; set cluster.{name}={processes}, or launch.processes=1."
             )
         return workers
     cores, here = _cores(), locate("perturn.policy.models:device")().type
