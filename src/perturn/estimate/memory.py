@@ -132,13 +132,12 @@ def training_memory(
         reads_reference: Whether the loss, or the credit, reads a reference, which is computed before training.
         second_reference: Whether the reference is another model than the one that training begins with.
     """
-    divided = sharding == "fsdp2"
+    divided, full = sharding == "fsdp2", not adapters
     share, trained = processes if divided else 1, adapters or shape.parameters
     frozen_bytes = 2 if divided else _EXACT
     whole = (_EXACT if not adapters else frozen_bytes) * shape.parameters + _EXACT * adapters
     weights, gradients, optimizer = whole / share, _EXACT * trained / share, 2 * _EXACT * trained / share
     loss = tokens if loss_tokens is None else min(loss_tokens, tokens)
-    full = not adapters
     activations = _activation_bytes(shape, compute_bytes, full, checkpointing, tokens, loss)
     logits = _logit_bytes(shape, loss, compute_bytes, device, full)
     copies = _copied_bytes(shape, compute_bytes, adapters, checkpointing, divided)
