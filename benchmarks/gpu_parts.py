@@ -27,6 +27,7 @@ from training_sides import ROWS, make_model, make_tokenizer, settings
 
 from perturn import TurnConfig, TurnTrainer
 from perturn.engines.local.engine import LocalEngine
+from perturn.estimate.memory import model_shape, training_memory
 from perturn.policy.attention import _sees, block_mask, forest_attention
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import action_logprobs, pack_by_pack
@@ -176,17 +177,17 @@ def memory(quick: bool) -> None:
         cases += [("135M", False, True), ("1B", False, False), ("1B", False, True), ("1B", True, True)]
     for size, lora, checkpointing in cases:
         for budget in (16_384,) if quick else (4_096, 16_384):
-            gigabytes, about = _training_gigabytes(size, lora, checkpointing, budget)
+            gigabytes, formula, about = _training_gigabytes(size, lora, checkpointing, budget)
             words = f"{size}, {'LoRA' if lora else 'full'}, {'checkpointed, ' if checkpointing else ''}"
-            say("memory of training, GB", f"{words}{budget} tokens a pass", gigabytes, **about)
+            say("memory of training, GB", f"{words}{budget} tokens a pass", gigabytes, formula, **about)
             gc.collect()
             torch.cuda.empty_cache()
 
 
 def _training_gigabytes(
     size: str, lora: bool, checkpointing: bool, budget: int
-) -> tuple[float, dict[str, int]]:
-    """Return the most memory that tensors have taken over two steps, and the sizes of the larger pass."""
+) -> tuple[float, float, dict[str, int]]:
+    """Return the gigabytes that tensors have taken at most over two steps, those by formula, and the largest pass."""
     before = torch.cuda.memory_allocated()  # by an earlier case
     torch.cuda.reset_peak_memory_stats()
     adapters = None
@@ -201,8 +202,10 @@ def _training_gigabytes(
         reference_cache=tempfile.mkdtemp(),
         **settings("bfloat16", "cuda"),
     )
+    made = make_model(size, 49_152)
+    shape = model_shape(made)
     trainer = TurnTrainer(
-        make_model(size, 49_152),
+        made,
         args=args,
         train_dataset=ROWS,
         processing_class=make_tokenizer(),
@@ -226,7 +229,11 @@ def _training_gigabytes(
         "loss_tokens": len(largest["predictor"]),
         "passes": len(inputs["packs"]),
     }
-    return round((torch.cuda.max_memory_allocated() - before) / 1e9, 2), sizes
+    formula = training_memory(
+        shape, adapters=shape.adapters(16) if lora else 0, checkpointing=checkpointing, **sizes
+    )
+    measured = torch.cuda.max_memory_allocated() - before
+    return round(measured / 1e9, 2), round(formula.peak / 1e9, 2), sizes
 
 
 def _example(example: Example) -> Example:

@@ -110,8 +110,10 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
             f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
             "or do without training: perturn collect, pair, evaluate or report."
         )
-    if trains_here and "models" in backend_settings(recipe).traits.provides:
-        _refuse_gpus(recipe)
+    if trains_here:
+        for each in planned(recipe) if command is None else [recipe]:
+            if "models" in backend_settings(each).traits.provides:
+                _refuse_gpus(each)
 
 
 def _refuse_gpus(recipe: Recipe) -> None:
