@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perturn.cli import app
+from perturn.cli.measure_commands import OF_GRADIENTS, OF_TURNS, _print
 from perturn.data.run_paths import RunPaths
 from perturn.errors import ConfigError, RunError
 from perturn.measure.measure_run import MEASURED, Wanted, forecast_run, measure_run
@@ -75,6 +76,22 @@ def test_the_command_says_what_it_found_and_what_it_needs(run, monkeypatch):
     assert "deterministic" in said.output
     assert json.loads(planned.output)["to_play"] == 0
     assert forecast_run(run, WANTED).needed >= 4
+
+
+def test_the_printed_tables_are_not_cut_at_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    estimate = [-0.12, -1.25, 10.75]
+    scores = dict.fromkeys([*OF_TURNS, *OF_GRADIENTS], estimate)
+    world = {"kind": "open", "came_back": 3, "episodes": 4}
+    counts = dict.fromkeys(["measured", "turns", "episodes", "tasks", "continuations"], 7)
+    row = {"cost": 12.3, **scores}
+    found = {"world": world, "environment": "guess", "credits": {"progress-advantage": row, MEASURED: row}}
+
+    _print({**counts, **found, "sentences": [], "left_out": {}})
+    said = capsys.readouterr().out
+    assert "\u2026" not in said
+    assert said.count("-1.25 10.75") == 2 * len(scores)
+    assert said.count("progress-advantage") == 2
 
 
 @pytest.mark.parametrize(
