@@ -108,7 +108,7 @@ def test_a_credit_of_noise_has_no_expected_gradient():
 
 
 def test_fewer_than_five_tasks_give_no_figure_of_different_tasks():
-    """Episodes of one task share the noise of their points, which would pass for a gradient that they have in common."""
+    """Episodes of a task share the noise of their points, which would pass for a gradient that they have in common."""
     turns, scores, _ = measured(PROCESSES[0].name)
     few = turns.task < 4
 
