@@ -263,7 +263,7 @@ def check_place(key: Key, row: dict[str, Any], place: str) -> None:
 
 
 WIDTH, LEFT, RIGHT, STEP, TOP = 820, 330, 150, 24, 14
-_STYLE = (
+STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#24292f}.soft{fill:#57606a;font-size:12px}"
     ".line{stroke:#57606a;stroke-width:1.6}"
     ".null{stroke:#8c959f;stroke-dasharray:3 3}.mark{fill:#0969da}"
@@ -286,7 +286,7 @@ def forest(finding: Finding, rows: Sequence[tuple[Key, dict[str, Any]]]) -> str:
     bottom = TOP + STEP * len(ordered)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'role="img"><title>{escape(finding.sentence)}</title><style>{_STYLE}</style>',
+        f'role="img"><title>{escape(finding.sentence)}</title><style>{STYLE}</style>',
         f'<line class="null" x1="{x(0)}" x2="{x(0)}" y1="{TOP - 6}" y2="{bottom}"/>',
     ]
     for index, (key, row) in enumerate(ordered):

@@ -11,6 +11,7 @@ from perturn.cli.measure_commands import OF_GRADIENTS, OF_TURNS, _print
 from perturn.data.run_paths import RunPaths
 from perturn.errors import ConfigError, RunError
 from perturn.measure.measure_run import MEASURED, Wanted, forecast_run, measure_run
+from perturn.measure.points import ContinuationFile
 from perturn.report import write_report
 from perturn.report.measured import measured
 
@@ -63,6 +64,40 @@ def test_a_measurement_that_was_killed_resumes(run, monkeypatch, tmp_path):
     shutil.rmtree(RunPaths(run).gradients())
 
     assert measure_run(run, WANTED) == whole
+
+
+def test_a_measurement_that_was_stopped_amid_continuations_goes_on(run, monkeypatch):
+    """Ctrl-C after the fifth continuation: five lines are there, and the next call finds what an unbroken one does."""
+    monkeypatch.chdir(run.parents[1])
+    whole = measure_run(run, WANTED)
+    file = RunPaths(run).continuations()
+    file.unlink()
+    append = ContinuationFile.append
+
+    def stopped(store, one):
+        append(store, one)
+        if len(store.found) == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ContinuationFile, "append", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            measure_run(run, WANTED)
+    assert len(file.read_bytes().splitlines()) == 5
+    assert measure_run(run, WANTED) == whole
+
+
+def test_a_run_whose_policy_was_deleted_or_that_explored_nothing_is_rejected(run, monkeypatch, tmp_path):
+    monkeypatch.chdir(run.parents[1])
+    gone, empty = tmp_path / "gone", tmp_path / "empty"
+    shutil.copytree(run, gone, ignore=shutil.ignore_patterns("checkpoints"))
+    empty.mkdir()
+    shutil.copy(run / "recipe.yaml", empty)
+
+    with pytest.raises(RunError, match="policy 'sft' is not trained yet, or its iteration is long past"):
+        measure_run(gone, WANTED)
+    with pytest.raises(RunError, match="has explored nothing yet; run: perturn collect"):
+        measure_run(empty, WANTED)
 
 
 def test_the_command_says_what_it_found_and_what_it_needs(run, monkeypatch):
