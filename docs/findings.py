@@ -194,6 +194,7 @@ _PAGES = """
 | [Critics, implicit rewards, trees](results/credits.md) | nine credits after ten iterations |
 | [Credits of groups](results/groups.md) | seven credits that compare episodes or shared states |
 | [Windows of an episode](results/windows.md) | PPO over whole episodes, in windows, and on single turns |
+| [Measured turns](results/measure.md) | which credit finds what a turn was worth, and whether that predicts learning |
 | [Best-of-n at test time](results/best-of.md) | the best of eight episodes by likelihood |
 | [Best-of-n by learned values](results/choose.md) | by a value head, by DPO's implicit reward |
 | [The mechanism](results/mechanism.md) | whether the reference's confidence is low where an episode goes wrong |

@@ -2,18 +2,23 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from perturn.cli import app
 from perturn.cli.measure_commands import OF_GRADIENTS, OF_TURNS, _print
+from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import RunPaths
+from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.measure.measure_run import MEASURED, Wanted, forecast_run, measure_run
 from perturn.measure.points import ContinuationFile
+from perturn.measure.weigh import weigh
 from perturn.report import write_report
 from perturn.report.measured import measured
+from perturn.run.stages.credit_stage import explored_stages
 
 from .online import GROUPS, begin  # noqa: F401  the fixture `run_once` begins with it
 
@@ -98,6 +103,18 @@ def test_a_run_whose_policy_was_deleted_or_that_explored_nothing_is_rejected(run
         measure_run(gone, WANTED)
     with pytest.raises(RunError, match="has explored nothing yet; run: perturn collect"):
         measure_run(empty, WANTED)
+
+
+def test_a_policy_behind_an_api_is_not_opened_for_a_credit_that_reads_passes(run, monkeypatch):
+    monkeypatch.chdir(run.parents[1])
+    paths, engine = RunPaths(run), {"name": "api", "base_url": "http://localhost:1/v1", "api_key_env": None}
+    recipe = replace(resolve_recipe(run), engine=engine)
+    stage = explored_stages(paths, recipe)[-1]
+    explored = list(read_trajectories(paths.trajectories(stage.name)))
+
+    with pytest.raises(RunError, match="credit 'v0' reads passes of a policy, and engine 'api' serves"):
+        weigh(paths, recipe, stage, ["v0"], explored)
+    assert weigh(paths, recipe, stage, ["gigpo"], explored)[0].keys() == {"gigpo"}
 
 
 def test_the_command_says_what_it_found_and_what_it_needs(run, monkeypatch):
