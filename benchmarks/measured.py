@@ -46,6 +46,7 @@ def main() -> None:
     file = paths.all_measured[-1]
     found = json.loads(file.read_text(encoding="utf-8"))
     turns = [row for episode in found.pop("by_episode") for row in turns_of(episode)]
+    found["left_out"] = list(found["left_out"])
     mark = file.stem.removeprefix(paths.measured().stem)
     played = [asdict(one) for one in read_continuations(paths.continuations(mark))]
     ROWS.mkdir(parents=True, exist_ok=True)
