@@ -23,6 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE, FIGURES = "results/measure.md", "figures/measure"
 _LEARNING = re.compile(r"<!-- predicts (\S+) -->.*?<!-- end -->", re.DOTALL)
 _BLOCK = re.compile(r"<!-- measure (\S+) -->.*?<!-- end -->", re.DOTALL)
+_SENTENCE = re.compile(
+    r"On \S+, (?P<name>.+?) (?P<claim>(?:finds|tells|ranks|points) .+) \(\w+ (?P<number>.+)\)\."
+)
 OF_TURNS = {
     "correlation": "correlation",
     "auc": "AUC, A > 0",
@@ -37,12 +40,9 @@ OF_GRADIENTS = {
     "signal_to_noise": "signal to noise",
     "step_cosine": "step cosine",
 }
-DRAWN = {"correlation": 0.0, "lost_auc": 0.5}
-"""Scores with a forest plot, and what a credit has that knows nothing."""
-_TITLES = OF_TURNS | {
-    "lost_auc": "AUC of the turn that lost a failed episode",
-    "correlation": "correlation in episodes",
-}
+DRAWN, NULL = "lost_auc", 0.5
+"""Score with a forest plot, and what a credit has that knows nothing."""
+TITLE = "AUC of the turn that lost a failed episode"
 
 
 def outputs(page: str, rows: Path) -> dict[str, str]:
@@ -60,9 +60,8 @@ def outputs(page: str, rows: Path) -> dict[str, str]:
     def filled(match: re.Match[str]) -> str:
         name = match[1]
         known = json.loads((rows / f"{name}.json").read_text(encoding="utf-8"))
-        for score, null in DRAWN.items():
-            drawn = {credit: row[score] for credit, row in known["credits"].items() if whole(row.get(score))}
-            found[f"{FIGURES}/{name}-{score}.svg"] = forest(f"{_TITLES[score]}, {name}", drawn, null)
+        drawn = {credit: row[DRAWN] for credit, row in known["credits"].items() if whole(row.get(DRAWN))}
+        found[f"{FIGURES}/{name}.svg"] = forest(TITLE, drawn, NULL)
         return f"<!-- measure {name} -->\n{block(name, known)}\n<!-- end -->"
 
     def ranked(match: re.Match[str]) -> str:
@@ -82,14 +81,11 @@ def block(name: str, found: dict[str, Any]) -> str:
         f"{found['failed']} failed. The world is {world['kind']}: of {world['episodes']} episodes that were played "
         f"again, {world['came_back']} went as before, and {world['under_another_seed']} under another seed too.",
         table(found, OF_TURNS, cost=False),
-        *(
-            f"![{_TITLES[score]}: estimate and 95 % interval of each credit](../{FIGURES}/{name}-{score}.svg)"
-            for score in DRAWN
-        ),
+        f"![{TITLE}: estimate and 95 % interval of each credit, and a line at chance](../{FIGURES}/{name}.svg)",
     ]
     if found["gradients"]:
         parts.append(table(found, OF_GRADIENTS, cost=True))
-    said = "\n".join(f"- {each}" for each in found["sentences"])
+    said = "\n".join(f"- {claim}: {', '.join(names)}." for claim, names in claims(found["sentences"]).items())
     parts.append(
         f"What the intervals allow to say:\n\n{said}"
         if said
@@ -100,6 +96,17 @@ def block(name: str, found: dict[str, Any]) -> str:
             f"Left out, since the run lacks what they read: {', '.join(f'`{n}`' for n in found['left_out'])}."
         )
     return "\n\n".join(parts)
+
+
+def claims(sentences: Sequence[str]) -> dict[str, list[str]]:
+    """Return the credits of which each claim is made, with their numbers."""
+    found: dict[str, list[str]] = {}
+    for sentence in sentences:
+        said = _SENTENCE.fullmatch(sentence)
+        assert said, sentence
+        number = said["number"].replace("-", "−")
+        found.setdefault(said["claim"].capitalize(), []).append(f"{said['name']} {number}")
+    return found
 
 
 def table(found: dict[str, Any], columns: dict[str, str], *, cost: bool) -> str:
@@ -119,7 +126,7 @@ def cell(estimate: Any) -> str:
     if not estimate:
         return "–"
     mean, low, high = ("?" if each is None else f"{each:.2f}" for each in estimate)
-    return f"{mean} [{low}, {high}]".replace("-", "−")
+    return f"{mean} [{low}, {high}]".replace("-0.00", "0.00").replace("-", "−")
 
 
 def whole(estimate: Any) -> bool:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from perturn.config.sections import Tasks
 from perturn.envs.load_environment import make_environment
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.tool_calls import understand, write_text
 from perturn.extend import Action, EngineTraits
+from perturn.run.task_lists import choose_tasks
 from perturn.types import Prompt, Sampling
 
 
@@ -24,8 +26,8 @@ class Scripted:
     """The section `environment` of the recipe."""
     format: str
     """Of actions, as in the protocol."""
-    tasks: int = 14
-    """The first tasks of `train` of each kind, whose scripts it knows."""
+    per_kind: int | None = None
+    """Tasks of `train` of each kind whose scripts it knows, as in the panel of the recipe; None: all."""
     slip: float = 0.25
     """Chance that a turn is a slip."""
 
@@ -46,13 +48,10 @@ class ScriptedPolicy:
         self._slip, self._write = settings.slip, FORMATS[settings.format].write
         self._scripts: dict[str, list[str]] = {}
         env: Any = make_environment(settings.world)
-        seen: dict[str, int] = {}
         try:
-            for task in env.tasks("train"):
-                seen[task.kind] = seen.get(task.kind, 0) + 1
-                if seen[task.kind] <= settings.tasks:
-                    script = [self._write("", action) for action in env.expert(task)]
-                    self._scripts[env.reset(task, 0).text] = script
+            for task in choose_tasks(env, Tasks(split="train", per_kind=settings.per_kind)):
+                script = [self._write("", action) for action in env.expert(task)]
+                self._scripts[env.reset(task, 0).text] = script
         finally:
             env.close()
         self._slips = sorted({action for script in self._scripts.values() for action in script})
