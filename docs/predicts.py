@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from math import atanh, sqrt, tanh
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -52,12 +53,15 @@ def gains(studies: Path) -> list[Gain]:
     return found
 
 
-def rank_correlation(one: list[float], other: list[float]) -> tuple[float, float, float]:
-    """Return Spearman's rank correlation with its 95 % interval; an end is nan with fewer than five pairs."""
+def rank_correlation(one: list[float], other: list[float], tried: int = 1) -> tuple[float, float, float]:
+    """Return Spearman's rank correlation with its 95 % interval, by Bonferroni for so many that are tried at once.
+
+    An end is nan with fewer than five pairs.
+    """
     found = float(np.corrcoef(rankdata(one), rankdata(other))[0, 1])
     if len(one) < 5 or not abs(found) < 1:
         return found, float("nan"), float("nan")
-    width = 1.96 * sqrt((1 + found**2 / 2) / (len(one) - 3))
+    width = NormalDist().inv_cdf(1 - 0.025 / tried) * sqrt((1 + found**2 / 2) / (len(one) - 3))
     return found, tanh(atanh(found) - width), tanh(atanh(found) + width)
 
 
@@ -65,14 +69,20 @@ def table(measured: dict[str, Any], studies: Path) -> str:
     """Return the rank correlations as Markdown, and what noise of the gains leaves of them."""
     known = measured["credits"]
     all_gains = [each for each in gains(studies) if each.credit in known and each.credit != "rloo"]
-    lines = ["| score | credits | rank correlation with the gain |", "|---|---|---|"]
-    for score, title in SCORES.items():
-        own = [each for each in all_gains if known[each.credit].get(score)]
-        if len(own) > 2:
-            values = [known[each.credit][score][0] for each in own]
-            mean, low, high = rank_correlation(values, [each.mean for each in own])
-            said = f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]".replace("-", "−")
-            lines.append(f"| {title} | {len(own)} | {said} |")
+    scored = {score: [each for each in all_gains if known[each.credit].get(score)] for score in SCORES}
+    scored = {score: own for score, own in scored.items() if len(own) > 2}
+    lines = [
+        f"| score | credits | rank correlation with the gain | interval for all {len(scored)} scores at once |",
+        "|---|---|---|---|",
+    ]
+    for score, own in scored.items():
+        values, gained = [known[each.credit][score][0] for each in own], [each.mean for each in own]
+        mean, *alone = rank_correlation(values, gained)
+        _, *together = rank_correlation(values, gained, len(scored))
+        ends = [f"[{low:+.2f}, {high:+.2f}]" for low, high in (alone, together)]
+        lines.append(
+            f"| {SCORES[score]} | {len(own)} | {mean:+.2f} {ends[0]} | {ends[1]} |".replace("-", "−")
+        )
     spread = float(np.var([each.mean for each in all_gains], ddof=1))
     noise = float(np.mean([each.error**2 for each in all_gains]))
     said = ", ".join(f"`{each.credit}` ({each.study}) {each.mean:+.1f}" for each in all_gains)
