@@ -34,7 +34,9 @@ def ways(*paths):
 
 
 def weights(episode, *paths, **choice):
-    group = [episode([None] * (len(path) - 1), [0.0] * (len(path) - 1), sample=i) for i, path in enumerate(paths)]
+    group = [
+        episode([None] * (len(path) - 1), [0.0] * (len(path) - 1), sample=i) for i, path in enumerate(paths)
+    ]
     return [one.tolist() for one in Potential(**choice)(group, distance=ways(*paths))]
 
 
@@ -94,7 +96,10 @@ def test_the_exact_distance_of_a_process():
 
     found = quantity.exact(request, Ground(every, 1.0, every))
 
-    by_states = {tuple((step.state, step.action) for step in steps): one for steps, one in zip(every.steps, found, strict=True)}
+    by_states = {
+        tuple((step.state, step.action) for step in steps): one
+        for steps, one in zip(every.steps, found, strict=True)
+    }
     assert by_states[(0, 0), (1, 0)] == ways([2, 1, 0])[0]
     assert by_states[(0, 0), (1, 1)] == ways([2, 1, 2])[0]
     assert by_states[(0, 1), (0, 2)] == ways([2, 2, None])[0]

@@ -456,7 +456,7 @@ def process_score(rows: list, row: dict, settings: dict) -> float:
 
 
 def potential(rows: list, row: dict, settings: dict) -> Fraction:
-    """Return the turns that a turn took off the way (None stands for none), less the mean of all turns of the others."""
+    """Return the turns that a turn took off the way, less the mean over all turns of the others; None is no way."""
 
     def gain(r: dict) -> int:
         before, after = r["path"][r["t"]], r["path"][r["t"] + 1]

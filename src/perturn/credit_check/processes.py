@@ -45,7 +45,7 @@ class Process:
 
     @cached_property
     def turns_to_success(self) -> dict[int, int]:
-        """State -> the least number of turns to a success, where every outcome is as wished; without hopeless states."""
+        """State -> the least number of turns to a success, if every outcome is as wished; of states with a way."""
         found: dict[int, int] = {}
         for turns in range(1, len(self.actions) + 1):
             reached = {
