@@ -1,4 +1,4 @@
-"""What `benchmarks/kills.py` kills: a small environment, recipes of seconds, roles of processes, and what must be equal."""
+"""What `benchmarks/kills.py` kills: an environment, recipes of seconds, roles of processes, and what must be equal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Talk:
     def close(self):
         pass
 '''
-AGENT = '''
+AGENT = """
 import json
 import os
 import sys
@@ -67,7 +67,7 @@ for _ in range(2):
     good += len(text) % 2 == 0
     said += [{"role": "assistant", "content": text}, {"role": "user", "content": "Go on"}]
 print(json.dumps({"reward": 0.5 * good}))
-'''
+"""
 COMMON = """
 name: one
 output: runs
@@ -162,7 +162,12 @@ SETTINGS = {
         Setting("online, environments in processes", ("run", "online.yaml", _WORLDS)),
         Setting("explore.name=window", ("run", "online.yaml", *_WINDOW)),
         Setting("staleness=1", ("run", "online.yaml", *_STALE, _WORLDS), equal="counted"),
-        Setting("launch.processes=2, offline", ("run", "offline.yaml", "sft=null", _TWO[0]), equal="close", kills=6),
+        Setting(
+            "launch.processes=2, offline",
+            ("run", "offline.yaml", "sft=null", _TWO[0]),
+            equal="close",
+            kills=6,
+        ),
         Setting("launch.processes=2, online", ("run", "online.yaml", *_TWO), equal="close", kills=6),
         Setting("agents through the endpoint", ("run", "agents.yaml")),
         Setting("cluster=local", ("run", "online.yaml", "iterations=2", "cluster=local")),
@@ -218,7 +223,8 @@ def prepare(place: Path) -> None:
         "perturn_talk.py": TALK,
         "talk_agent.py": AGENT,
         "offline.yaml": COMMON + OFFLINE,
-        "collect.yaml": COMMON + OFFLINE.replace(f"sft: {OFFLINE.partition('sft: ')[2].partition(chr(10))[0]}", ""),
+        "collect.yaml": COMMON
+        + OFFLINE.replace(f"sft: {OFFLINE.partition('sft: ')[2].partition(chr(10))[0]}", ""),
         "online.yaml": COMMON + ONLINE,
         "agents.yaml": AGENTS,
     }.items():
@@ -235,7 +241,9 @@ def prepare(place: Path) -> None:
     tokenizer.save_pretrained(place / "tiny")
 
 
-def differences(setting: Setting, whole: Path, run: Path, killed: Mapping[str, int]) -> tuple[list[str], float]:
+def differences(
+    setting: Setting, whole: Path, run: Path, killed: Mapping[str, int]
+) -> tuple[list[str], float]:
     """Say what differs between a run that nothing has killed and another, and by how much their policies do."""
     equal = "counted" if killed.get("agent program") else setting.equal
     found = [f"damaged: {each.file}" for each in verify(run).damaged]
@@ -253,10 +261,14 @@ def differences(setting: Setting, whole: Path, run: Path, killed: Mapping[str, i
 
 
 def _read(setting: Setting, run: Path) -> dict[str, Any]:
-    """The files that are compared. The episodes of the expert are stored in the order in which they end."""
+    """The files that are compared. Some have their lines in the order in which episodes end."""
     files = [file for pattern in setting.files for file in run.glob(pattern)]
     found = {str(file.relative_to(run)): file.read_bytes() for file in files}
-    return {name: sorted(data.splitlines()) if "expert" in name else data for name, data in found.items()}
+    unordered = ("expert", "continuations")
+    return {
+        name: sorted(data.splitlines()) if any(each in name for each in unordered) else data
+        for name, data in found.items()
+    }
 
 
 def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -265,12 +277,10 @@ def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def _episodes(run: Path) -> dict[str, list[tuple[str, int]]]:
     """The episodes of each file, by task and number."""
-    files = [*run.glob("trajectories/*.jsonl"), *run.glob("evaluation/*.jsonl"), *run.glob("measure/*.jsonl")]
     found = {}
-    for file in files:
+    for file in (*run.glob("trajectories/*.jsonl"), *run.glob("evaluation/*.jsonl")):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
-        if rows and "sample" in rows[0]:
-            found[str(file.relative_to(run))] = sorted((row["task"]["id"], row["sample"]) for row in rows)
+        found[str(file.relative_to(run))] = sorted((row["task"]["id"], row["sample"]) for row in rows)
     return found
 
 
@@ -294,4 +304,3 @@ def _apart(whole: Path, run: Path) -> float:
         one, other = load_file(file), load_file(run / file.relative_to(whole))
         found = max([found, *(float((one[name] - other[name]).abs().max()) for name in one)])
     return found
-

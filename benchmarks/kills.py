@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections import Counter
@@ -31,18 +32,21 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import kill_endpoint
 from kill_settings import SETTINGS, Setting, differences, prepare, roles_of
 
 _MARK = "KILLS_TRIAL"
 """Variable by which the processes that a command has started are found again."""
 _LONGEST = 400.0
 """Seconds after which a command hangs."""
+NAMES = [*SETTINGS, kill_endpoint.NAME]
+"""Settings that may be killed."""
 _PARENT_DEATH = 1
 """Of `prctl`: the signal that a process gets when its parent ends."""
-_OPENING = 20.0
-"""Seconds after which a command is at work, where it does not do the stages of a run."""
-_AT_WORK = 0.85
-"""Share of the kills that wait until the command does a stage; the others may meet it while it opens the run."""
+_ANY_TIME = 0.3
+"""Share of the kills that are at any time of a command; the others are in a stage that is drawn."""
+_DRIVER = 0.35
+"""Share of the kills that meet the process of the command, where there are others."""
 _GONE = 60.0
 """Seconds in which the processes of a killed run have to end."""
 _IMPORTED = [
@@ -58,7 +62,9 @@ _IMPORTED = [
 class Command:
     """`perturn` in a process of its own."""
 
-    def __init__(self, context: ForkServerContext, words: list[str], place: Path, trial: str, pause: float) -> None:
+    def __init__(
+        self, context: ForkServerContext, words: list[str], place: Path, trial: str, pause: float
+    ) -> None:
         """Start it in a folder."""
         self.log, self.trial = place / "logs" / f"{trial}.txt", trial
         temporary = place / "temporary" / trial
@@ -69,9 +75,12 @@ class Command:
             "TMPDIR": str(temporary),
             "TALK_PAUSE": str(pause),
             "OMP_NUM_THREADS": "1",
+            "PERTURN_API_KEY": kill_endpoint.KEY,
             _MARK: trial,
         }
-        self._process: BaseProcess = context.Process(target=_perturn, args=(words, str(place), variables, str(self.log)))
+        self._process: BaseProcess = context.Process(
+            target=_perturn, args=(words, str(place), variables, str(self.log))
+        )
         self._process.start()
         self.driver = psutil.Process(self._process.pid)
 
@@ -79,12 +88,6 @@ class Command:
         """Return its exit code once it has ended; None if it has not after so many seconds."""
         self._process.join(seconds)
         return self._process.exitcode
-
-    def at_work(self, run: Path) -> None:
-        """Wait until it does a stage of a run, or has ended."""
-        until = time.monotonic() + _OPENING
-        while self.wait(0.02) is None and noted(run).get("pid") != self.driver.pid and time.monotonic() < until:
-            pass
 
     def left(self) -> list[int]:
         """Processes that it has started and that have not ended."""
@@ -133,13 +136,19 @@ class Trials:
         (place / "logs").mkdir(exist_ok=True)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_IMPORTED)
-        first = self._context.Process(target=time.sleep, args=(0,))  # else its imports count for the first command
+        first = self._context.Process(
+            target=time.sleep, args=(0,)
+        )  # else its imports count for the first command
         first.start()
         first.join()
 
     def words(self, setting: Setting, name: str) -> list[str]:
         """The words of the command of a setting."""
-        return [*setting.words, f"name={name}"] if setting.named else ["measure", f"runs/{name}", *setting.words[1:]]
+        return (
+            [*setting.words, f"name={name}"]
+            if setting.named
+            else ["measure", f"runs/{name}", *setting.words[1:]]
+        )
 
     def start(self, setting: Setting, name: str) -> Command:
         """Give the command."""
@@ -153,15 +162,13 @@ class Trials:
                 raise SystemExit(f"{setting.name}: the first command failed; see {first.log}")
 
     def whole(self, setting: Setting) -> tuple[Path, float]:
-        """Return the run that nothing has killed, and the seconds that its command took once it was at work."""
+        """Return the run that nothing has killed, and the seconds of its command."""
         name = f"whole-{_plain(setting.name)}"
         folder, noted = self.place / "runs" / name, self.place / "logs" / f"{name}.seconds"
         if not noted.is_file():
             shutil.rmtree(folder, ignore_errors=True)
             self.begin(setting, name)
-            command = self.start(setting, name)
-            command.at_work(folder)
-            began = time.monotonic()
+            began, command = time.monotonic(), self.start(setting, name)
             if command.wait(_LONGEST) != 0:
                 raise SystemExit(f"{setting.name} fails though nothing kills it; see {command.log}")
             seconds = time.monotonic() - began
@@ -179,7 +186,10 @@ class Trials:
             shutil.rmtree(each, ignore_errors=True)
         log.unlink(missing_ok=True)
         self.begin(setting, name)
-        began, one = time.monotonic(), _Killed(self, setting, name, seconds, Random(f"{setting.name} {number}"))
+        began, one = (
+            time.monotonic(),
+            _Killed(self, setting, name, seconds, Random(f"{setting.name} {number}")),
+        )
         problems = one.to_the_end()
         killed = Counter(each["role"] for each in one.kills)
         apart = None
@@ -200,13 +210,33 @@ class Trials:
                 shutil.rmtree(each, ignore_errors=True)
         return row
 
+    def endpoint(self, number: int) -> dict[str, Any]:
+        """Kill an endpoint that records, and return the row."""
+        name, draw = f"serve-{number:03d}", Random(f"serve {number}")
+        record = self.place / "runs" / name
+        shutil.rmtree(record, ignore_errors=True)
+        with socket.socket() as opened:
+            opened.bind(("127.0.0.1", 0))
+            port = opened.getsockname()[1]
+        words = ["serve", "tiny", "--port", str(port), "--record", str(record)]
+        began = time.monotonic()
+        row = kill_endpoint.trial(
+            lambda: Command(self._context, words, self.place, name, 0.0), port, record, draw, kills=5
+        )
+        if not row["problems"]:
+            shutil.rmtree(record)
+        seconds = round(time.monotonic() - began, 1)
+        return {"setting": kill_endpoint.NAME, "trial": number, **row, "seconds": seconds}
+
 
 class _Killed:
     """One run that is killed and given again."""
 
     def __init__(self, trials: Trials, setting: Setting, name: str, seconds: float, draw: Random) -> None:
         self._trials, self._setting, self._name, self._draw = trials, setting, name, draw
-        self._between = seconds * 1.5 / setting.kills
+        self._seconds, self._run = seconds, trials.place / "runs" / name
+        whole, _ = trials.whole(setting)
+        self._stages = {name: note["seconds"] for name, note in _stages(whole).items()}
         self.kills: list[dict[str, Any]] = []
         self.commands = 0
 
@@ -229,19 +259,19 @@ class _Killed:
             if self.kills[-1]["role"] != "driver":
                 self.kills[-1]["ended_with"] = code
                 if code != 2:
-                    return [f"ended with {code} after {self.kills[-1]['role']} was killed: {_last(command.log)}"]
+                    return [
+                        f"ended with {code} after {self.kills[-1]['role']} was killed: {_last(command.log)}"
+                    ]
 
     def _killed(self, command: Command, began: float) -> int | None:
         """The exit code of a command, some of whose processes are killed; None if it hangs."""
         while len(self.kills) < self._setting.kills:
-            if self._draw.random() < _AT_WORK:
-                command.at_work(self._trials.place / "runs" / self._name)
-            code = command.wait(self._draw.uniform(0, self._between))
+            code = command.wait(self._moment(command))
             if code is not None:
                 return code
             roles = roles_of(command.driver)
             others = sorted(set(roles) - {"driver"})
-            role = "driver" if not others or self._draw.random() < 0.35 else self._draw.choice(others)
+            role = "driver" if not others or self._draw.random() < _DRIVER else self._draw.choice(others)
             victim = self._draw.choice(roles[role])
             with suppress(psutil.NoSuchProcess):
                 stage = self._stage(command.driver)
@@ -249,12 +279,38 @@ class _Killed:
                 self.kills.append({"role": role, "stage": stage, "after": round(time.monotonic() - began, 2)})
         return command.wait(_LONGEST)
 
+    def _moment(self, command: Command) -> float:
+        """Wait for the stage in which the next kill is to be, if there are stages; the seconds until the kill.
+
+        A share of the kills is at any time of the command. The others are in a stage that is drawn from the next ones.
+        """
+        if not self._setting.named or self._draw.random() < _ANY_TIME:
+            return self._draw.uniform(0, self._seconds * 1.5 / self._setting.kills)
+        done = {name for name, note in _stages(self._run).items() if note["done"]}
+        waiting = [name for name in self._stages if name not in done]
+        if not waiting:
+            return self._draw.uniform(0, 2)
+        chosen = waiting[min(self._draw.randrange(len(waiting)) for _ in range(2))]
+        until = time.monotonic() + _LONGEST
+        while command.wait(0.02) is None and time.monotonic() < until:
+            if self._stage(command.driver) == chosen or _stages(self._run).get(chosen, {}).get("done"):
+                break
+        return self._draw.uniform(0, self._stages[chosen])
+
     def _stage(self, driver: psutil.Process) -> str:
         """The stage that is being done."""
-        found = noted(self._trials.place / "runs" / self._name)
+        found = noted(self._run)
         if found.get("pid") == driver.pid:
             return "between stages" if found.get("ended") else str(found["stage"])
         return "opening"
+
+
+def _stages(run: Path) -> dict[str, Any]:
+    """The stages of a run that were begun, with what is noted of them."""
+    with suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads((run / "manifest.json").read_text())["stages"]
+        return found
+    return {}
 
 
 def noted(run: Path) -> dict[str, Any]:
@@ -291,7 +347,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Kills by setting and by role, and how many trials ended as they should."""
     lines = ["| setting | trials | kills | by role | as without kills |", "|---|---|---|---|---|"]
     total: Counter[str] = Counter()
-    for setting in SETTINGS:
+    for setting in NAMES:
         own = [row for row in rows if row["setting"] == setting]
         roles = Counter(each["role"] for row in own for each in row["kills"])
         total += roles
@@ -311,10 +367,12 @@ def main() -> None:
     parser.add_argument("--place", type=Path, default=Path("kills"), help="folder to work in")
     parser.add_argument("--kills", type=int, default=200, help="kills in total")
     parser.add_argument("--out", type=Path, required=True, help="rows, of which there may be some")
-    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, metavar="NAME")
+    parser.add_argument("--settings", nargs="+", default=NAMES, choices=NAMES, metavar="NAME")
     parser.add_argument("--table", action="store_true", help="print the table of the rows, and kill nothing")
     options = parser.parse_args()
-    rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.is_file() else []
+    rows = (
+        [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.is_file() else []
+    )
     if options.table:
         print(table(rows))
         return
@@ -322,7 +380,8 @@ def main() -> None:
     while sum(len(row["kills"]) for row in rows) < options.kills:
         done = Counter(row["setting"] for row in rows)
         name = min(options.settings, key=lambda each: done[each])
-        row = trials.trial(SETTINGS[name], done[name])
+        endpoint = name == kill_endpoint.NAME
+        row = trials.endpoint(done[name]) if endpoint else trials.trial(SETTINGS[name], done[name])
         rows.append(row)
         with options.out.open("a") as lines:
             print(json.dumps(row), file=lines)
