@@ -27,6 +27,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
 from typing import Any
+from zlib import crc32
 
 import psutil
 
@@ -67,7 +68,7 @@ class Command:
     ) -> None:
         """Start it in a folder."""
         self.log, self.trial = place / "logs" / f"{trial}.txt", trial
-        temporary = place / "temporary" / trial
+        temporary = temporary_of(place, trial)
         temporary.mkdir(parents=True, exist_ok=True)
         variables = {
             **os.environ,
@@ -105,6 +106,11 @@ class Command:
         while (found := self.left()) and time.monotonic() < until:
             time.sleep(0.1)
         return found
+
+
+def temporary_of(place: Path, trial: str) -> Path:
+    """The folder for temporary files of a trial; a short one, since Ray's sockets lie in it."""
+    return place / "t" / f"{crc32(trial.encode()):08x}"
 
 
 def _perturn(words: list[str], place: str, variables: dict[str, str], log: str) -> None:
@@ -182,7 +188,7 @@ class Trials:
         whole, seconds = self.whole(setting)
         name = f"{_plain(setting.name)}-{number:03d}"
         folder, log = self.place / "runs" / name, self.place / "logs" / f"{name}.txt"
-        for each in (folder, self.place / "temporary" / name, self.place / "caches" / name):
+        for each in (folder, temporary_of(self.place, name), self.place / "caches" / name):
             shutil.rmtree(each, ignore_errors=True)
         log.unlink(missing_ok=True)
         self.begin(setting, name)
@@ -202,11 +208,11 @@ class Trials:
             "commands": one.commands,
             "problems": problems,
             "policies_apart": apart,
-            "temporary": sorted({_kind(each.name) for each in (self.place / "temporary" / name).iterdir()}),
+            "temporary": sorted({_kind(each.name) for each in (temporary_of(self.place, name)).iterdir()}),
             "seconds": round(time.monotonic() - began, 1),
         }
         if not problems:
-            for each in (folder, self.place / "temporary" / name, self.place / "caches" / name):
+            for each in (folder, temporary_of(self.place, name), self.place / "caches" / name):
                 shutil.rmtree(each, ignore_errors=True)
         return row
 
@@ -282,7 +288,7 @@ class _Killed:
     def _moment(self, command: Command) -> float:
         """Wait for the stage in which the next kill is to be, if there are stages; the seconds until the kill.
 
-        A share of the kills is at any time of the command. The others are in a stage that is drawn from the next ones.
+        A share of the kills is at any time. The others are in one of the next stages, in longer ones more often.
         """
         if not self._setting.named or self._draw.random() < _ANY_TIME:
             return self._draw.uniform(0, self._seconds * 1.5 / self._setting.kills)
@@ -290,7 +296,8 @@ class _Killed:
         waiting = [name for name in self._stages if name not in done]
         if not waiting:
             return self._draw.uniform(0, 2)
-        chosen = waiting[min(self._draw.randrange(len(waiting)) for _ in range(2))]
+        weights = [max(0.5, self._stages[each]) for each in waiting]
+        chosen = min(self._draw.choices(waiting, weights, k=2), key=waiting.index)
         until = time.monotonic() + _LONGEST
         while command.wait(0.02) is None and time.monotonic() < until:
             if self._stage(command.driver) == chosen or _stages(self._run).get(chosen, {}).get("done"):
@@ -368,6 +375,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200, help="kills in total")
     parser.add_argument("--out", type=Path, required=True, help="rows, of which there may be some")
     parser.add_argument("--settings", nargs="+", default=NAMES, choices=NAMES, metavar="NAME")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first trial, from which it is drawn"
+    )
     parser.add_argument("--table", action="store_true", help="print the table of the rows, and kill nothing")
     options = parser.parse_args()
     rows = (
@@ -378,7 +388,8 @@ def main() -> None:
         return
     trials = Trials(options.place.resolve())
     while sum(len(row["kills"]) for row in rows) < options.kills:
-        done = Counter(row["setting"] for row in rows)
+        done = Counter(dict.fromkeys(NAMES, options.first))
+        done.update(row["setting"] for row in rows)
         name = min(options.settings, key=lambda each: done[each])
         endpoint = name == kill_endpoint.NAME
         row = trials.endpoint(done[name]) if endpoint else trials.trial(SETTINGS[name], done[name])
