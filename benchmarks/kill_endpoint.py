@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 import urllib.request
@@ -64,13 +65,13 @@ class Client:
             return json.loads(answer.read() or b"{}")
 
 
-def trial(start: Callable[[], Any], port: int, record: Path, draw: Random, kills: int) -> dict[str, Any]:
+def trial(start: Callable[[], Any], url: str, record: Path, draw: Random, kills: int) -> dict[str, Any]:
     """Kill the server again and again while a client plays; the kills, the commands, and what is wrong at the end."""
-    server, client = start(), Client(f"http://127.0.0.1:{port}")
+    server, client = start(), Client(url)
     found: list[dict[str, Any]] = []
     commands, began, problems = 1, time.monotonic(), list[str]()
-    while not client.ended.wait(draw.uniform(0, 2) if len(found) < kills and _answers(port) else 0.2):
-        if len(found) < kills and _answers(port):
+    while not client.ended.wait(draw.uniform(0, 2) if len(found) < kills and _answers(url) else 0.2):
+        if len(found) < kills and _answers(url):
             server.driver.kill()
             found.append({"role": "endpoint", "stage": "serve", "after": round(time.monotonic() - began, 2)})
         if server.wait(0) is not None:
@@ -85,12 +86,10 @@ def trial(start: Callable[[], Any], port: int, record: Path, draw: Random, kills
     return {"kills": found, "commands": commands, "problems": problems + _wrong(record, client.sent)}
 
 
-def _answers(port: int) -> bool:
+def _answers(url: str) -> bool:
     """Whether a server listens."""
-    import socket
-
     with socket.socket() as asking:
-        return asking.connect_ex(("127.0.0.1", port)) == 0
+        return asking.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) == 0
 
 
 def _wrong(record: Path, sent: Counter[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,8 @@ class Setting:
     """Words of a command that nothing kills, which is given first."""
     named: bool = True
     """Whether the words are of a recipe, which is given the name of the run; else the folder of the run follows."""
+    served: bool = False
+    """Whether the engine is a server that answers through an API, which is killed and started again too."""
     files: tuple[str, ...] = field(
         default=(
             "trajectories/*.jsonl",
@@ -173,6 +176,13 @@ SETTINGS = {
         Setting("cluster=local", ("run", "online.yaml", "iterations=2", "cluster=local")),
         Setting("perturn collect", ("collect", "collect.yaml", _WORLDS), pause=0.1),
         Setting(
+            "an engine behind an API",
+            ("collect", "collect.yaml", "deterministic=false"),
+            equal="counted",
+            pause=0.1,
+            served=True,
+        ),
+        Setting(
             "perturn measure",
             ("measure", "--credits", "rloo,uniform", "--episodes", "6", "--continuations", "4"),
             before=("run", "online.yaml", "iterations=1", "evaluate=null"),
@@ -197,14 +207,14 @@ _ROLES = {
 def roles_of(driver: psutil.Process) -> dict[str, list[psutil.Process]]:
     """Processes of a run by their role; only the process of the command and its descendants."""
     found: dict[str, list[psutil.Process]] = {"driver": [driver]}
-    for process in driver.children(recursive=True):
-        try:
-            words = " ".join(process.cmdline())
-        except psutil.Error:
-            continue
-        role = next((name for name, fits in _ROLES.items() if fits(words)), None)
-        if role is not None:
-            found.setdefault(role, []).append(process)
+    with suppress(psutil.NoSuchProcess):  # it has ended
+        for process in driver.children(recursive=True):
+            words = ""
+            with suppress(psutil.Error):
+                words = " ".join(process.cmdline())
+            role = next((name for name, fits in _ROLES.items() if fits(words)), None)
+            if role is not None:
+                found.setdefault(role, []).append(process)
     return found
 
 

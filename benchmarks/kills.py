@@ -22,6 +22,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -108,6 +109,13 @@ class Command:
         return found
 
 
+def free_port() -> int:
+    """A free port."""
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
 def temporary_of(place: Path, trial: str) -> Path:
     """The folder for temporary files of a trial; a short one, since Ray's sockets lie in it."""
     return place / "t" / f"{crc32(trial.encode()):08x}"
@@ -147,18 +155,31 @@ class Trials:
         )  # else its imports count for the first command
         first.start()
         first.join()
-
-    def words(self, setting: Setting, name: str) -> list[str]:
-        """The words of the command of a setting."""
-        return (
-            [*setting.words, f"name={name}"]
-            if setting.named
-            else ["measure", f"runs/{name}", *setting.words[1:]]
-        )
+        self._ports: dict[str, int] = {}
 
     def start(self, setting: Setting, name: str) -> Command:
-        """Give the command."""
-        return Command(self._context, self.words(setting, name), self.place, name, setting.pause)
+        """Give the command of a setting."""
+        words = [*setting.words, f"name={name}"]
+        if not setting.named:
+            words = [words[0], f"runs/{name}", *words[1:-1]]
+        if setting.served:
+            words.append(
+                f"engine={{name: api, base_url: '{self.url(name)}/v1', api_key_env: PERTURN_API_KEY}}"
+            )
+        return Command(self._context, words, self.place, name, setting.pause)
+
+    def url(self, name: str) -> str:
+        """Where the server of a trial answers."""
+        if name not in self._ports:
+            self._ports[name] = free_port()
+        return f"http://127.0.0.1:{self._ports[name]}"
+
+    def server(self, name: str, *words: str) -> Command:
+        """Start the server of a trial."""
+        port = self.url(name).rpartition(":")[2]
+        return Command(
+            self._context, ["serve", "tiny", "--port", port, *words], self.place, f"{name}-server", 0.0
+        )
 
     def begin(self, setting: Setting, name: str) -> None:
         """Give the command that comes first, if there is one."""
@@ -174,10 +195,13 @@ class Trials:
         if not noted.is_file():
             shutil.rmtree(folder, ignore_errors=True)
             self.begin(setting, name)
+            server = self.server(name) if setting.served else None
             began, command = time.monotonic(), self.start(setting, name)
             if command.wait(_LONGEST) != 0:
                 raise SystemExit(f"{setting.name} fails though nothing kills it; see {command.log}")
             seconds = time.monotonic() - began
+            if server is not None:
+                server.driver.kill()
             if orphans := command.orphans():
                 raise SystemExit(f"{setting.name} leaves processes though nothing kills it: {orphans}")
             noted.write_text(str(seconds))
@@ -192,10 +216,7 @@ class Trials:
             shutil.rmtree(each, ignore_errors=True)
         log.unlink(missing_ok=True)
         self.begin(setting, name)
-        began, one = (
-            time.monotonic(),
-            _Killed(self, setting, name, seconds, Random(f"{setting.name} {number}")),
-        )
+        one, began = _Killed(self, setting, name, seconds), time.monotonic()
         problems = one.to_the_end()
         killed = Counter(each["role"] for each in one.kills)
         apart = None
@@ -221,14 +242,9 @@ class Trials:
         name, draw = f"serve-{number:03d}", Random(f"serve {number}")
         record = self.place / "runs" / name
         shutil.rmtree(record, ignore_errors=True)
-        with socket.socket() as opened:
-            opened.bind(("127.0.0.1", 0))
-            port = opened.getsockname()[1]
-        words = ["serve", "tiny", "--port", str(port), "--record", str(record)]
         began = time.monotonic()
-        row = kill_endpoint.trial(
-            lambda: Command(self._context, words, self.place, name, 0.0), port, record, draw, kills=5
-        )
+        start = partial(self.server, name, "--record", str(record))
+        row = kill_endpoint.trial(start, self.url(name), record, draw, kills=5)
         if not row["problems"]:
             shutil.rmtree(record)
         seconds = round(time.monotonic() - began, 1)
@@ -238,16 +254,25 @@ class Trials:
 class _Killed:
     """One run that is killed and given again."""
 
-    def __init__(self, trials: Trials, setting: Setting, name: str, seconds: float, draw: Random) -> None:
-        self._trials, self._setting, self._name, self._draw = trials, setting, name, draw
+    def __init__(self, trials: Trials, setting: Setting, name: str, seconds: float) -> None:
+        self._trials, self._setting, self._name = trials, setting, name
+        self._draw = Random(name)
         self._seconds, self._run = seconds, trials.place / "runs" / name
         whole, _ = trials.whole(setting)
         self._stages = {name: note["seconds"] for name, note in _stages(whole).items()}
         self.kills: list[dict[str, Any]] = []
         self.commands = 0
+        self._server = trials.server(name) if setting.served else None
 
     def to_the_end(self) -> list[str]:
         """Kill, and give the command again, until it ends well; what went wrong."""
+        try:
+            return self._to_the_end()
+        finally:
+            if self._server is not None:
+                self._server.driver.kill()
+
+    def _to_the_end(self) -> list[str]:
         while True:
             self.commands += 1
             command = self._trials.start(self._setting, self._name)
@@ -276,6 +301,8 @@ class _Killed:
             if code is not None:
                 return code
             roles = roles_of(command.driver)
+            if self._server is not None:
+                roles["engine behind an API"] = [self._server.driver]
             others = sorted(set(roles) - {"driver"})
             role = "driver" if not others or self._draw.random() < _DRIVER else self._draw.choice(others)
             victim = self._draw.choice(roles[role])
@@ -283,6 +310,8 @@ class _Killed:
                 stage = self._stage(command.driver)
                 victim.send_signal(signal.SIGKILL)
                 self.kills.append({"role": role, "stage": stage, "after": round(time.monotonic() - began, 2)})
+                if self._server is not None and victim == self._server.driver:
+                    self._server = self._trials.server(self._name)
         return command.wait(_LONGEST)
 
     def _moment(self, command: Command) -> float:
@@ -306,6 +335,8 @@ class _Killed:
 
     def _stage(self, driver: psutil.Process) -> str:
         """The stage that is being done."""
+        if not self._setting.named:
+            return self._setting.words[0]
         found = noted(self._run)
         if found.get("pid") == driver.pid:
             return "between stages" if found.get("ended") else str(found["stage"])
