@@ -222,9 +222,12 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     for role in ("run", "environments"):
         for name in ("rss_mb", "descriptors", "threads"):
             first, last = (
-                sorted(row[role][name] for row in part)[third // 2] for part in (rows[:third], rows[-third:])
+                sorted(row[role][name] for row in part)[third * 95 // 100]
+                for part in (rows[:third], rows[-third:])
             )
-            lines.append(f"{role} {name}: median {first} in the first third, {last} in the last")
+            lines.append(
+                f"{role} {name}, 95 % of samples: at most {first} in the first third, {last} in the last"
+            )
     for key in ("seconds", "cpu_seconds"):
         parts = [rows[:third], rows[-third:]]
         first, last = (
