@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from perturn.chat.model_names import load_tokenizer
-from perturn.config.stages import Stage, average_of
+from perturn.config.stages import Stage, average_of, keeps_adapters
 from perturn.data.run_folder import Run
 from perturn.data.run_paths import OPTIMIZER
 from perturn.episodes.seeds import seed_of
@@ -68,6 +68,7 @@ def stay(session: Session, stage: Stage) -> None:
         run.paths.checkpoint(stage.policy),
         settings.lora,
         [file for file in files if file.is_file()],
+        not keeps_adapters(session.recipe, stage.section),
     )
     run.paths.metrics(stage.name).touch()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perturn.chat.model_names import resolve_model
+from perturn.chat.model_names import adapters_in, resolve_model
 from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.stages import Stage, explored_before, learned_from, stages
 from perturn.data.file_seals import Seals, file_digest, read_manifest, refuse_damage
@@ -151,10 +151,12 @@ def _within(seals: Seals, folder: str) -> Seals:
 
 def _digest_of(model: str) -> dict[str, str]:
     """Of a model in a local folder; nothing of one that has a name alone."""
-    folder = Path(resolve_model(model))
+    adapters = adapters_in(model)
+    folder = Path(resolve_model(model)) if adapters is None else adapters.folder
     if not folder.is_dir():
         return {}
     files = {file.name: file_digest(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    files |= {} if adapters is None else _digest_of(adapters.base)
     return {"start_sha256": _digest(files)}
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perturn.chat.model_names import resolve_model
+from perturn.chat.model_names import for_engine
 from perturn.chat.templates import chat_template
 from perturn.config.parsing import apply_overrides, build, parse, to_mapping, to_yaml
 from perturn.config.recipe import Recipe
@@ -77,8 +77,9 @@ def _open(
     template: str | None,
     say: Callable[[str], None],
 ) -> Engine:
+    base = None
     if settings.traits.serves_checkpoints:
-        path = resolve_model(path, say)
+        path, base = for_engine(path, settings.traits.adapter_rank, say)
 
     def load() -> Loaded:
         loaded: Loaded = locate("perturn.policy.models:load_policy")(
@@ -87,7 +88,9 @@ def _open(
         return loaded
 
     tokens = partial(locate, "perturn.policy.models:load_tokens")
-    return settings.open(Serving(name, path, (), load, load_tokens=lambda: tokens()(path, template)))
+    return settings.open(
+        Serving(name, path, (), load, load_tokens=lambda: tokens()(path, template), base=base)
+    )
 
 
 def begin_record(folder: Path, source: str, overrides: Sequence[str]) -> None:

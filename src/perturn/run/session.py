@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perturn.backends import BACKENDS, Backend, BackendTraits, Training
-from perturn.chat.model_names import load_tokenizer, resolve_model
+from perturn.chat.model_names import for_engine, load_tokenizer
 from perturn.chat.templates import chat_template
 from perturn.chat.tokens import Renderer
 from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
 from perturn.config.parsing import build
 from perturn.config.recipe import Recipe
-from perturn.config.stages import suffix_of
+from perturn.config.stages import rank_of_loop, suffix_of
 from perturn.data.episode_outcomes import outcomes
 from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
@@ -149,13 +149,27 @@ def open_engine(run: Run, policy: str) -> Engine:
         raise RunError(
             f"engine {recipe.engine['name']!r} serves model {recipe.model.name!r} alone, not policy {policy!r}."
         )
-    path, template = resolve_model(policy_path(run, policy), console.print), chat_template(recipe.model)
+    template = chat_template(recipe.model)
+    path, base = _for_engine(recipe, policy_path(run, policy))
     if cluster is not None and cluster.engines:
         return Replicas(cluster, partial(serve_policy, recipe, policy, template, None), path)
-    return serve_policy(recipe, policy, template, run.folder, path)
+    return serve_policy(recipe, policy, template, run.folder, path, base)
 
 
-def serve_policy(recipe: Recipe, policy: str, template: str | None, folder: Path | None, path: str) -> Engine:
+def _for_engine(recipe: Recipe, path: str) -> tuple[str, str | None]:
+    """What the engine of a recipe loads for a policy; replicas on a cluster get whole models."""
+    far = recipe.cluster is not None and recipe.cluster.engines
+    return for_engine(path, 0 if far else engine_settings(recipe).traits.adapter_rank, console.print)
+
+
+def serve_policy(
+    recipe: Recipe,
+    policy: str,
+    template: str | None,
+    folder: Path | None,
+    path: str,
+    base: str | None = None,
+) -> Engine:
     """Open the engine in this process, which may be on another machine than the run and its folder."""
 
     def load() -> Loaded:
@@ -167,7 +181,15 @@ def serve_policy(recipe: Recipe, policy: str, template: str | None, folder: Path
     stop = FORMATS[make_protocol(recipe.protocol).format].stop
     tokens = partial(locate, "perturn.policy.models:load_tokens")
     serving = Serving(
-        policy, path, tuple(stop), load, folder, lambda: tokens()(path, template), recipe.deterministic
+        policy,
+        path,
+        tuple(stop),
+        load,
+        folder,
+        lambda: tokens()(path, template),
+        base=base,
+        adapter_rank=rank_of_loop(recipe),
+        deterministic=recipe.deterministic,
     )
     return engine_settings(recipe).open(serving)
 
@@ -216,16 +238,16 @@ class Session:
             self.release()
             self._engine = policy, open_engine(self.run, policy)
             if isinstance(self._engine[1], Updatable):  # now, since a policy may be let go while it is served
-                path = resolve_model(policy_path(self.run, policy), console.print)
+                path = policy_path(self.run, policy)
                 self._architecture = locate("perturn.policy.models:architecture")(path)
         return self._engine[1]
 
-    def updated(self, policy: str, update: Callable[[str, str], None] | None = None) -> bool:
+    def updated(self, policy: str, update: Callable[..., None] | None = None) -> bool:
         """Give the open engine the weights of another policy; whether that could be done.
 
         Args:
             policy: Its name.
-            update: Gives the engine weights, by their folder and the identity of the policy; None: its own method.
+            update: Gives the engine weights, as `Updatable.update_weights` does; None: that method.
         """
         assert self._engine is not None
         engine = self._engine[1]
@@ -235,11 +257,12 @@ class Session:
         )  # a node may compute in another type
         if policy == "base" or far or not isinstance(engine, Updatable):
             return False
-        folder = policy_path(self.run, policy)
+        folder, base = _for_engine(self.recipe, policy_path(self.run, policy))
         name = locate("perturn.policy.models:new_identity")(policy, folder, self._architecture, dtype)
         if name is None:
             return False
-        (engine.update_weights if update is None else update)(folder, name)
+        more = {} if base is None else {"base": base}
+        (engine.update_weights if update is None else update)(folder, name, **more)
         self._engine = policy, engine
         return True
 

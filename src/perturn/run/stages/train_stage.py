@@ -22,7 +22,7 @@ from perturn.chat.tokens import NO_TURN
 from perturn.chat.word_tokenizer import make_tokenizer
 from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.sections import Train
-from perturn.config.stages import Stage, average_of, makes
+from perturn.config.stages import Stage, average_of, keeps_adapters, makes
 from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs
@@ -183,7 +183,8 @@ def _train(
         trainer.train(resume_from_checkpoint=resume)
     if leads() or trainer.is_fsdp_enabled:
         with_optimizer = stage.section == "align" and goes_on(recipe)
-        session.training.save(trainer, run.paths.checkpoint(stage.policy), with_optimizer)
+        merged = not keeps_adapters(recipe, stage.section)
+        session.training.save(trainer, run.paths.checkpoint(stage.policy), with_optimizer, merged)
     return _count_tokens(examples)
 
 
