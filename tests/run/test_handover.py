@@ -1,24 +1,29 @@
 """An online run that trains adapters: its policies are adapters upon one model, and the engine is given them alone."""
 
 import json
+import os
 import shutil
+import time
 
 import pytest
-import torch
+from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from perturn.analysis.run_summary import summarize
 from perturn.chat.model_names import adapters_in
-from perturn.config import stages
-from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.engines import ENGINES
 from perturn.policy.models import load_model
 from perturn.run.execute import open_run, run_stages
+from perturn.run.export_run import export_policy
+from perturn.run.served_policy import open_policy
+from perturn.run.verify_run import verify_run
+from support.loop import finish, kill
 
-from .online import recipe_of
+from .online import begin, recipe_of
 
 LORA = "align.lora={rank: 2, target_modules: [q_proj, v_proj, down_proj]}"
-WORDS = [LORA, "align.minibatches=null", "deterministic=true", "evaluate=null", "align.learning_rate=1.0e-2"]
+WORDS = [LORA, "align.minibatches=null", "deterministic=true", "align.learning_rate=1.0e-2"]
 
 
 @pytest.fixture(scope="module")
@@ -47,29 +52,66 @@ def run_of(place, name, monkeypatch, *words):
 
 @pytest.fixture(scope="module")
 def both(place):
-    """The run, and the run whose policies are merged after each iteration, as a whole model for each."""
+    """The run, and a run whose policies are merged after each iteration; with the policies that engines opened with."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        one = run_of(place, "adapters", monkeypatch)
+        adapters = run_of(place, "adapters", monkeypatch)
         monkeypatch.setattr("perturn.run.stages.train_stage.keeps_adapters", lambda *_: False)
-        two = run_of(place, "merged", monkeypatch)
-    return one, two
+        return adapters, run_of(place, "merged", monkeypatch)
 
 
 def weights(run, policy):
-    return load_model(str(run.paths.checkpoint(policy))).state_dict()
+    return load_model(str(run.paths.checkpoint(policy).absolute())).state_dict()
 
 
-def test_policies_are_adapters_upon_one_model_and_equal_the_merged_ones(both):
+@pytest.mark.slow
+def test_an_online_run_ends_with_the_weights_of_a_run_that_merges_each_iteration(both, place):
+    """Within rounding; the engine is opened once after SFT, and no copy of a merged model is written."""
     (run, opened), (merged, _) = both
-    print(opened)
-    for name in ("dpo-003",):
-        a, b, c = weights(run, name), weights(merged, name), weights(run, "sft")
-        print(
-            max(float((a[k] - b[k]).abs().max()) for k in a), max(float((a[k] - c[k]).abs().max()) for k in a)
+
+    assert opened == ["base", "sft"]
+    assert not (place / "cache/models/merged").exists()
+    assert adapters_in(str(run.paths.checkpoint("dpo-003"))).low_rank.rank == 6
+    ours, theirs, before = weights(run, "dpo-003"), weights(merged, "dpo-003"), weights(run, "sft")
+    assert max(float((ours[name] - before[name]).abs().max()) for name in ours) > 0.01
+    for name, weight in ours.items():
+        assert_close(weight, theirs[name], atol=1e-5, rtol=0)
+    for number in (1, 2, 3):
+        first, second = (
+            [
+                [turn.action.text for turn in one.turns]
+                for one in read_trajectories(each.paths.trajectories(f"explore-00{number}"))
+            ]
+            for each in (run, merged)
         )
-    print(
-        sorted(p.name for p in (run.folder / "checkpoints").iterdir()),
-        [(p.name, p.stat().st_size) for p in (run.folder / "checkpoints/dpo-003").iterdir()],
-    )
-    print((run.folder / "checkpoints/dpo-003/adapter_config.json").read_text())
-    assert 0
+        assert first == second
+
+
+@pytest.mark.slow
+def test_what_reads_policies_reads_adapters(both, tmp_path):
+    """Reports, `verify`, `export` and `serve`; the exported policy is a whole model."""
+    (run, _), _ = both
+    assert [row["name"] for row in summarize(run.folder)["policies"]] == ["base", "sft", "dpo-002", "dpo-003"]
+    assert not verify_run(run.folder).damaged
+    assert export_policy(run.folder, tmp_path / "exported") == "dpo-003"
+    assert adapters_in(str(tmp_path / "exported")) is None
+    exported = load_model(str(tmp_path / "exported")).state_dict()
+    assert_close(exported, weights(run, "dpo-003"), atol=0, rtol=0)
+    engine = open_policy(str(run.folder), (), print)
+    assert engine.name.startswith("dpo-003@")
+    engine.close()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_between_and_in_iterations_ends_as_the_other_did(both, place):
+    """Killed while it explores and while it trains; adapters and episodes are the same to the bit."""
+    (run, _), _ = both
+    for file in ("trajectories/explore-002.jsonl", "metrics/align-002.jsonl", "checkpoints/dpo-002"):
+        killed = begin(place, "killed", *WORDS)
+        deadline = time.monotonic() + 100
+        while not (place / "runs/killed" / file).exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        kill(killed)
+    finish(begin(place, "killed", *WORDS))
+
+    for name in ("checkpoints/dpo-003/adapter_model.safetensors", "trajectories/explore-003.jsonl"):
+        assert (place / "runs/killed" / name).read_bytes() == (run.folder / name).read_bytes()

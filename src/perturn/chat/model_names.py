@@ -80,7 +80,7 @@ def for_engine(name: str, most: int, say: Callable[[str], None] = _logger.info) 
         say: Told what is done before anything slow starts.
     """
     found = adapters_in(name)
-    how = found and found.low_rank
+    how = None if found is None else found.low_rank
     if found is None or how is None or how.rank > most:
         return resolve_model(name, say), None
     return name, found.beneath

@@ -122,6 +122,19 @@ class Updatable(Engine, Protocol):
 
 
 @runtime_checkable
+class SleepingEngine(Engine, Protocol):
+    """An engine that can give the memory of its device back while nothing is asked of it."""
+
+    def sleep(self) -> None:
+        """Give it back until the next prompt, or the next weights.
+
+        Raises:
+            RunError: If prompts are being answered.
+        """
+        ...
+
+
+@runtime_checkable
 class SwappingEngine(Updatable, StreamingEngine, Protocol):
     """A streaming engine that can go over to other weights in the middle of answers."""
 

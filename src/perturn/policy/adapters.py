@@ -81,8 +81,7 @@ def merge(name: str, target: Path) -> None:
         name: Folder of the adapters.
         target: An empty folder.
     """
-    model = load_adapters(name).merge_and_unload()
-    model.save_pretrained(target)
+    load_model(name).save_pretrained(target)
     load_tokenizer(name).save_pretrained(target)
 
 

@@ -306,7 +306,7 @@ def new_identity(policy: str, folder: str, served: str, dtype: str) -> str | Non
     model = empty_model(folder)
     kind = compute_dtype(dtype, device(), model.config)
     found = adapters_in(folder)
-    stored = stored_weights(folder, model, kind, found and found.beneath)
+    stored = stored_weights(folder, model, kind, None if found is None else found.beneath)
     if config_digest(model) != served or stored is None:
         return None
     digest = tensors_digest(stored) if found is None else found.identity(str(kind))

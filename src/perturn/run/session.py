@@ -22,7 +22,7 @@ from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.display.episode_progress import episode_bar, unseen
 from perturn.display.progress_bars import console
-from perturn.engines import EngineSettings, Loaded, Serving, Updatable
+from perturn.engines import EngineSettings, Loaded, Serving, SleepingEngine, Updatable
 from perturn.engines.with_user import with_user
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.world_process import ProcessWorlds, plays_itself, runs_here, world_count
@@ -157,9 +157,15 @@ def open_engine(run: Run, policy: str) -> Engine:
 
 
 def _for_engine(recipe: Recipe, path: str) -> tuple[str, str | None]:
-    """What the engine of a recipe loads for a policy; replicas on a cluster get whole models."""
+    """What the engine of a recipe loads for a policy, and the folder of the model beneath if that is adapters."""
+    return for_engine(path, _adapters_taken(recipe), console.print)
+
+
+def _adapters_taken(recipe: Recipe) -> int:
+    """Largest rank of adapters that the engine of a recipe is given by themselves; replicas on a cluster get none."""
     far = recipe.cluster is not None and recipe.cluster.engines
-    return for_engine(path, 0 if far else engine_settings(recipe).traits.adapter_rank, console.print)
+    most = 0 if far else engine_settings(recipe).traits.adapter_rank
+    return most if rank_of_loop(recipe) <= most else 0
 
 
 def serve_policy(
@@ -188,7 +194,7 @@ def serve_policy(
         folder,
         lambda: tokens()(path, template),
         base=base,
-        adapter_rank=rank_of_loop(recipe),
+        adapter_rank=min(rank_of_loop(recipe), _adapters_taken(recipe)),
         deterministic=recipe.deterministic,
     )
     return engine_settings(recipe).open(serving)
@@ -272,6 +278,11 @@ class Session:
         if self._training is None:
             self._training = backend_settings(self.recipe).open(self.recipe.model.name)
         return self._training
+
+    def rest(self) -> None:
+        """Have the engine give the memory of its device back until it is asked again, if it can."""
+        if self._engine is not None and isinstance(self._engine[1], SleepingEngine):
+            self._engine[1].sleep()
 
     def release(self) -> None:
         """Close the engines, if there are some."""

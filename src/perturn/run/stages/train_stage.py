@@ -56,8 +56,10 @@ _ROUNDING = 0.1
 def train(session: Session, stage: Stage) -> None:
     """Train a policy, going on from the last complete checkpoint, and save it whole."""
     run, recipe = session.run, session.recipe
-    if recipe.iterations == 1 or stage.name in ONCE:  # else the engine stays open, and gets the new weights
+    if recipe.iterations == 1 or stage.name in ONCE:
         session.release()
+    else:  # the engine stays open, and gets the new weights
+        session.rest()
     rows, episodes = _rows(session, stage)
     with run.stage(stage.name, *_files(run, stage)) as counts:
         if rows and recipe.launch.processes > 1 and world_size() == 1:
