@@ -1,23 +1,19 @@
 """An online run that trains adapters: its policies are adapters upon one model, and the engine is given them alone."""
 
-import json
-import os
-import shutil
 import time
 
 import pytest
-from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from perturn.analysis.run_summary import summarize
 from perturn.chat.model_names import adapters_in
 from perturn.data.store import read_trajectories
 from perturn.engines import ENGINES
 from perturn.policy.models import load_model
+from perturn.report import summarize
 from perturn.run.execute import open_run, run_stages
 from perturn.run.export_run import export_policy
 from perturn.run.served_policy import open_policy
-from perturn.run.verify_run import verify_run
+from perturn.run.verify_run import verify
 from support.loop import finish, kill
 
 from .online import begin, recipe_of
@@ -32,7 +28,7 @@ def policy_folder(whole_vocabulary):
     return whole_vocabulary
 
 
-def run_of(place, name, monkeypatch, *words):
+def run_of(place, name, monkeypatch):
     """A run with adapters, done in this process; and the policies for which an engine was opened."""
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
@@ -44,10 +40,10 @@ def run_of(place, name, monkeypatch, *words):
         return opens(self, serving)
 
     monkeypatch.setattr(ENGINES["local"], "open", noted)
-    with open_run(recipe_of(place, *WORDS, *words, f"name={name}")) as run:
+    with open_run(recipe_of(place, *WORDS, f"name={name}")) as run:
         run_stages(run)
     monkeypatch.setattr(ENGINES["local"], "open", opens)
-    return run, opened
+    return place / "runs" / name, opened
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +56,7 @@ def both(place):
 
 
 def weights(run, policy):
-    return load_model(str(run.paths.checkpoint(policy).absolute())).state_dict()
+    return load_model(str(run / "checkpoints" / policy)).state_dict()
 
 
 @pytest.mark.slow
@@ -70,7 +66,7 @@ def test_an_online_run_ends_with_the_weights_of_a_run_that_merges_each_iteration
 
     assert opened == ["base", "sft"]
     assert not (place / "cache/models/merged").exists()
-    assert adapters_in(str(run.paths.checkpoint("dpo-003"))).low_rank.rank == 6
+    assert adapters_in(str(run / "checkpoints/dpo-003")).low_rank.rank == 6
     ours, theirs, before = weights(run, "dpo-003"), weights(merged, "dpo-003"), weights(run, "sft")
     assert max(float((ours[name] - before[name]).abs().max()) for name in ours) > 0.01
     for name, weight in ours.items():
@@ -79,7 +75,7 @@ def test_an_online_run_ends_with_the_weights_of_a_run_that_merges_each_iteration
         first, second = (
             [
                 [turn.action.text for turn in one.turns]
-                for one in read_trajectories(each.paths.trajectories(f"explore-00{number}"))
+                for one in read_trajectories(each / f"trajectories/explore-00{number}.jsonl")
             ]
             for each in (run, merged)
         )
@@ -90,13 +86,13 @@ def test_an_online_run_ends_with_the_weights_of_a_run_that_merges_each_iteration
 def test_what_reads_policies_reads_adapters(both, tmp_path):
     """Reports, `verify`, `export` and `serve`; the exported policy is a whole model."""
     (run, _), _ = both
-    assert [row["name"] for row in summarize(run.folder)["policies"]] == ["base", "sft", "dpo-002", "dpo-003"]
-    assert not verify_run(run.folder).damaged
-    assert export_policy(run.folder, tmp_path / "exported") == "dpo-003"
+    assert [row["name"] for row in summarize(run)["policies"]] == ["base", "sft", "dpo-002", "dpo-003"]
+    assert not verify(run).damaged
+    assert export_policy(run, tmp_path / "exported") == "dpo-003"
     assert adapters_in(str(tmp_path / "exported")) is None
     exported = load_model(str(tmp_path / "exported")).state_dict()
     assert_close(exported, weights(run, "dpo-003"), atol=0, rtol=0)
-    engine = open_policy(str(run.folder), (), print)
+    engine = open_policy(str(run), (), print)
     assert engine.name.startswith("dpo-003@")
     engine.close()
 
@@ -114,4 +110,4 @@ def test_a_run_that_is_killed_between_and_in_iterations_ends_as_the_other_did(bo
     finish(begin(place, "killed", *WORDS))
 
     for name in ("checkpoints/dpo-003/adapter_model.safetensors", "trajectories/explore-003.jsonl"):
-        assert (place / "runs/killed" / name).read_bytes() == (run.folder / name).read_bytes()
+        assert (place / "runs/killed" / name).read_bytes() == (run / name).read_bytes()

@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM
 from perturn.chat.model_names import adapters_in, load_tokenizer
 from perturn.chat.word_tokenizer import learn
 from perturn.config.sections import Lora
+from perturn.data.run_paths import OPTIMIZER
 from perturn.display.progress_bars import console
 from perturn.io.atomic_write import replacing
-from perturn.policy.adapters import lora_config, save_adapters
+from perturn.policy.adapters import load_adapters, lora_config, save_adapters
 from perturn.policy.models import add_adapters, load_model
 from perturn.train_processes import leads
 from perturn.training.sharding import whole_weights
@@ -28,19 +29,23 @@ class LocalTraining:
     """Trains policies that are folders of weights."""
 
     _start: str
+    _further: bool
     _again: Callable[[], tuple[Any, Any]]
     _lora: Lora | None
 
     def begin(
         self, start: str, told: Sequence[str], seed: int, lora: Lora | None, resumes: bool
     ) -> tuple[Any, Any]:
-        """Load the policy; the trainer loads an optimizer that goes on."""
+        """Load the policy; the trainer loads an optimizer that goes on, and adapters go on with it."""
         self._start = start
+        own = adapters_in(start) is not None and (Path(start) / OPTIMIZER[0]).is_file()
+        self._further = resumes and own
         self._again = partial(self._load, start, told, seed)
         return self._again()
 
     def _load(self, start: str, told: Sequence[str], seed: int) -> tuple[Any, Any]:
-        model, tokenizer = load_model(start, say=console.print), load_tokenizer(start)
+        load = partial(load_adapters, trainable=True) if self._further else load_model
+        model, tokenizer = load(start, say=console.print), load_tokenizer(start)
         if told:
             learn(model, tokenizer, tuple(told), seed)
         return model, tokenizer
@@ -48,7 +53,8 @@ class LocalTraining:
     def trainer(self, model: Any, reference: str | None, lora: Lora | None, **settings: Any) -> TurnTrainer:
         """Return the trainer of a loaded model."""
         self._lora = lora
-        return TurnTrainer(model, ref_model=reference, peft_config=lora and lora_config(lora), **settings)
+        added = None if lora is None or self._further else lora_config(lora)
+        return TurnTrainer(model, ref_model=reference, peft_config=added, **settings)
 
     def save(self, trainer: TurnTrainer, target: Path, with_optimizer: bool, merged: bool) -> None:
         """Save a folder of a model or of adapters in one step."""
@@ -66,7 +72,7 @@ class LocalTraining:
         """Write a model, or its adapters alone."""
         if hasattr(model, "merge_and_unload"):
             if not merged:
-                save_adapters(model, fresh, self._start)
+                save_adapters(model, fresh, self._start, self._further)
                 return
             model = model.merge_and_unload()
         model.save_pretrained(fresh)
@@ -102,7 +108,7 @@ class LocalTraining:
         self, start: str, target: Path, lora: Lora | None, optimizer: Sequence[Path], merged: bool
     ) -> None:
         """Save the policy again, with its optimizer; to a whole model, add adapters that change nothing yet."""
-        self._start = start
+        self._start, self._further = start, False
         with replacing(target, foreign=(Exception,)) as fresh:
             if not merged and adapters_in(start) is not None:
                 shutil.copytree(start, fresh)

@@ -170,11 +170,12 @@ def keeps_adapters(recipe: Recipe, section: str) -> bool:
 def rank_of_loop(recipe: Recipe) -> int:
     """Largest rank of the adapters that the policies of the loop consist of; 0: they are whole models.
 
-    Each iteration adds adapters to those of the iterations before it, unless it starts over.
+    Each iteration adds adapters to those of the iterations before it. If the optimizer goes on, so do the adapters.
     """
     if recipe.align is None or recipe.align.lora is None or not keeps_adapters(recipe, "align"):
         return 0
-    return recipe.align.lora.rank * (1 if starts_over(recipe) else recipe.iterations)
+    adds = recipe.align.minibatches is None and not starts_over(recipe)
+    return recipe.align.lora.rank * (recipe.iterations if adds else 1)
 
 
 def is_scored(recipe: Recipe, iteration: int) -> bool:

@@ -56,6 +56,9 @@ def load_adapters(
         raise ModelError(
             f"the adapters in {name!r} cannot be loaded upon {found.base!r}: {type(error).__name__}: {reason:.500}"
         ) from error
+    model.peft_config[
+        "default"
+    ].base_model_name_or_path = found.base  # peft looks for its config when it saves
     return model.eval()
 
 
@@ -85,8 +88,8 @@ def merge(name: str, target: Path) -> None:
     load_tokenizer(name).save_pretrained(target)
 
 
-def save_adapters(model: Any, target: Path, start: str, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write adapters by themselves. If they were trained upon adapters of the same run, write both as one.
+def save_adapters(model: Any, target: Path, start: str, further: bool = False) -> None:
+    """Write adapters by themselves. If they were added to adapters of the same run, write both as one.
 
     Two adapters beside each other are one whose rank is the sum of theirs: its matrices are the matrices of both, one
     after the other, with the scales in the second matrix. So a folder of adapters always names a whole model, and what
@@ -95,20 +98,22 @@ def save_adapters(model: Any, target: Path, start: str, weights: Mapping[str, Te
     Args:
         model: A `peft.PeftModel`.
         target: Folder to write them into, whose name in the end is of a folder beside the other policies of the run.
-        start: Name or folder of the policy that the adapters were added to.
-        weights: Of the model's state, where its own are divided among processes.
+        start: Name or folder of the policy that the training began with.
+        further: Whether the adapters of that policy were trained, and not new ones added to it.
     """
     from peft import get_peft_model_state_dict
 
     config = copy(model.peft_config["default"])
-    found = dict(get_peft_model_state_dict(model, state_dict=weights and dict(weights)))
+    found: dict[str, Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
     below = Path(start) if Path(start).parent.resolve() == target.parent.resolve() else None
     config.base_model_name_or_path = f"../{Path(start).name}" if below else _absolute(start)
     earlier = low_rank(below) if below and (below / CONFIG).is_file() else None
     if below and earlier:
         config.base_model_name_or_path = adapter_config(below)["base_model_name_or_path"]
-        found = _beside(load_file(below / WEIGHTS), earlier.scale, found, config.lora_alpha / config.r)
-        config.r = config.lora_alpha = config.r + earlier.rank
+        weights = {} if further else load_file(below / WEIGHTS)
+        if any(each.any() for name, each in weights.items() if ".lora_B." in name):
+            found = _beside(weights, earlier.scale, found, config.lora_alpha / config.r)
+            config.r = config.lora_alpha = config.r + earlier.rank
     if isinstance(config.target_modules, set):
         config.target_modules = sorted(config.target_modules)  # a set has another order in each process
     config.inference_mode = True
@@ -125,7 +130,7 @@ def _beside(
     """Two adapters for the same layers as one with scale 1."""
     joined = {}
     for name, each in second.items():
-        if ".lora_A." in name:
+        if ".lora_A." in name or name.endswith("_embedding_A"):
             joined[name] = torch.cat([first[name], each.cpu()])
         else:
             joined[name] = torch.cat([first[name] * scale, each.cpu() * other], dim=1)

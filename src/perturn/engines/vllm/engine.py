@@ -139,7 +139,7 @@ class VllmEngine:
         Args:
             folder: What `save_pretrained` wrote; each replica reads it.
             name: Identity of the new policy.
-            base: Folder of the model that the folder's adapters are added to, which is read if it is not served already;
+            base: Folder of the model that the folder's adapters are added to, read unless it is served.
                 None: the folder holds a whole model.
 
         Raises:
