@@ -25,7 +25,7 @@ BASE_STAMP := $(VENV)/.base-$(shell cat pyproject.toml constraints.txt 2>/dev/nu
 # Byte code is kept even where the environment says otherwise: tests start hundreds of processes that import the package.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup base demo demo-scienceworld image lab test test-all oldest test-oldest fuzz audit test-cluster test-vllm test-hosts test-host-verifiers check check-sources check-lints docs bench format clean
+.PHONY: setup base demo demo-scienceworld gpu image lab test test-all oldest test-oldest fuzz audit test-cluster test-vllm test-hosts test-host-verifiers check check-sources check-lints docs bench format clean
 
 # What a run needs: torch, transformers, Perturn. About 1.1 GB without a GPU.
 base: $(BASE_STAMP)
@@ -69,6 +69,11 @@ image:
 	@test -n "$(IMAGES)" || { echo "make image needs docker, podman or buildah; none is installed." >&2; exit 1; }
 	$(IMAGES) build --tag perturn $(if $(findstring buildah,$(IMAGES)),--file Dockerfile,) .
 	$(if $(findstring buildah,$(IMAGES)),,$(IMAGES) run --rm perturn list environments)
+
+# Everything that is measured on one GPU: tests, training steps, rollouts, attention, memory, an online run. A part that
+# the file has is not run again, so remove it to measure another card.
+gpu: setup
+	$(BIN)/python benchmarks/gpu.py --out benchmarks/gpu.json
 
 # Five methods with three seeds on ALFWorld's games where they are, else on made-up ones; made anew, apart from what is recorded.
 GAMES := $(firstword $(wildcard $(ALFWORLD_DATA) $(PERTURN_DATA)/alfworld ../shared/data/alfworld $(HOME)/.cache/alfworld))

@@ -24,9 +24,8 @@ import torch
 from rollouts_sides import Script, Shape, make_scripts, play_ours, time_peer
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-from training_sides import SIZES, make_model
+from training_sides import make_model
 
-SIZES["1B"] = (2048, 16, 8192, 32, 8)
 CASES = [(size, count) for size in ("15M", "135M", "1B") for count in (1, 16, 64, 256)]
 REPEATS = 3
 
@@ -70,9 +69,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="file for the rows")
+    parser.add_argument(
+        "--cases", nargs="+", help="cases such as 135M:64: a size, and how many conversations"
+    )
     words = parser.parse_args()
     rows = []
-    for case in CASES:
+    chosen = [(size, int(count)) for size, count in (each.split(":") for each in words.cases or ())]
+    for case in chosen or CASES:
         rows.append(compare(*case))
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -93,7 +93,7 @@ class Words:
             found += turn.action.token_ids or ()
         return found + self.ids(prompt.observation[0]["content"])
 
-    def action(self, ids: Sequence[int], logprobs: Sequence[float]) -> Action:
+    def action(self, ids: Sequence[int], logprobs: Sequence[float], tools: object = ()) -> Action:
         """The tokens, under a text that a world can read."""
         return Action("Action: go", tuple(ids), tuple(logprobs))
 

@@ -98,7 +98,7 @@ class Ids:
             found += turn.action.token_ids
         return found + list(prompt.observation[0]["content"])
 
-    def action(self, ids: Sequence[int], logprobs: Sequence[float]) -> Any:
+    def action(self, ids: Sequence[int], logprobs: Sequence[float], tools: object = ()) -> Any:
         """The tokens."""
         from perturn.types import Action
 

@@ -2,6 +2,7 @@ r"""One training step through TRL's DPOTrainer and through TurnTrainer: time, me
 
     python benchmarks/training.py            the full table (about an hour on two cores)
     python benchmarks/training.py --quick    three cases of two pairs a step, within five minutes
+    python benchmarks/training.py --device cuda    on a GPU, with larger models and more pairs
     python benchmarks/training.py --json     rows for machines
 
 Both trainers get the same model, token ids and DPO loss, each in a process of its own; steps alternate, and a ratio is
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from training_data import Shape, make_pairs
-from training_sides import SIDES, achieved_flops, matmul_ceiling, threads
+from training_sides import SIDES, achieved_flops, matmul_ceiling, now, threads
 from worker import Worker, held, peak
 
 
@@ -44,6 +44,7 @@ class Case:
     ours: dict[str, Any] = field(default_factory=dict)
     """Settings of `TurnConfig` that are not its defaults."""
     quick: bool = False
+    device: str = "cpu"
 
 
 ONE_SHOT = Shape(one_shot=0.6)
@@ -63,6 +64,23 @@ CASES = [
 ]
 CASES += [
     Case("tuned peer", "15M", 49_152, loss_tokens="assistant", dtype="bfloat16", peer="trl-tuned", quick=True)
+]
+
+ON_GPU = [
+    Case(
+        "assistant",
+        size,
+        49_152,
+        loss_tokens="assistant",
+        dtype="bfloat16",
+        peer=peer,
+        pairs=16,
+        steps=5,
+        ours={"token_budget": 16_384},
+        device="cuda",
+    )
+    for size in ("135M", "1B")
+    for peer in ("trl", "trl-tuned")
 ]
 
 
@@ -121,15 +139,15 @@ def work(settings: dict[str, Any]) -> None:
     case = Case(**{**settings, "shape": Shape(**settings["shape"])})
     batches = make_pairs(case.shape, case.vocab, case.pairs, case.steps + 1, case.loss_tokens)
     left = iter(batches)
-    before = held()
+    before = held() if case.device == "cpu" else 0
     settings_of_ours = case.ours if side is SIDES["perturn"] else {}
-    trainer = side(case.size, case.vocab, case.dtype, case.loss_tokens, **settings_of_ours)
+    trainer = side(case.size, case.vocab, case.dtype, case.loss_tokens, case.device, **settings_of_ours)
 
     def step() -> dict[str, float]:
         inputs = trainer.collate(next(left))
-        start = time.perf_counter()
+        start = now(case.device)
         loss = trainer.step(inputs)
-        return {"seconds": time.perf_counter() - start, "loss": loss, "tokens": trainer.tokens(inputs)}
+        return {"seconds": now(case.device) - start, "loss": loss, "tokens": trainer.tokens(inputs)}
 
     def reference() -> float:
         trainer.take_reference([pair for batch in batches for pair in batch])
@@ -140,9 +158,9 @@ def work(settings: dict[str, Any]) -> None:
         "step": step,
         "flops": lambda: [achieved_flops(case.size, case.vocab, trainer.collate(batch)) for batch in batches],
         "ceiling": lambda: matmul_ceiling(
-            case.size, case.dtype, trainer.tokens(trainer.collate(batches[-1]))
+            case.size, case.dtype, trainer.tokens(trainer.collate(batches[-1])), case.device
         ),
-        "peak": lambda: peak() - before,
+        "peak": lambda: peak(case.device) - before,
     }
     for line in sys.stdin:
         print(json.dumps(answers[line.strip()]()), flush=True)
@@ -183,6 +201,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="three cases of two pairs a step, within five minutes"
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", action="store_true", help="print a list of rows instead of a table")
     parser.add_argument("--only", help="cases whose 'name size vocabulary dtype peer.' contains this")
     parser.add_argument("--out", type=Path, help="write the rows here, too")
@@ -192,7 +211,7 @@ def main() -> None:
         work(json.loads(options.worker))
         return
     rows = []
-    for case in CASES:
+    for case in CASES if options.device == "cpu" else ON_GPU:
         if (
             options.only
             and options.only not in f"{case.case} {case.size} {case.vocab} {case.dtype} {case.peer}."

@@ -34,6 +34,7 @@ SIZES = {  # hidden, layers, intermediate, heads, key heads; parameters without 
     "15M": (384, 8, 1024, 6, 6),
     "135M": (576, 30, 1536, 9, 3),
     "360M": (960, 32, 2560, 15, 5),
+    "1B": (2048, 16, 8192, 32, 8),
 }
 
 TEMPLATE = (
@@ -87,13 +88,13 @@ def make_tokenizer() -> Any:
     )
 
 
-def settings(dtype: str) -> dict[str, Any]:
-    """What both trainers are told."""
+def settings(dtype: str, device: str) -> dict[str, Any]:
+    """Settings of both trainers."""
     return {
         "output_dir": tempfile.mkdtemp(),
         "learning_rate": 1e-4,
         "bf16": dtype == "bfloat16",
-        "use_cpu": True,
+        "use_cpu": device == "cpu",
         "report_to": [],
         "disable_tqdm": True,
     }
@@ -131,8 +132,10 @@ class Side:
 class Perturn(Side):
     """TurnTrainer."""
 
-    def __init__(self, size: str, vocab: int, dtype: str, loss_tokens: str, **ours: Any) -> None:
-        args = TurnConfig(loss={"name": "dpo"}, reference_cache=tempfile.mkdtemp(), **settings(dtype), **ours)
+    def __init__(self, size: str, vocab: int, dtype: str, loss_tokens: str, device: str, **ours: Any) -> None:
+        args = TurnConfig(
+            loss={"name": "dpo"}, reference_cache=tempfile.mkdtemp(), **settings(dtype, device), **ours
+        )
         super().__init__(
             TurnTrainer(
                 make_model(size, vocab), args=args, train_dataset=ROWS, processing_class=make_tokenizer()
@@ -172,8 +175,8 @@ class TRL(Side):
 
     extra: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, size: str, vocab: int, dtype: str, loss_tokens: str) -> None:
-        args = DPOConfig(max_length=None, **settings(dtype), **self.extra)
+    def __init__(self, size: str, vocab: int, dtype: str, loss_tokens: str, device: str) -> None:
+        args = DPOConfig(max_length=None, **settings(dtype, device), **self.extra)
         model, reference = make_model(size, vocab), make_model(size, vocab)  # as it loads both from one name
         data = Dataset.from_list(ROWS)
         tokenizer = make_tokenizer()
@@ -202,7 +205,10 @@ class TRLTuned(TRL):
     def take_reference(self, pairs: list[Pair]) -> None:
         start = time.perf_counter()
         with torch.no_grad(), self.trainer.accelerator.autocast():
-            self.reference = {id(pair): self._sums(self._padded([pair])).tolist() for pair in pairs}
+            self.reference = {
+                id(pair): self._sums(self.trainer._prepare_inputs(self._padded([pair]))).tolist()
+                for pair in pairs
+            }
         self.reference_seconds = time.perf_counter() - start
 
     def _padded(self, batch: list[Pair]) -> Any:
@@ -230,6 +236,7 @@ class TRLTuned(TRL):
         return each.new_zeros(len(kept)).index_add(0, kept.nonzero()[:, 0], each)
 
     def step(self, inputs: Any) -> float:
+        inputs = self.trainer._prepare_inputs(inputs)
         with self.trainer.accelerator.autocast():
             sums = self._sums(inputs) - inputs["reference"]
         chosen, rejected = sums.chunk(2)
@@ -281,20 +288,28 @@ def achieved_flops(size: str, vocab: int, inputs: Any) -> float:
     return total
 
 
-def matmul_ceiling(size: str, dtype: str, tokens: int) -> float:
+def matmul_ceiling(size: str, dtype: str, tokens: int, device: str = "cpu") -> float:
     """FLOP/s of torch's matrix product alone, over the linear layers' shapes and both passes."""
     kind = getattr(torch, dtype)
     work = seconds = 0.0
     for a, b in sorted(set(linear_shapes(size))):
-        x, w, g = (torch.randn(*shape).to(kind) for shape in ((tokens, a), (b, a), (tokens, b)))
+        shapes = ((tokens, a), (b, a), (tokens, b))
+        x, w, g = (torch.randn(*shape, device=device).to(kind) for shape in shapes)
         for left, right in ((x, w.t()), (g, w), (g.t(), x)):
             left @ right
             times = []
             for _ in range(5):
-                start = time.perf_counter()
+                start = now(device)
                 left @ right
-                times.append(time.perf_counter() - start)
+                times.append(now(device) - start)
             count = linear_shapes(size).count((a, b))
             seconds += count * sorted(times)[2]
             work += count * 2 * tokens * a * b
     return work / seconds
+
+
+def now(device: str) -> float:
+    """Seconds of a clock, read once the device has done its work."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
