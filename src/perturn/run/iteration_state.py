@@ -14,7 +14,8 @@ from perturn.data.run_paths import OPTIMIZER
 from perturn.episodes.seeds import seed_of
 from perturn.io.atomic_write import replacing
 from perturn.policy.models import load_model
-from perturn.run.session import Session, policy_path
+from perturn.run.served_policy import policy_path
+from perturn.run.session import Session
 from perturn.train_processes import world_size
 from perturn.training.turn_config import TurnConfig
 

@@ -15,7 +15,8 @@ from perturn.errors import check_none
 from perturn.losses.token_inputs import token_inputs
 from perturn.quantities import wanted
 from perturn.run.checkpoint_retention import goes_on
-from perturn.run.session import backend_settings, engine_settings
+from perturn.run.served_policy import engine_settings
+from perturn.run.session import backend_settings
 from perturn.run.stages.training_checks import trainings_of
 from perturn.table import at_defaults
 from perturn.training.credit_choice import choose_credit, make_loss

@@ -39,7 +39,8 @@ from perturn.run.interrupts import Stopping
 from perturn.run.iteration_state import go_on, move_average, stay
 from perturn.run.launch.driver import train_in_processes
 from perturn.run.metric_trackers import open_trackers
-from perturn.run.session import Session, policy_path
+from perturn.run.served_policy import policy_path
+from perturn.run.session import Session
 from perturn.run.stages.group_stage import read_groups
 from perturn.run.stages.pretraining_stage import heard, taught
 from perturn.run.stages.row_stage import expert_episodes, read_rows
