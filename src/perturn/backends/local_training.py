@@ -63,19 +63,17 @@ class LocalTraining:
             return
         model: Any = trainer.accelerator.unwrap_model(trainer.model)
         with replacing(target, foreign=(Exception,)) as fresh:
-            self._write(model, fresh, merged)
+            self._write(model, fresh, self._lora is not None, merged)
             trainer.renderer.tokenizer.save_pretrained(fresh)
             if with_optimizer:
                 trainer._save_optimizer_and_scheduler(str(fresh))
 
-    def _write(self, model: Any, fresh: Path, merged: bool) -> None:
-        """Write a model, or its adapters alone."""
-        if hasattr(model, "merge_and_unload"):
-            if not merged:
-                save_adapters(model, fresh, self._start, self._further)
-                return
-            model = model.merge_and_unload()
-        model.save_pretrained(fresh)
+    def _write(self, model: Any, fresh: Path, adapted: bool, merged: bool) -> None:
+        """Write a model, whose adapters are merged into it, or written alone."""
+        if adapted and not merged:
+            save_adapters(model, fresh, self._start, self._further)
+        else:
+            (model.merge_and_unload() if adapted else model).save_pretrained(fresh)
 
     def _save_divided(self, trainer: TurnTrainer, target: Path, with_optimizer: bool, merged: bool) -> None:
         """Gather in the first process what was divided among all, and save it there.
@@ -89,7 +87,7 @@ class LocalTraining:
             state = whole_weights(trainer.model)
             if fresh is None:
                 return
-            self._write(self._undivided(trainer, state), fresh, merged)
+            self._write(self._undivided(trainer, state), fresh, self._lora is not None, merged)
             trainer.renderer.tokenizer.save_pretrained(fresh)
 
     def _undivided(self, trainer: TurnTrainer, state: dict[str, Any]) -> Any:
@@ -110,12 +108,13 @@ class LocalTraining:
         """Save the policy again, with its optimizer; to a whole model, add adapters that change nothing yet."""
         self._start, self._further = start, False
         with replacing(target, foreign=(Exception,)) as fresh:
-            if not merged and adapters_in(start) is not None:
+            if not merged and adapters_in(start) is not None and Path(start).parent == target.parent:
                 shutil.copytree(start, fresh)
             else:
                 model = load_model(start, say=console.print)
-                adapted = model if lora is None or merged else add_adapters(model, lora_config(lora), 0)
-                self._write(adapted, fresh, merged)
+                if lora is not None and not merged:
+                    model = add_adapters(model, lora_config(lora), 0)
+                self._write(model, fresh, lora is not None and not merged, merged)
                 load_tokenizer(start).save_pretrained(fresh)
             for file in optimizer:
                 shutil.copy2(file, fresh)

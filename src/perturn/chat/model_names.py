@@ -120,7 +120,8 @@ class Adapters:
         """Content hash of the adapters, of the model beneath, and of words, wherever the folders lie."""
         config = {key: value for key, value in adapter_config(self.folder).items() if key != _BASE}
         digest = hashlib.blake2b(json.dumps([*words, config], sort_keys=True).encode(), digest_size=16)
-        for file in [self.folder / _WEIGHTS, *sorted(Path(self.beneath).glob("*.safetensors"))]:
+        whole = [file for kind in _WHOLE for file in sorted(Path(self.beneath).glob(kind))]
+        for file in [self.folder / _WEIGHTS, *whole]:
             digest.update(_file_digest(file, file.stat().st_size, file.stat().st_mtime_ns))
         return digest.hexdigest()
 

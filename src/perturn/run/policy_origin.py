@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perturn.chat.model_names import adapters_in, resolve_model
+from perturn.chat.model_names import adapters_in, base_of, resolve_model
 from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.stages import Stage, explored_before, learned_from, stages
 from perturn.data.file_seals import Seals, file_digest, read_manifest, refuse_damage
@@ -109,6 +109,11 @@ class Maker:
                         f"{file} is gone or not sealed, so nobody can tell what was explored; restore it from a copy."
                     )
         refuse_damage(self.folder, found)
+        bases = {base_of(self.paths.checkpoint(policy)) for policy in self._read(needs)} - {None}
+        for base in bases:  # of adapters: policies of the run
+            found |= _within(seals, self.paths.name(self.paths.checkpoint(Path(str(base)).name)))
+        if bases:
+            refuse_damage(self.folder, found)
         if "start" in needs and self.start not in self._read(needs):
             locate("perturn.policy.models:empty_model")(self.recipe.model.name)
         return found
