@@ -76,12 +76,12 @@ def open_engine(run: Run, policy: str) -> Engine:
 
 
 def handed_over(recipe: Recipe, path: str) -> tuple[str, str | None]:
-    """What the engine of a recipe loads for a policy, and the folder of the model beneath if that is adapters."""
+    """Return what the engine of a recipe loads for a policy, and the folder of the model beneath adapters."""
     return for_engine(path, _adapters_taken(recipe), console.print)
 
 
 def _adapters_taken(recipe: Recipe) -> int:
-    """Largest rank of adapters that the engine of a recipe is given by themselves; replicas on a cluster get none."""
+    """Return the largest rank of adapters that the engine of a recipe is given; replicas on a cluster get none."""
     far = recipe.cluster is not None and recipe.cluster.engines
     most = 0 if far else engine_settings(recipe).traits.adapter_rank
     return most if rank_of_loop(recipe) <= most else 0
