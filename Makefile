@@ -210,6 +210,7 @@ bench: setup
 	$(BIN)/python benchmarks/rollouts_memory.py --out benchmarks/rollouts_memory.json
 	$(BIN)/python benchmarks/intervals.py --out benchmarks/intervals.json
 	$(BIN)/python benchmarks/worlds.py
+	$(BIN)/python benchmarks/handover.py --out benchmarks/handover.json
 	$(BIN)/python benchmarks/environments.py --out benchmarks/environments.json
 	$(BIN)/python benchmarks/cluster.py --json --tries 3 > benchmarks/cluster.jsonl
 
