@@ -46,7 +46,7 @@ class VllmSettings:
     """Longest sequence in tokens, prompt and answer together. None: the model's own limit."""
     cache_gigabytes: Annotated[float, Bound(above=0, most=10**9), EFFORT] | None = None
     """Memory of each replica for keys and values. None: vLLM's share of the GPU; on a CPU, 2."""
-    sleep: bool = False
+    sleep: Annotated[bool, EFFORT] = False
     """Give the memory of the GPU back while a policy is trained, with vLLM's sleep mode: weights wait in the memory of
     the machine. For a GPU that vLLM and training share; on a CPU no memory is given back."""
     options: dict[str, Any] = field(default_factory=dict)
