@@ -33,7 +33,8 @@ from perturn.measure.sentences import sentences
 from perturn.measure.sketches import sketched
 from perturn.measure.weigh import Weighed, refuse_unknown, weigh
 from perturn.measure.worlds import WorldCheck, check_world
-from perturn.run.session import Session, engine_settings, policy_path, world_maker
+from perturn.run.served_policy import engine_settings, policy_path
+from perturn.run.session import Session, world_maker
 from perturn.run.stages.credit_stage import explored_stages
 from perturn.run.stages.quantity_source import open_policy
 from perturn.stats import Estimate
