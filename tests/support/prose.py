@@ -52,7 +52,8 @@ def not_a_sentence(docstring: str, attribute: bool = False) -> list[str]:
 
 
 def page_text(markdown: str) -> str:
-    """Return the prose of a page, without code, formulas and targets of links; items and cells are paragraphs."""
+    """Return the prose of a page, without code, formulas, targets of links, and what `docs/tables.py` fills in."""
+    markdown = re.sub(r"^<!-- (?!end)[^>]*-->.*?^<!-- end -->", "", markdown, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"^( *)```.*?^\1```", "", markdown, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL)
     text = re.sub(r"`[^`]*`|\$[^$\n]+\$", "CODE", text)
