@@ -15,7 +15,7 @@ from perturn.data.run_paths import RunPaths
 from perturn.errors import ConfigError, PerturnError, RunError
 from perturn.measure.advantages import Floats
 from perturn.quantities import wanted
-from perturn.run.session import engine_settings
+from perturn.run.served_policy import engine_settings
 from perturn.run.stages.branch_stage import stored_branches
 from perturn.run.stages.credit_stage import weigh_stored
 from perturn.training.credit_choice import make_credit
