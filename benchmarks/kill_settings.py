@@ -173,7 +173,10 @@ SETTINGS = {
         ),
         Setting("launch.processes=2, online", ("run", "online.yaml", *_TWO), equal="close", kills=6),
         Setting("agents through the endpoint", ("run", "agents.yaml")),
-        Setting("cluster=local", ("run", "online.yaml", "iterations=2", "cluster={address: local, wait_seconds: 200}")),
+        Setting(
+            "cluster=local",
+            ("run", "online.yaml", "iterations=2", "cluster={address: local, wait_seconds: 200}"),
+        ),
         Setting("perturn collect", ("collect", "collect.yaml", _WORLDS), pause=0.1),
         Setting(
             "an engine behind an API",
