@@ -1,6 +1,6 @@
 """What `staleness` gains, with an engine, an environment and a training that sleep, and what the simulator says of it.
 
-    python benchmarks/staleness.py [--quick]
+    python benchmarks/staleness.py [--quick] [--replicas]
 
 The stages, plays, files and swaps are those of a run; only the model is not there. Prints a row for each setting:
 seconds of five iterations, those that `perturn.estimate.loop_simulator` expects, and their ratio.
@@ -24,7 +24,7 @@ from perturn.config.stages import stages
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
 from perturn.data.token_lag import lags
-from perturn.estimate.loop_simulator import Loop, episode_seconds, expected_seconds
+from perturn.estimate.loop_simulator import Loop, episode_turns, expected_seconds
 from perturn.run.ahead import look_ahead
 from perturn.run.session import Session
 from perturn.run.stages.collect_stage import explore
@@ -33,6 +33,8 @@ from perturn.types import Action, Observation, Task
 TASKS, SAMPLES, SLOTS, ITERATIONS = 4, 4, 8, 5
 ANSWER, STEP = 0.12, 0.04
 """Median seconds of an answer, and seconds of a step."""
+ONE_ANSWER = 0.04
+"""Median seconds of an answer of a replica that answers one at a time."""
 
 
 class Sleeping:
@@ -60,18 +62,25 @@ class Sleeping:
 
 
 class SleepingEngine:
-    """A streaming engine whose answers each take their time, beside each other."""
+    """A streaming engine whose answers each take their time, beside each other or on replicas one after the other."""
 
-    def __init__(self, sigma: float) -> None:
+    def __init__(self, sigma: float, replicas: int | None = None) -> None:
         self.name, self.version, self._sigma, self._open = "policy-0", None, sigma, []
-        self._asked = 0
+        self._asked, self._free = 0, [0.0] * (replicas or 0)
+        self._replica: dict[str, int] = {}
 
     def submit(self, prompts: Any, sampling: Any) -> None:
         """Take prompts on."""
         for prompt in prompts:
             self._asked += 1
-            seconds = Random(prompt.seed).lognormvariate(math.log(ANSWER), self._sigma)
-            heapq.heappush(self._open, (time.monotonic() + seconds, self._asked, prompt))
+            answer = ONE_ANSWER if self._free else ANSWER
+            seconds = Random(prompt.seed).lognormvariate(math.log(answer), self._sigma)
+            begins = time.monotonic()
+            if self._free:  # its conversation stays with a replica, which has answers to give before
+                replica = self._replica.setdefault(prompt.conversation, len(self._replica) % len(self._free))
+                begins = max(begins, self._free[replica])
+                self._free[replica] = begins + seconds
+            heapq.heappush(self._open, (begins + seconds, self._asked, prompt))
 
     def advance(self) -> list[Any]:
         """Wait for a moment; what is answered."""
@@ -104,9 +113,9 @@ class SleepingEngine:
 class SleepingSession(Session):
     """A session without a model."""
 
-    def __init__(self, run: Run, sigma: float) -> None:
+    def __init__(self, run: Run, sigma: float, replicas: int | None = None) -> None:
         super().__init__(run)
-        self._sleeping = SleepingEngine(sigma)
+        self._sleeping = SleepingEngine(sigma, replicas)
 
     def engine(self, policy: str) -> Any:
         """The engine, whatever policy is asked for."""
@@ -129,14 +138,18 @@ class Setting:
     sigma: float
     train: float
     staleness: int
+    replicas: int | None = None
+    """That answer one at a time; None: one engine that answers all beside each other."""
 
 
 def measure(setting: Setting, folder: Path) -> tuple[float, int]:
     """Seconds of a run, and the largest lag of its tokens."""
-    name = f"sleeping-{setting.sigma}-{setting.train}-{setting.staleness}".replace(".", "_")
+    name = f"sleeping-{setting.sigma}-{setting.train}-{setting.staleness}-{setting.replicas}".replace(
+        ".", "_"
+    )
     recipe = parse(Recipe, _recipe(name, folder, setting.staleness))
     lag = 0
-    with Run(recipe) as run, SleepingSession(run, setting.sigma) as session:
+    with Run(recipe) as run, SleepingSession(run, setting.sigma, setting.replicas) as session:
         planned, began = stages(recipe), time.monotonic()
         for stage in planned:
             look_ahead(session, stage, planned)
@@ -180,10 +193,12 @@ def stage_seconds(folder: Path) -> float:
 
 def expected(setting: Setting, stage: float) -> float:
     """Seconds that the simulator expects, of three stages an iteration."""
-    loop = Loop(ITERATIONS, TASKS * SAMPLES, SLOTS, setting.train + 3 * stage, setting.staleness)
-    episode = episode_seconds(
+    several = {} if setting.replicas is None else {"replicas": setting.replicas, "at_once": 1}
+    train, answer = setting.train + 3 * stage, ANSWER if setting.replicas is None else ONE_ANSWER
+    loop = Loop(ITERATIONS, TASKS * SAMPLES, SLOTS, train, setting.staleness, **several)
+    episode = episode_turns(
         lambda random: random.randint(2, 6),
-        lambda random: random.lognormvariate(math.log(ANSWER), setting.sigma),
+        lambda random: random.lognormvariate(math.log(answer), setting.sigma),
         lambda random: STEP,
     )
     return expected_seconds(loop, episode)
@@ -193,21 +208,21 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="two settings")
-    quick = parser.parse_args().quick
-    settings = [
-        Setting(sigma, train, staleness)
-        for sigma in (0.0, 0.7)
-        for train in (0.5, 1.5)
-        for staleness in (0, 1, 2)
-    ]
-    print("sigma  train  staleness  measured  simulated  ratio  largest lag")
+    parser.add_argument("--replicas", action="store_true", help="settings of replicas alone")
+    options = parser.parse_args()
+    sigmas = (0.0, 0.7)
+    alone = [Setting(sigma, train, k) for sigma in sigmas for train in (0.5, 1.5) for k in (0, 1, 2)]
+    several = [Setting(sigma, 0.5, k, replicas) for sigma in sigmas for replicas in (1, 2, 4) for k in (0, 1)]
+    settings = several if options.replicas else [*alone, *several]
+    print("sigma  train  staleness  replicas  measured  simulated  ratio  largest lag")
     with tempfile.TemporaryDirectory() as folder:
-        for setting in settings[:2] if quick else settings:
+        for setting in settings[:2] if options.quick else settings:
             stage = stage_seconds(Path(folder))
             seconds, lag = measure(setting, Path(folder))
             theirs = expected(setting, stage)
             print(
-                f"{setting.sigma:5.1f}  {setting.train:5.1f}  {setting.staleness:9d}  {seconds:7.2f}s  {theirs:8.2f}s  "
+                f"{setting.sigma:5.1f}  {setting.train:5.1f}  {setting.staleness:9d}  {setting.replicas or 'all':>8}  "
+                f"{seconds:7.2f}s  {theirs:8.2f}s  "
                 f"{seconds / theirs:5.2f}  {lag:11d}",
                 flush=True,
             )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -38,6 +39,7 @@ Root Cause (first observed failure):
   exitcode  : -9 (pid: 10452)  (SIGKILL)
 """
 TWO = "launch.processes=2"
+DIVIDED = "launch={processes: 2, sharding: fsdp2}"
 STEPS = 16
 
 
@@ -169,6 +171,75 @@ def test_whatever_is_killed_no_process_stays_and_the_command_goes_on(whole, kill
     assert steps(name) == STEPS
 
 
+@pytest.mark.slow
+def test_a_training_is_resumed_with_another_number_of_processes_and_another_sharding(whole):
+    """Two processes with parts of the model are killed; one process, and then two with whole copies, go on."""
+    killed("moved", DIVIDED)
+    shutil.copytree("runs/moved", "runs/moved-two")
+
+    for name, words in (("moved", []), ("moved-two", [TWO])):
+        assert_close(trained(name, *words), whole, rtol=0, atol=1e-6)
+        assert steps(name) == STEPS
+
+
+def killed(name, *words):
+    """A run of two processes, of which one was killed after a checkpoint."""
+    started = Started(["run", "recipe.yaml", f"name={name}", *words], Path.cwd(), dict(os.environ))
+    wait_until(lambda: steps(name) >= 5, seconds=300)
+    ranks()[-1].kill()
+    started.communicate()
+    assert steps(name) < STEPS
+
+
+@pytest.mark.slow
+def test_parts_of_a_model_resume_a_training_of_whole_copies(whole):
+    """Weights and optimizer are divided as they are read."""
+    killed("copies", TWO)
+
+    assert_close(trained("copies", DIVIDED), whole, rtol=0, atol=1e-6)
+    assert steps("copies") == STEPS
+
+
+@pytest.mark.slow
+def test_adapters_on_rounded_weights_do_not_resume_adapters_on_exact_ones(place):
+    """The error says what to set, and what to remove."""
+    lora = "align.lora={target_modules: [q_proj]}"
+    killed("exact", TWO, lora)
+
+    with pytest.raises(
+        ModelError, match=r"checkpoint-4' .*go on with launch.sharding=none, or remove that folder"
+    ):
+        trained("exact", DIVIDED, lora)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["none", "fsdp2"])
+def test_one_row_is_trained_on_by_two_processes(place, sharding):
+    """One of them has no row in any step."""
+    Path("row.jsonl").write_text(Path("rows.jsonl").read_text().splitlines()[3] + "\n")
+    words = ["rows.path=row.jsonl", "align.warmup_ratio=0"]
+
+    one = trained(f"row-{sharding}", *words)
+    two = trained(f"row-two-{sharding}", *words, f"launch={{processes: 2, sharding: {sharding}}}")
+
+    before = load_file("tiny/model.safetensors")
+    assert max(float((one[name] - before[name]).abs().max()) for name in one) > 1e-4
+    assert_close(two, one, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_recipe_that_follows_trains_in_as_many_processes(place):
+    """It takes `launch` from the first, and its log is of its own training."""
+    then = "then={rows: {name: file, path: rows.jsonl}, align: {loss: {name: dpo}, batch_size: 2}}"
+    done = Started(["run", "recipe.yaml", "name=first", TWO, then], Path.cwd(), dict(os.environ))
+    printed = "".join(done.communicate())
+
+    assert done.returncode == 0, printed
+    assert "processes: 2" in Path("runs/first-then/recipe.yaml").read_text()
+    assert len(Path("runs/first-then/metrics/align.jsonl").read_text().splitlines()) == 8
+    assert Path("runs/first-then/checkpoints/dpo/model.safetensors").is_file()
+
+
 def ended(tmp_path, code, **files):
     """What the driver makes of processes that ended with a code and have left files."""
     with open_run("recipe.yaml", [f"name={tmp_path.name}", TWO]) as run:
@@ -217,6 +288,10 @@ def test_a_launch_that_cannot_train_is_rejected_before_work(monkeypatch):
         open_run("recipe.yaml", ["name=refused"])
     with pytest.raises(ConfigError, match=r"launch.processes must be <= the 2 GPUs of this machine, got 4"):
         open_run("recipe.yaml", ["name=refused", "align.batch_size=4", "launch.processes=4"])
+    align = "rows: {name: file, path: rows.jsonl}, align: {loss: {name: dpo}, batch_size: 4}"
+    then = f"then={{{align}, launch: {{processes: 4}}}}"
+    with pytest.raises(ConfigError, match=r"launch.processes must be <= the 2 GPUs of this machine, got 4"):
+        open_run("recipe.yaml", ["name=refused", TWO, then])
     assert not Path("runs/refused").exists()
 
 

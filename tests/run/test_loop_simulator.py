@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe
 from perturn.estimate.episode_lengths import Episodes
-from perturn.estimate.loop_simulator import Loop, episode_seconds, simulate
+from perturn.estimate.loop_simulator import Loop, episode_turns, simulate
 from perturn.estimate.overlap import predict
 from support.benchmarks import benchmark
 
 
 def fixed(random):
-    """Ten seconds."""
-    return 10.0
+    """One turn of ten seconds."""
+    return [(4.0, 6.0)]
 
 
 def test_hand_worked_moments():
@@ -45,11 +45,36 @@ def test_slots_that_the_tail_frees_are_taken():
     assert simulate(Loop(2, 3, 2, 1.0, 0), fixed).seconds == 42.0
 
 
-def test_seconds_of_an_episode():
+def test_turns_of_an_episode():
     """A start of 1 s and three turns of 2 + 3 s."""
-    draw = episode_seconds(lambda _: 3, lambda _: 2.0, lambda _: 3.0, start=1.0)
+    draw = episode_turns(lambda _: 3, lambda _: 2.0, lambda _: 3.0, start=1.0)
 
-    assert draw(None) == 16.0
+    assert draw(None) == ((0.0, 1.0), (2.0, 3.0), (2.0, 3.0), (2.0, 3.0))
+
+
+def test_answers_wait_for_a_replica():
+    """Four episodes of one turn: 4 s for an answer and 6 s for a step, in four slots; the training takes 1 s.
+
+    One replica that answers one at a time ends its answers at 4, 8, 12 and 16, and the last step ends at 22. Two
+    replicas end theirs at 4, 4, 8 and 8, so the last step ends at 14. At two answers at once one replica does as well.
+    """
+    one = Loop(1, 4, 4, 1.0, at_once=1)
+    found = [
+        simulate(each, fixed).seconds for each in (one, replace(one, replicas=2), replace(one, at_once=2))
+    ]
+
+    assert found == [23.0, 15.0, 15.0]
+    assert simulate(replace(one, at_once=None), fixed).seconds == 11.0
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 100))
+def test_more_replicas_take_no_longer_where_answers_take_equally_long(replicas, at_once, seed):
+    """And no less than if no answer waited."""
+    draw = episode_turns(lambda random: random.randint(1, 5), lambda _: 1.0, lambda _: 0.5)
+    loops = [Loop(2, 8, 8, 1.0, replicas=each, at_once=at_once) for each in (replicas, 8)]
+    few, many = (simulate(loop, draw, seed).seconds for loop in loops)
+
+    assert simulate(replace(loops[0], at_once=None), draw, seed).seconds <= many + 1e-9 <= few + 2e-9
 
 
 def test_a_dry_run_marks_what_it_predicts(tmp_path):
@@ -57,9 +82,15 @@ def test_a_dry_run_marks_what_it_predicts(tmp_path):
     recipe = parse(Recipe, benchmark("staleness")._recipe("predicted", tmp_path, 1) | {"iterations": 3})
     recipe = replace(recipe, explore=replace(recipe.explore, concurrency=2))
     said = predict(recipe, Episodes(explore=4, turns=3.0, limit=3.0), 20.0, [15.0] * 3)
+    recorded = Episodes(
+        explore=4, turns=3.0, limit=9.0, turn_counts=(3, 3), answer_tokens=(7, 7), seconds=1.0
+    )
 
     assert said.startswith(
         "Prediction: with staleness=1 the iterations take 71 % of the time above, by a simulation"
+    )
+    assert "71 % of the time above, by a simulation of the loop (turns as recorded)" in predict(
+        recipe, recorded, 20.0, [15.0] * 3
     )
 
 
@@ -72,7 +103,7 @@ def test_a_dry_run_marks_what_it_predicts(tmp_path):
 )
 def test_more_staleness_takes_no_longer_than_taking_turns(iterations, episodes, slots, train, seed):
     """And never less than all trainings, or than all episodes in all slots."""
-    draw = episode_seconds(lambda random: random.randint(1, 5), lambda random: random.random(), lambda _: 0.1)
+    draw = episode_turns(lambda random: random.randint(1, 5), lambda random: random.random(), lambda _: 0.1)
     found = [simulate(Loop(iterations, episodes, slots, train, k), draw, seed) for k in (0, 1, 2)]
 
     for later in found[1:]:

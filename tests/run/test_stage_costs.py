@@ -7,22 +7,33 @@ import pytest
 from perturn.config.sections import Align, Lora, Train
 from perturn.estimate.episode_lengths import Episodes
 from perturn.estimate.machine_speed import Machine, measure_machine, measure_passes
+from perturn.estimate.memory import ModelShape
 from perturn.estimate.stage_costs import (
     KEPT_BY_ALLOCATOR,
+    LAUNCH_SECONDS,
     fitting_seconds,
     generation_seconds,
     judged_tokens,
     opening_seconds,
     passing_seconds,
+    playing_gb,
     trained_tokens,
-    training_gb,
     training_seconds,
 )
 from perturn.policy.models import empty_model
 
-MACHINE = Machine(
-    parameters=1_000_000, layers=10, hidden=100, device="cpu", bytes=4, many=1e9, few=1e9, base_gb=1.0
+SHAPE = ModelShape(
+    parameters=1_000_000,
+    vocabulary=100,
+    hidden=100,
+    layers=10,
+    mlp=300,
+    query=100,
+    key=50,
+    heads=10,
+    tied=True,
 )
+MACHINE = Machine(SHAPE, device="cpu", bytes=4, many=1e9, few=1e9, base_gb=1.0)
 EPISODES = Episodes(
     sft=4, expert=8, explore=8, evaluate=4, limit=5, turns=3, prompt=100, heard=20, said=10, seconds=0.1
 )
@@ -73,15 +84,25 @@ def test_slow_worlds_decide():
     assert generation_seconds(MACHINE, slow, 4, 16, learned=False, most=30) == pytest.approx(4 * 5 * 10.0)
 
 
-def test_memory_of_training_grows_with_what_is_trained():
-    """12 bytes less for a frozen parameter; a checkpointed model keeps one layer's activations."""
-    whole = training_gb(MACHINE, Train({"name": "sft"}))
+def test_memory_of_playing_is_worked_by_hand():
+    """Weights of 4 MB; 2 conversations of 100 + 4 * 30 tokens, each of 10 layers' keys and values, 4 kB a token."""
+    cache = 2 * 220 * 4000 / 1e9
 
-    frozen = training_gb(MACHINE, Train({"name": "sft"}, lora=Lora()))
-    checkpointed = training_gb(MACHINE, Train({"name": "sft"}, gradient_checkpointing=True))
+    assert playing_gb(MACHINE, EPISODES, 2, True, None) == pytest.approx((1.004 + cache) * KEPT_BY_ALLOCATOR)
+    assert playing_gb(MACHINE, EPISODES, 2, True, 0.001) == pytest.approx(1.005 * KEPT_BY_ALLOCATOR)
 
-    assert whole - frozen == pytest.approx(0.012 * KEPT_BY_ALLOCATOR)
-    assert checkpointed < whole
+
+def test_processes_on_gpus_share_the_passes_of_a_training():
+    """Each makes the reference's pass over all rows; on a CPU they share its cores. They have to start."""
+    train, gpu = Train({"name": "dpo"}), replace(MACHINE, device="cuda")
+    one, four = (training_seconds(gpu, train, 1000, False, processes) for processes in (1, 4))
+    reference = passing_seconds(gpu, 2 * 1000)
+
+    assert four == pytest.approx(one / 4)
+    assert training_seconds(gpu, train, 1000, True, 4) == pytest.approx(one / 4 + reference)
+    assert training_seconds(MACHINE, train, 1000, True, 4) == training_seconds(MACHINE, train, 1000, True)
+    more = fitting_seconds(MACHINE, train, 8, 2) - fitting_seconds(MACHINE, train, 8)
+    assert more == pytest.approx(LAUNCH_SECONDS)
 
 
 def test_the_machine_has_the_size_of_the_model_and_a_speed(tiny_folder):
@@ -90,7 +111,7 @@ def test_the_machine_has_the_size_of_the_model_and_a_speed(tiny_folder):
     machine = measure_machine(empty, "float32", process_gb=1.0)
 
     assert machine.parameters == sum(each.numel() for each in empty.parameters())
-    assert (machine.layers, machine.hidden, machine.bytes) == (2, 32, 4)
+    assert (machine.layers, machine.shape.hidden, machine.bytes) == (2, 32, 4)
     assert machine.many > 0
     assert machine.few > 0
 
@@ -150,5 +171,5 @@ def test_a_pass_of_a_small_model_is_measured(tiny_folder):
     assert measured.passed is not None
     assert measured.trained is not None
     assert 0 < measured.passed < measured.trained
-    large = replace(MACHINE, parameters=10**9)
+    large = replace(MACHINE, shape=replace(SHAPE, parameters=10**9))
     assert measure_passes(large, model, [20, 4, 10, 4], token_budget=64) == large

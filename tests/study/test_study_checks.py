@@ -4,6 +4,7 @@ import re
 import sys
 
 import pytest
+import torch
 import yaml
 
 from perturn.cli import main
@@ -13,7 +14,7 @@ from perturn.data.store import write_records
 from perturn.envs.load_environment import make_environment
 from perturn.errors import ConfigError, InUseError
 from perturn.run.task_lists import choose_tasks
-from perturn.study.run_study import open_study, run_study
+from perturn.study.run_study import cells_at_once, open_study, run_study
 from perturn.types import Action, PreferencePair, Trajectory, Turn
 
 STUDY = """
@@ -184,6 +185,56 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(study, tmp_path, mon
     assert not (tmp_path / "studies").exists()
     said = " ".join(capsys.readouterr().out.split())
     assert "3 runs of 13 stages, of which 9 are made and the others taken over" in said
+
+
+@pytest.mark.parametrize(
+    ("place", "gpus", "workers", "found"),
+    [
+        ("cpu", 0, None, 2),
+        ("cpu", 0, 2, 2),
+        (
+            "cpu",
+            0,
+            3,
+            "3 workers with launch.processes=2 would be 6 training processes on the 5 cores; set workers=2",
+        ),
+        ("cuda", 4, None, 1),
+        (
+            "cuda",
+            4,
+            2,
+            "4 training processes on the GPUs of this machine, which all cells would train on; set workers=1",
+        ),
+    ],
+)
+def test_cells_that_train_in_processes_do_not_share_cores_or_gpus(
+    study, recipe, monkeypatch, place, gpus, workers, found
+):
+    """Two processes for each cell of five cores, or of four GPUs."""
+    recipe.write_text(recipe.read_text() + "launch: {processes: 2}\n")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(5)), raising=False)
+    monkeypatch.setattr("perturn.policy.models.device", lambda: torch.device(place))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    board = open_study(study)
+
+    if isinstance(found, int):
+        assert cells_at_once(board, workers) == found
+        return
+    with pytest.raises(ConfigError, match=found):
+        cells_at_once(board, workers)
+    with pytest.raises(ConfigError, match=found):
+        open_study(study, [f"workers={workers}"])
+
+
+def test_a_cell_on_a_node_gets_a_device_for_each_training_process(study, recipe):
+    """Rejected before the nodes are asked for; one core is what a cell gets where the recipe does not say."""
+    recipe.write_text(recipe.read_text() + "cluster: {address: auto}\n")
+    words = ["methods.tlm-dre={launch.processes: 2}"]
+
+    with pytest.raises(ConfigError, match=r"cluster.engine_cpus=1 gives it 1; set cluster.engine_cpus=2"):
+        open_study(study, words)
+    recipe.write_text(recipe.read_text().replace("auto}", "auto, engine_cpus: 2}"))
+    assert cells_at_once(open_study(study, words)) is None
 
 
 def test_two_processes_do_not_work_on_one_study(study, tmp_path, monkeypatch):

@@ -85,6 +85,14 @@ DryRun = Annotated[
         "--dry-run", help="Check the recipe, say what would be done and what it may cost, and do nothing."
     ),
 ]
+GpuMemory = Annotated[
+    float | None,
+    typer.Option(
+        "--gpu-memory",
+        min=1,
+        help="Gigabytes of a GPU that --dry-run plans for; default: of the GPUs of this machine.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import psutil
 import typer
 
-from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, existing, results, say_json
+from perturn.cli._base import (
+    AsJson,
+    DryRun,
+    GpuMemory,
+    Overrides,
+    Source,
+    command,
+    existing,
+    results,
+    say_json,
+)
 from perturn.cli._scores import print_summary
 from perturn.display.progress_bars import at_work
 from perturn.errors import ConfigError
@@ -49,7 +59,11 @@ STAGES = {
     panel="The loop",
 )
 def run(
-    source: Source, overrides: Overrides = None, dry_run: DryRun = False, as_json: AsJson = False
+    source: Source,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    gpu_memory: GpuMemory = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run the whole loop of a recipe; call it again to resume."""
     from perturn.data.run_folder import resolve_recipe
@@ -59,8 +73,10 @@ def run(
     from perturn.run.follow_up import in_order
 
     if dry_run:
-        show_plan(source, overrides, None, as_json)
+        show_plan(source, overrides, None, as_json, gpu_memory)
         return
+    if gpu_memory is not None:
+        raise ConfigError("--gpu-memory is for --dry-run; a run takes the GPUs that are there.")
     for index, recipe in enumerate(in_order(resolve_recipe(source, overrides or []))):
         if index and not as_json:
             results.print(
@@ -119,7 +135,13 @@ def _began() -> float:
     return max(psutil.Process().create_time(), time.time() - 60)
 
 
-def show_plan(source: Path | Recipe, overrides: list[str] | None, name: str | None, as_json: bool) -> None:
+def show_plan(
+    source: Path | Recipe,
+    overrides: list[str] | None,
+    name: str | None,
+    as_json: bool,
+    gpu_memory: float | None = None,
+) -> None:
     """Print what a recipe would do, and exit with 1 if it could not."""
     from perturn.data.run_folder import resolve_recipe
     from perturn.estimate.dry_run import Plan, make_plan, print_plan
@@ -129,7 +151,7 @@ def show_plan(source: Path | Recipe, overrides: list[str] | None, name: str | No
     plans: list[Plan] = []
     for each in planned(recipe) if name is None else [recipe]:
         with at_work("estimating"):
-            plans.append(make_plan(each, [], name, None if plans else _began()))
+            plans.append(make_plan(each, [], name, None if plans else _began(), gpu_memory))
     for plan in plans:
         if as_json:
             say_json(plan.to_dict())

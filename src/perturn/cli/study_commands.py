@@ -44,7 +44,7 @@ def study(
     from perturn.study.study_display import cells_table, summary_line
 
     with at_work("opening the study"):
-        board = open_study(file, overrides or [])
+        board = open_study(file, overrides or [], workers)
     page = None if dry_run else run_study(board, workers)
     results.print(cells_table(board))
     results.print(summary_line(board), soft_wrap=True, markup=False)

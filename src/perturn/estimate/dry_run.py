@@ -7,7 +7,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import ceil, sqrt
 from pathlib import Path
 from statistics import fmean
@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from perturn.config.recipe import REWARD_MODEL, Recipe
-from perturn.config.stages import Stage, makes, stages, starts_over
+from perturn.config.recipe import Recipe
+from perturn.config.stages import Stage, stages
 from perturn.data.file_seals import read_manifest, refuse_damage, without_removed
 from perturn.data.run_folder import resolve_recipe, run_folder
-from perturn.data.run_paths import RunPaths
 from perturn.estimate.episode_lengths import Episodes, look_at_episodes, renderer_of
-from perturn.estimate.overlap import predict
+from perturn.estimate.overlap import predict, replicas_of, side_by_side
 from perturn.estimate.side_models import side_model_costs
 from perturn.estimate.stage_costs import (
     KEPT_BY_ALLOCATOR,
@@ -32,26 +31,27 @@ from perturn.estimate.stage_costs import (
     judged_tokens,
     opening_seconds,
     passing_seconds,
+    playing_gb,
     trained_tokens,
-    training_gb,
     training_seconds,
 )
-from perturn.explore.protocol import Forecast
-from perturn.formats.read_rows import read_rows
-from perturn.io.read_input import user_path
+from perturn.estimate.training_work import (
+    corrected_episodes,
+    expected_branches,
+    training_work,
+    weighed_episodes,
+)
 from perturn.rules import TurnControl
 from perturn.run.execute import check, refuse_early
 from perturn.run.protocol_rules import evaluation_sampling, ruled
-from perturn.run.session import backend_settings, engine_settings
+from perturn.run.served_policy import engine_settings
+from perturn.run.session import backend_settings
 from perturn.run.stages.branch_stage import explorer_of
 from perturn.run.stages.collect_stage import AT_ONCE
 from perturn.table import locate
 
 if TYPE_CHECKING:
     from perturn.estimate.machine_speed import Machine
-
-KEPT = 0.75
-"""Share of explored episodes assumed to become pairs, or to be corrected, before that is known."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,9 @@ class Planned:
     seconds: float | None
     """Estimated, or as measured where it is done; None: not estimated."""
     memory_gb: float | None
+    """Of one process, where several train; else of the process of the command."""
+    processes: int = 1
+    """That train together."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,9 @@ class Plan:
     """How the estimates were made, a sentence each."""
     problems: list[str]
     """Failures of the episodes played to see how long they are, a sentence each."""
+    too_large: list[str] = field(default_factory=list)
+    """Trainings that do not fit on a GPU of the size that is known, a sentence each, with settings that make them
+    fit."""
     startup: float = 0.0
     """Seconds before the first step and after the last one: imports, checks, and the report of a run."""
 
@@ -91,7 +97,11 @@ class Plan:
 
 
 def make_plan(
-    source: Path | Recipe, overrides: Sequence[str], command: str | None, began: float | None = None
+    source: Path | Recipe,
+    overrides: Sequence[str],
+    command: str | None,
+    began: float | None = None,
+    gpu_gb: float | None = None,
 ) -> Plan:
     """Check a recipe as a run would, and estimate what it costs; nothing is written.
 
@@ -100,6 +110,7 @@ def make_plan(
         overrides: `key=value` words.
         command: The one command that would be given; None: the whole loop.
         began: Moment at which this process began, in seconds of the epoch, so that its imports count; None: now.
+        gpu_gb: Memory of a GPU to plan for; None: of the GPUs of this machine.
 
     Raises:
         PerturnError: Whatever the command itself would refuse before it starts.
@@ -127,20 +138,61 @@ def make_plan(
     else:
         how = [f"Time is the server's and is not estimated. What it may spend: {engine.traits.spending}."]
     how += side_model_costs(recipe, found)
-    done = manifest.get("stages", {})
-    steps = []
+    done, steps = manifest.get("stages", {}), []
     for stage in stages(recipe):
         if command in (None, stage.command):
             work, seconds, memory = _cost(recipe, stage, found, machine)
             before = done.get(stage.name, {})
             if before.get("done"):
                 seconds, memory = before.get("seconds"), before.get("peak_memory_gb")
-            steps.append(
-                Planned(stage.name, "done" if before.get("done") else "to do", work, seconds, memory)
-            )
-    if recipe.staleness and command is None and machine is not None:
-        how.append(_overlapping(recipe, found, steps))
-    return Plan(str(folder), steps, how, list(found.problems), startup)
+            several = recipe.launch.processes if stage.command == "train" else 1
+            state = "done" if before.get("done") else "to do"
+            steps.append(Planned(stage.name, state, work, seconds, memory, several))
+    too_large: list[str] = []
+    if machine is not None:
+        left = [step.name for step in steps if step.state != "done"]
+        fitting, too_large = _fitting(recipe, left, found, machine, gpu_gb)
+        how += fitting + side_by_side(recipe, machine.parameters)
+        if recipe.staleness and command is None:
+            how.append(_overlapping(recipe, found, steps))
+    return Plan(str(folder), steps, how, list(found.problems), too_large, startup)
+
+
+def _fitting(
+    recipe: Recipe, left: Sequence[str], found: Episodes, machine: Machine, gpu_gb: float | None
+) -> tuple[list[str], list[str]]:
+    """Return a sentence on the GPU memory of each kind of training that is left: those that fit, and the others."""
+    gpus = locate("perturn.estimate.fit:gpus_here")(gpu_gb)
+    fit: list[str] = []
+    too_large: list[str] = []
+    seen = set()
+    for stage in stages(recipe):
+        if stage.name in left and stage.command == "train" and stage.section not in seen:
+            seen.add(stage.section)
+            work = training_work(recipe, stage, found)
+            training = locate("perturn.estimate.fit:training_of")(recipe, stage, work, found, machine, "cuda")
+            engine = locate("perturn.estimate.fit:engine_bytes")(recipe, stage, found, training)
+            said, fits = locate("perturn.estimate.fit:say_fit")(stage.section, training, gpus, engine)
+            (fit if fits else too_large).append(said)
+    return fit + [locate("perturn.estimate.fit:ACCURACY")] * bool(fit or too_large), too_large
+
+
+def _training_cost(
+    recipe: Recipe, stage: Stage, found: Episodes, machine: Machine | None
+) -> tuple[str, float | None, float | None]:
+    """Work, seconds and gigabytes of each process."""
+    work, processes = training_work(recipe, stage, found), recipe.launch.processes
+    if machine is None:
+        return work.text, None, None
+    reads_reference = locate("perturn.training.credit_choice:make_loss")(
+        work.settings.loss
+    ).traits.needs_reference
+    seconds = training_seconds(machine, work.settings, work.tokens, reads_reference, processes)
+    seconds += fitting_seconds(machine, work.settings, work.rows, processes)
+    training = locate("perturn.estimate.fit:training_of")(recipe, stage, work, found, machine, machine.device)
+    engine = locate("perturn.estimate.fit:engine_bytes")(recipe, stage, found, training)
+    beside = machine.base_gb * 1e9 + engine * (processes == 1 or machine.device == "cuda")
+    return work.text, seconds, locate("perturn.estimate.fit:needed")(training, machine.device, beside) / 1e9
 
 
 def _overlapping(recipe: Recipe, found: Episodes, steps: Sequence[Planned]) -> str:
@@ -190,7 +242,7 @@ def _cost(
     if stage.command == "credit":
         return _credit_cost(recipe, found, machine)
     if stage.command == "pair":
-        own, times = recipe.rows and recipe.rows.traits.source, _corrections(recipe, found)
+        own, times = recipe.rows and recipe.rows.traits.source, corrected_episodes(recipe, found)
         work = f"{found.explore} explored episodes" + (f", {times} corrections (assumed)" if times else "")
         played = 2 * times  # the policy's part again, and then the whole
         return f"rows of {own}" if own else work, 1.0 + played * found.turns * found.seconds, found.memory_gb
@@ -215,7 +267,7 @@ def _cost(
     )
     if stage.name == f"branch{stage.mark}":
         expected, policy = (
-            _branches(recipe, found, found.policy_turns(learned)),
+            expected_branches(recipe, found, found.policy_turns(learned)),
             explorer_of(recipe).traits.policy,
         )
         by = f" by {policy}" if policy else ""
@@ -227,13 +279,16 @@ def _cost(
     if not (recipe.base or recipe.sft or recipe.align):
         # Whether the model writes as the expert or all it may is not known: halfway, in factors, errs least.
         most = ceil(sqrt(most * min(most, found.said)))
-    cache = engine_settings(recipe).traits.cache_gigabytes or 2.0
-    memory = (machine.base_gb + machine.parameters * machine.bytes / 1e9 + cache) * KEPT_BY_ALLOCATOR
-    seconds = generation_seconds(machine, found, episodes, part.concurrency, learned, most, candidates)
+    nodes = replicas_of(recipe) or 1
+    alone, together = ceil(episodes / nodes), max(1, part.concurrency // nodes)
+    seconds = generation_seconds(machine, found, alone, together, learned, most, candidates)
     seconds += opening_seconds(machine, found, episodes, part.concurrency, _cores())
     if taught:
         seconds += passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=candidates > 1))
-    return work, seconds, memory
+    if replicas_of(recipe):
+        return work, seconds, found.memory_gb
+    limit = engine_settings(recipe).traits.cache_gigabytes
+    return work, seconds, playing_gb(machine, found, min(together, alone), learned, limit)
 
 
 def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tuple[str, float, float]:
@@ -244,7 +299,7 @@ def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tu
     passes = {
         name: quantity.traits.passes for name, (quantity, _) in wanted.items() if quantity.traits.passes
     }
-    members = _members(recipe, found)
+    members = weighed_episodes(recipe, found)
     with_branches = f" and {members - found.explore} branches" if members > found.explore else ""
     work = f"groups of {found.explore} explored episodes{with_branches}" + (
         f", read for {', '.join(passes)}" if passes else ""
@@ -256,71 +311,15 @@ def _credit_cost(recipe: Recipe, found: Episodes, machine: Machine | None) -> tu
     return work, seconds, (machine.base_gb + machine.parameters * machine.bytes / 1e9) * KEPT_BY_ALLOCATOR
 
 
-def _members(recipe: Recipe, found: Episodes) -> int:
-    """Episodes that a credit of groups weighs: explored ones, and branches where it trains on them too."""
-    credit = locate("perturn.training.credit_choice:make_credit")(recipe.credit) if recipe.credit else None
-    if not makes(recipe, "groups") or credit is None or not credit.traits.trains_branches:
-        return found.explore
-    return found.explore + _branches(recipe, found, found.policy_turns(True)).played
-
-
 def _controlled(found: Episodes, control: TurnControl) -> Episodes:
     """Lengths where turns are controlled, if every extension is given."""
     limit = (control.limit or found.limit) + (control.extend or 0) * control.times
     return replace(found, limit=limit, turns=min(found.turns, limit))
 
 
-def _branches(recipe: Recipe, found: Episodes, turns: float) -> Forecast:
-    """Expected play after the rollouts, which have so many turns."""
-    return explorer_of(recipe).forecast(found.explore, turns, found.turns)
-
-
-def _training_cost(
-    recipe: Recipe, stage: Stage, found: Episodes, machine: Machine | None
-) -> tuple[str, float | None, float | None]:
-    once = stage.section if stage.section in ("base", "sft") else None
-    settings, judges = recipe.training(stage.section), stage.section == REWARD_MODEL
-    assert settings is not None
-    on_pairs = judges or (once is None and makes(recipe, "pairs"))
-    own = recipe.rows.traits.source if recipe.rows and once is None and not judges else None
-    rows, what = getattr(found, once) if once else _members(recipe, found), "episodes"
-    if once is None and makes(recipe, "single", "labelled"):
-        rows = stage.iteration * _corrections(recipe, found) or rows
-        rows += (found.sft or found.expert) if starts_over(recipe) else found.explore
-    if on_pairs or own:
-        paths = RunPaths(run_folder(recipe))
-        made = paths.preferences(stage.mark) if judges else paths.pairs(stage.mark)
-        file = user_path(own, "rows.path") if own else made
-        assumed = round(KEPT * found.explore / 2) if judges else _pairs(recipe, found)  # of two episodes each
-        is_there = bool(own) or file.is_file()
-        rows = sum(1 for _ in read_rows(file)) if is_there else assumed
-        what = ("pairs" if on_pairs else "rows") + ("" if is_there else " (assumed)")
-    of_groups = once is None and not judges and makes(recipe, "groups")
-    tokens = trained_tokens(found, rows, on_pairs, own=of_groups)
-    work = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"
-    if machine is None:
-        return work, None, None
-    loss = locate("perturn.training.credit_choice:make_loss")(settings.loss)
-    seconds = training_seconds(machine, settings, tokens, loss.traits.needs_reference)
-    return work, seconds + fitting_seconds(machine, settings, rows), training_gb(machine, settings)
-
-
 def _cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _pairs(recipe: Recipe, found: Episodes) -> int:
-    """Pairs that are assumed: of explored episodes, or of the turns that branches, or nodes of a tree, begin at."""
-    groups = found.explore
-    if recipe.explore and recipe.explore.rounds and not recipe.explore.traits.expert:
-        groups = _branches(recipe, found, found.policy_turns(True)).points
-    return round(KEPT * groups)
-
-
-def _corrections(recipe: Recipe, found: Episodes) -> int:
-    """Episodes that an expert is assumed to take over; 0 where none does."""
-    return round(KEPT * found.explore) * recipe.rows.traits.corrects if recipe.rows else 0
 
 
 def _how(machine: Machine, found: Episodes) -> list[str]:
@@ -347,7 +346,8 @@ def print_plan(plan: Plan, console: Console) -> None:
     for step in _together(plan.steps):
         about = "" if step.state == "done" else "~"
         seconds = "" if step.seconds is None else f"{about}{_duration(step.seconds)}"
-        memory = "" if step.memory_gb is None else f"{about}{step.memory_gb:.1f} GB"
+        each = f" x {step.processes}" if step.processes > 1 and step.state != "done" else ""
+        memory = "" if step.memory_gb is None else f"{about}{step.memory_gb:.1f} GB{each}"
         table.add_row(step.name, step.state, step.work, seconds, memory)
     if plan.startup:
         about = f"~{_duration(plan.startup)}"
@@ -355,7 +355,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(f"{plan.run}: nothing was done; this is what would be.", soft_wrap=True)
     console.print(table)
     console.print(f"left to do: ~{_duration(plan.seconds)}", style="bold")
-    for line in plan.problems:
+    for line in plan.problems + plan.too_large:
         console.print(line, style="red", markup=False, soft_wrap=True)
     for line in plan.how:
         console.print(line, style="dim", soft_wrap=True)
@@ -378,6 +378,7 @@ def _together(steps: Sequence[Planned]) -> Iterator[Planned]:
             f"{several[0].work}, each time",
             sum(seconds) if seconds else None,
             max((step.memory_gb for step in several if step.memory_gb is not None), default=None),
+            several[0].processes,
         )
 
 

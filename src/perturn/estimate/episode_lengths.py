@@ -11,6 +11,7 @@ from typing import Any
 
 from perturn.chat.tokens import NO_TURN, Renderer
 from perturn.config.recipe import Recipe
+from perturn.config.stages import stages
 from perturn.data.run_folder import run_folder
 from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
@@ -64,6 +65,10 @@ class Episodes:
     """Seconds in which a world starts."""
     memory_gb: float = 0.0
     """Memory of this process and one world."""
+    turn_counts: tuple[int, ...] = ()
+    """Turns of explored episodes that are recorded, each."""
+    answer_tokens: tuple[int, ...] = ()
+    """Tokens of recorded actions, each."""
     source: str = "assumed, as no expert is to be seen"
     """Origin of the lengths."""
     problems: tuple[str, ...] = ()
@@ -136,8 +141,18 @@ def look_at_episodes(recipe: Recipe, panels: Panels | None, renderer: RendererOf
         world_seconds=starting,
         memory_gb=memory,
         problems=_problems(played),
+        turn_counts=_explored_turns(recipe),
         **lengths,
     )
+
+
+def _explored_turns(recipe: Recipe) -> tuple[int, ...]:
+    """Turns of the episodes of the last exploration of this run that is recorded."""
+    paths = RunPaths(run_folder(recipe))
+    explored = [stage.name for stage in stages(recipe) if stage.name.startswith("explore")]
+    files = [paths.trajectories(name) for name in reversed(explored)]
+    last = next((file for file in files if file.is_file()), None)
+    return () if last is None else tuple(len(each.turns) for each in read_trajectories(last) if each.turns)
 
 
 def _play(
@@ -171,11 +186,13 @@ def _problems(played: Iterable[Trajectory]) -> tuple[str, ...]:
     )
 
 
-def _lengths(shown: Sequence[Trajectory], renderer: Renderer) -> dict[str, float]:
-    """Mean lengths of some episodes, as `Episodes` has them."""
+def _lengths(shown: Sequence[Trajectory], renderer: Renderer) -> dict[str, Any]:
+    """Lengths of some episodes, as `Episodes` has them."""
     encoded = [renderer.encode(one, every_turn=True) for one in shown]
     first = [next(i for i, turn in enumerate(each.turn) if turn != NO_TURN) for each in encoded]
     said = sum(turn != NO_TURN for each in encoded for turn in each.turn)
+    counts = Counter((at, turn) for at, each in enumerate(encoded) for turn in each.turn if turn != NO_TURN)
     turns = sum(each.turns for each in encoded)
     heard = (sum(len(each.ids) for each in encoded) - said - sum(first)) / max(turns - len(encoded), 1)
-    return {"turns": turns / len(encoded), "prompt": fmean(first), "heard": heard, "said": said / turns}
+    mean = {"turns": turns / len(encoded), "prompt": fmean(first), "heard": heard, "said": said / turns}
+    return mean | {"answer_tokens": tuple(counts.values())}

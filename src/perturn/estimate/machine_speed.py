@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from perturn.chat.tokens import NO_TURN, Encoded
+from perturn.estimate.memory import ModelShape, model_shape
 from perturn.policy.logprobs import action_logprobs, prepare
 from perturn.policy.models import compute_dtype, context_length, device
 from perturn.policy.packing import lay_out
@@ -25,9 +26,7 @@ _MEASURED = 8192
 class Machine:
     """A model on this machine: its size, and the speed of matrix products of that size."""
 
-    parameters: int
-    layers: int
-    hidden: int
+    shape: ModelShape
     device: str
     bytes: int
     """Of a number in the type that is computed in."""
@@ -44,6 +43,16 @@ class Machine:
     trained: float | None = None
     """Seconds that a token takes in a forward and a backward pass, measured likewise."""
 
+    @property
+    def parameters(self) -> int:
+        """Of the model."""
+        return self.shape.parameters
+
+    @property
+    def layers(self) -> int:
+        """Of the model."""
+        return self.shape.layers
+
 
 def measure_machine(model: Any, setting: str, process_gb: float) -> Machine:
     """Time matrix products of a model's size for about a second; its weights are not read.
@@ -59,9 +68,7 @@ def measure_machine(model: Any, setting: str, process_gb: float) -> Machine:
     weight = torch.randn(text.hidden_size, 4 * text.hidden_size, device=where, dtype=dtype)
     many, few = (torch.randn(rows, len(weight), device=where, dtype=dtype) for rows in (1024, 16))
     return Machine(
-        parameters=sum(each.numel() for each in model.parameters()),
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
+        shape=model_shape(model),
         device=where.type,
         bytes=dtype.itemsize,
         many=2 * 1024 * weight.numel() / _seconds(lambda: many @ weight),

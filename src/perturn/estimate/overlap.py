@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import fmean
 
 from perturn.config.recipe import Recipe
 from perturn.estimate.episode_lengths import Episodes
-from perturn.estimate.loop_simulator import Loop, episode_seconds, expected_seconds
+from perturn.estimate.loop_simulator import Loop, episode_turns, expected_seconds
+from perturn.estimate.stage_costs import LAUNCH_SECONDS, LOADED_BYTES
 
 
 def predict(recipe: Recipe, found: Episodes, exploring: float, others: Iterable[float]) -> str:
@@ -21,18 +23,58 @@ def predict(recipe: Recipe, found: Episodes, exploring: float, others: Iterable[
     assert recipe.explore is not None
     slots = min(recipe.explore.concurrency, found.explore)
     shortest, longest = sorted((found.turns, found.limit))
-    turns = max(1.0, (shortest + longest) / 2)
+    counts, answers = found.turn_counts, found.answer_tokens or (1,)
+    turns = max(1.0, fmean(counts) if counts else (shortest + longest) / 2)
     turn = exploring * slots / (found.explore * turns)
-    episode = episode_seconds(
-        lambda random: max(1.0, random.uniform(shortest, longest)), lambda random: turn, lambda random: 0.0
+    step = min(turn, found.seconds)
+    a_token = (turn - step) / fmean(answers)
+    episode = episode_turns(
+        lambda random: random.choice(counts) if counts else max(1.0, random.uniform(shortest, longest)),
+        lambda random: a_token * random.choice(answers),
+        lambda random: step,
     )
     train = sum(others) / recipe.iterations
     apart, taking_turns = (
         expected_seconds(Loop(recipe.iterations, found.explore, slots, train, staleness), episode)
         for staleness in (recipe.staleness, 0)
     )
+    devices = (
+        "with the engine on the nodes of the cluster and training on this machine."
+        if replicas_of(recipe)
+        else "if the engine and the trainer have devices of their own. On one device they share its speed, and only "
+        "the time in which the engine waits for worlds is gained."
+    )
+    known = "turns as recorded" if counts else "turns between the expert's and the limit"
     return (
         f"Prediction: with staleness={recipe.staleness} the iterations take {100 * apart / taking_turns:.0f} % of the "
-        "time above, by a simulation of the loop, if the engine and the trainer have devices of their own. On one "
-        "device they share its speed, and only the time in which the engine waits for worlds is gained."
+        f"time above, by a simulation of the loop ({known}), {devices}"
     )
+
+
+def replicas_of(recipe: Recipe) -> int:
+    """Return the number of replicas of the policy on the nodes of a cluster; 0: the engine is in this process."""
+    return 0 if recipe.cluster is None else recipe.cluster.engines
+
+
+def side_by_side(recipe: Recipe, parameters: int) -> list[str]:
+    """Return sentences on replicas, and on the weights that an online run hands over.
+
+    Args:
+        recipe: Of the run.
+        parameters: Of the model.
+    """
+    told = []
+    if (nodes := replicas_of(recipe)) > 1:
+        told.append(f"Prediction: {nodes} replicas play, each as fast as an engine on this machine.")
+    if recipe.launch.processes > 1:
+        told.append(
+            f"Prediction: {recipe.launch.processes} processes share the passes of a training if each has a GPU, and "
+            f"the cores of this machine if not; they start within {LAUNCH_SECONDS:.0f} s."
+        )
+    if recipe.iterations > 1 and recipe.align is not None:
+        weights = 4 * parameters
+        told.append(
+            f"Prediction: each iteration hands {weights / 1e9:.2g} GB of weights to the engine through the run folder, "
+            f"which takes about {2 * weights / LOADED_BYTES:.0f} s of the time above."
+        )
+    return told

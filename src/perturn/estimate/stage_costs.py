@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from perturn.config.sections import Align, Train
 from perturn.estimate.episode_lengths import Episodes
+from perturn.estimate.memory import cache_bytes
 
 if TYPE_CHECKING:
     from perturn.estimate.machine_speed import Machine
@@ -21,14 +22,14 @@ PLAYING_SECONDS = 0.5
 """Time of a stage that plays, beside its episodes, worlds and weights: the tokenizer, the engine, the notes."""
 TRAINING_SECONDS = 2.0
 """Time of a training beside its steps and weights: encoding rows, making the trainer, checking the packed passes."""
+LAUNCH_SECONDS = 10.0
+"""Time in which the processes of a training start, which is mostly the time of their imports."""
 STEP_SECONDS = 0.03
 """Time of an optimizer step beside its passes."""
 REPORT_SECONDS = 2.0
 """Time of the report at the end of a run."""
 KEPT_BY_ALLOCATOR = 1.4
 """Memory held over memory needed."""
-LAYER_WIDTHS = 24
-"""Numbers that a layer keeps of a token for the backward pass, over the hidden size; 2 if checkpointed."""
 
 
 def judged_tokens(found: Episodes, episodes: int, *, at_turns: bool) -> float:
@@ -100,8 +101,16 @@ def trained_tokens(found: Episodes, rows: int, on_pairs: bool, own: bool = False
     return rows * sum(found.prompt + (turns - 1) * found.heard + turns * found.said for turns in sides)
 
 
-def training_seconds(machine: Machine, settings: Train, tokens: float, reads_reference: bool) -> float:
-    """Forward and backward passes, and the one forward pass of a reference."""
+def training_seconds(
+    machine: Machine, settings: Train, tokens: float, reads_reference: bool, processes: int = 1
+) -> float:
+    """Forward and backward passes, and the one forward pass of a reference, which every process makes.
+
+    Processes on GPUs have one each and share the passes; on a CPU they share its cores, so nothing is gained.
+    """
+    if processes > 1 and machine.device == "cuda":
+        alone = training_seconds(machine, settings, tokens, False) / processes
+        return alone + passing_seconds(machine, 2 * reads_reference * tokens)
     reference = passing_seconds(machine, 2 * reads_reference * tokens)
     if machine.trained is not None:
         again = machine.passed or 0.0 if settings.gradient_checkpointing else 0.0
@@ -110,8 +119,13 @@ def training_seconds(machine: Machine, settings: Train, tokens: float, reads_ref
     return reference + passing_seconds(machine, passes * settings.epochs * tokens)
 
 
-def fitting_seconds(machine: Machine, settings: Train, rows: int) -> float:
-    """Time of a training beside its passes: weights are loaded and saved, and optimizer steps are taken."""
+def fitting_seconds(machine: Machine, settings: Train, rows: int, processes: int = 1) -> float:
+    """Time of a training beside its passes: weights are loaded and saved, and optimizer steps are taken.
+
+    Several processes are started for each training.
+    """
+    if processes > 1:
+        return fitting_seconds(machine, settings, rows) + machine.crowd * LAUNCH_SECONDS
     minibatches = settings.minibatches if isinstance(settings, Align) else None
     steps = settings.epochs * (minibatches or ceil(rows / settings.batch_size))
     return machine.crowd * (
@@ -127,9 +141,17 @@ def passing_seconds(machine: Machine, operations: float) -> float:
     return machine.crowd * operations * machine.parameters / (machine.many * efficiency)
 
 
-def training_gb(machine: Machine, settings: Train) -> float:
-    """Weights, gradients and Adam's two moments in float32, and activations of one token budget."""
-    held = machine.parameters * (4 if settings.lora else 16)
-    widths = LAYER_WIDTHS + (machine.layers - 1) * (2 if settings.gradient_checkpointing else LAYER_WIDTHS)
-    activations = settings.token_budget * widths * machine.hidden * machine.bytes
-    return (machine.base_gb + (held + activations) / 1e9) * KEPT_BY_ALLOCATOR
+def playing_gb(machine: Machine, found: Episodes, together: int, learned: bool, limit: float | None) -> float:
+    """Memory of a process that plays: what it holds without a model, the weights, and keys and values.
+
+    Args:
+        machine: Model and machine.
+        found: Lengths of episodes.
+        together: Conversations at the same time.
+        learned: Whether the policy was taught by the expert.
+        limit: Gigabytes of keys and values that the engine keeps at most; None: not known.
+    """
+    tokens = found.prompt + found.policy_turns(learned) * (found.heard + found.said)
+    cache = together * tokens * cache_bytes(machine.shape, machine.bytes) / 1e9
+    weights = machine.parameters * machine.bytes / 1e9
+    return (machine.base_gb + weights + min(cache, limit or cache)) * KEPT_BY_ALLOCATOR

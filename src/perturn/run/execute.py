@@ -36,7 +36,8 @@ from perturn.run.judging.judged_rewards import ENGINE
 from perturn.run.judging.side_engines import check_side_engine
 from perturn.run.protocol_rules import make_protocol, ruled
 from perturn.run.recorded_inputs import note_inputs, refuse_changed
-from perturn.run.session import Session, backend_settings, engine_settings, make_renderer, world_maker
+from perturn.run.served_policy import engine_settings
+from perturn.run.session import Session, backend_settings, make_renderer, world_maker
 from perturn.run.stages.branch_stage import check_explorer
 from perturn.run.stages.measure_distance import check_corrector, check_pathfinder
 from perturn.run.stages.pretraining_stage import check_teacher
@@ -110,8 +111,10 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
             f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
             "or do without training: perturn collect, pair, evaluate or report."
         )
-    if trains_here and "models" in backend_settings(recipe).traits.provides:
-        _refuse_gpus(recipe)
+    if trains_here:
+        for each in planned(recipe) if command is None else [recipe]:
+            if "models" in backend_settings(each).traits.provides:
+                _refuse_gpus(each)
 
 
 def _refuse_gpus(recipe: Recipe) -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from perturn.data.run_lock import RunLock
 from perturn.display.progress_bars import console
+from perturn.errors import ConfigError
 from perturn.io.atomic_write import write_whole, writing
 from perturn.study.cell_processes import Processes
 from perturn.study.cluster_cells import Nodes
@@ -25,11 +26,18 @@ from perturn.study.tables.study_page import write_study_page
 from perturn.table import locate
 
 
-def open_study(file: Path, overrides: Sequence[str] = ()) -> Board:
-    """Read a study and see how far it is; nothing is written."""
+def open_study(file: Path, overrides: Sequence[str] = (), workers: int | None = None) -> Board:
+    """Read a study and see how far it is; nothing is written.
+
+    Args:
+        file: Of the study.
+        overrides: `key=value` words.
+        workers: Cells at the same time; None: as the study says.
+    """
     board = Board(open_plan(file, overrides))
     board.kept.refuse_loss(board.cells())
     check_study(board.plan.study, board.possible(), trains_here=board.plan.cluster is None)
+    cells_at_once(board, workers)
     return board
 
 
@@ -45,6 +53,7 @@ def run_study(board: Board, workers: int | None = None) -> Path:
 
     Raises:
         InUseError: If another process works on the study.
+        ConfigError: If so many cells had to share cores or GPUs.
     """
     study = board.plan.study
     files = Files(study.folder)
@@ -54,7 +63,7 @@ def run_study(board: Board, workers: int | None = None) -> Path:
     try:
         _write_study(files, study)
         with screen.shown(board):
-            Conductor(board, _crew(board, workers or study.workers), files, screen.tell).run()
+            Conductor(board, _crew(board, workers), files, screen.tell).run()
     finally:
         write_results(files, board)
         lock.release()
@@ -66,10 +75,51 @@ def _write_study(files: Files, study: Study) -> None:
     write_whole(files.study, yaml.safe_dump(dataclasses.asdict(study), sort_keys=False))
 
 
+def cells_at_once(board: Board, workers: int | None = None) -> int | None:
+    """Return how many cells are done at the same time; None: as many as the nodes of the cluster have room for.
+
+    Args:
+        board: Of the study.
+        workers: As `--workers` says; None: as the study says. Where both say nothing, a cell gets a core for each of
+            its training processes, and the GPUs of a machine are one cell's at a time.
+
+    Raises:
+        ConfigError: If the training processes of cells that run together had to share cores or GPUs.
+    """
+    study, cluster = board.plan.study, board.plan.cluster
+    workers, trains = workers or study.workers, study.again is None
+    processes = max((cell.recipe.launch.processes for cell in board.possible() if trains), default=1)
+    if cluster is not None:
+        gpus = cluster.engine_gpus
+        name, given = ("engine_gpus", gpus) if gpus else ("engine_cpus", cluster.engine_cpus)
+        if processes > max(1, given):
+            raise ConfigError(
+                f"launch.processes={processes} needs as many devices for a cell, and cluster.{name}={given:g} gives it "
+                f"{given:g}; set cluster.{name}={processes}, or launch.processes=1."
+            )
+        return workers
+    cores, here = _cores(), locate("perturn.policy.models:device")().type
+    if processes == 1:
+        return workers or (cores if here == "cpu" else 1)
+    most = max(1, cores // processes) if here == "cpu" else 1
+    if workers is not None and workers > most:
+        what = f"{cores} cores" if here == "cpu" else "GPUs of this machine, which all cells would train on"
+        raise ConfigError(
+            f"{workers} workers with launch.processes={processes} would be {workers * processes} training processes on "
+            f"the {what}; set workers={most}, or launch.processes=1."
+        )
+    return workers or most
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _crew(board: Board, workers: int | None) -> Crew:
     """Who does the cells: the nodes of the recipe's cluster, or this machine."""
+    size = cells_at_once(board, workers)
     if board.plan.cluster is not None:
-        return Nodes(board.plan.cluster, board.plan.study.folder, workers)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    size = workers or (cores if locate("perturn.policy.models:device")().type == "cpu" else 1)
-    return Processes(size, max(1, cores // size))
+        return Nodes(board.plan.cluster, board.plan.study.folder, size)
+    assert size is not None
+    return Processes(size, max(1, _cores() // size))

@@ -84,7 +84,8 @@ class Study:
     compare: list[list[Side]] = field(default_factory=list)
     """Further comparisons, beside each method with the baseline; sides as in `primary`."""
     workers: Annotated[int, COUNT] | None = None
-    """Cells worked on at the same time; None: as many as there are cores, or one where there is a GPU."""
+    """Cells worked on at the same time; None: as many as there are cores for their training processes, or one where
+    there is a GPU."""
     output: str = "studies/results"
     share: list[str] = field(default_factory=list)
     """Other studies under `output` whose finished stages are taken over where they would be made the same here."""

@@ -7,12 +7,16 @@ model is divided before accelerate sees it, on CPUs and on GPUs by the same line
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -24,10 +28,11 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import Trainer
+from transformers import AutoModelForCausalLM, Trainer
 from transformers.trainer import FSDP_MODEL_NAME, OPTIMIZER_NAME, SCHEDULER_NAME
+from transformers.utils.peft_utils import ADAPTER_SAFE_WEIGHTS_NAME
 
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, ModelError
 from perturn.policy.models import resuming
 
 _WEIGHTS, _OPTIMIZER = f"{FSDP_MODEL_NAME}_0", "optimizer_0"
@@ -85,6 +90,18 @@ def _whole(value: Any, keep: bool) -> Any:
     if isinstance(value, DTensor):
         value = value.full_tensor()
     return (value.cpu() if isinstance(value, Tensor) else value) if keep else None
+
+
+@contextmanager
+def _reading(checkpoint: str | None) -> Iterator[None]:
+    """Read a checkpoint in the block, with errors for the user, also where torch raises no `Exception`."""
+    with resuming(checkpoint), warnings.catch_warnings():
+        # One process may read what several have written.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        try:
+            yield
+        except CheckpointException as error:
+            raise RuntimeError(next(f"{failed[0]}" for failed in error.failures.values())) from error
 
 
 class ShardedTrainer(Trainer):
@@ -145,16 +162,35 @@ class ShardedTrainer(Trainer):
             torch.save(self.lr_scheduler.state_dict(), folder / SCHEDULER_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        with resuming(resume_from_checkpoint):
-            if self.is_fsdp_enabled or not (Path(resume_from_checkpoint) / _WEIGHTS).is_dir():
+        folder = Path(resume_from_checkpoint)
+        in_parts = (folder / _WEIGHTS).is_dir()
+        with _reading(resume_from_checkpoint):
+            if self.is_divided and not in_parts:
+                self._load_whole_weights(folder)
+            elif in_parts and not self.is_fsdp_enabled:
+                whole = {"model": get_model_state_dict(self.model)}
+                load(whole, storage_reader=FileSystemReader(folder / _WEIGHTS))
+                set_model_state_dict(self.model, whole["model"])
+            else:
                 super()._load_from_checkpoint(resume_from_checkpoint, model)
-                return
-            whole = {"model": get_model_state_dict(self.model)}
-            load(whole, storage_reader=FileSystemReader(Path(resume_from_checkpoint) / _WEIGHTS))
-            set_model_state_dict(self.model, whole["model"])
+
+    def _load_whole_weights(self, folder: Path) -> None:
+        """Read the weights of a training of whole copies, and keep this process's part.
+
+        Raises:
+            ModelError: If they are adapters, beneath which a divided model has other weights.
+        """
+        if (folder / ADAPTER_SAFE_WEIGHTS_NAME).is_file():
+            raise ModelError(
+                f"checkpoint '{folder}' is of a training that kept the weights beneath its adapters in float32, and "
+                "launch.sharding=fsdp2 keeps them in bfloat16; go on with launch.sharding=none, or remove that folder: "
+                "the training then begins anew."
+            )
+        whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+        set_model_state_dict(self.model, whole, options=StateDictOptions(full_state_dict=True))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with resuming(checkpoint):
+        with _reading(checkpoint):
             folder = Path(checkpoint or "")
             if self.is_fsdp_enabled and checkpoint is not None and (folder / OPTIMIZER_NAME).is_file():
                 self._load_whole_optimizer(folder)

@@ -1,0 +1,312 @@
+"""The most memory that a training process needs on the CPU, against `perturn.estimate.memory.training_memory`.
+
+    python benchmarks/memory.py --out benchmarks/memory.json
+
+Llamas drawn at random are trained for two steps of AdamW, each case in processes of its own. Measured is the highest
+resident memory of a process while it trains, less what it held before the model was loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from perturn.free_memory import release_memory
+
+SMALLEST = "0.1M"
+SIZES = {  # hidden, layers, feed-forward, heads, key heads, vocabulary
+    SMALLEST: (64, 2, 128, 4, 4, 512),
+    "5M": (256, 6, 688, 4, 4, 8192),
+    "15M": (384, 8, 1024, 6, 6, 8192),
+    "135M": (576, 30, 1536, 9, 3, 49152),
+}
+PROMPT, ANSWER = 20, 10
+"""Times that a conversation's prompt and answer say `take mug 2 .`, in four words."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training."""
+
+    size: str
+    rows: int
+    """Conversations of an optimizer step."""
+    passes: int = 1
+    """Of an optimizer step, each on equally many rows."""
+    rank: int = 0
+    """Of adapters; 0: all weights are trained."""
+    checkpointing: bool = False
+    bfloat16: bool = False
+    processes: int = 1
+    sharding: str = "none"
+
+
+CASES = [
+    Case("5M", 8),
+    Case("5M", 8, checkpointing=True),
+    Case("5M", 8, passes=4),
+    Case("5M", 8, rank=16),
+    Case("5M", 8, rank=16, checkpointing=True),
+    Case("5M", 8, bfloat16=True),
+    Case("5M", 8, bfloat16=True, checkpointing=True),
+    Case("5M", 8, bfloat16=True, rank=16),
+    Case("5M", 8, bfloat16=True, processes=2, sharding="fsdp2"),
+    Case("5M", 8, bfloat16=True, processes=2, sharding="fsdp2", checkpointing=True),
+    Case("15M", 8),
+    Case("15M", 8, checkpointing=True),
+    Case("15M", 8, passes=2),
+    Case("15M", 8, rank=16),
+    Case("15M", 8, rank=16, checkpointing=True),
+    Case("135M", 2),
+    Case("135M", 2, passes=2),
+    Case("135M", 2, checkpointing=True),
+    Case("135M", 2, rank=16),
+    Case("135M", 2, rank=16, checkpointing=True),
+    Case("135M", 2, processes=2),
+    Case("135M", 2, processes=2, sharding="fsdp2"),
+    Case("135M", 2, processes=2, sharding="fsdp2", checkpointing=True),
+    Case("135M", 2, processes=2, sharding="fsdp2", rank=16),
+    Case("135M", 4, processes=4, sharding="fsdp2"),
+]
+
+
+def said(start: int, times: int) -> str:
+    """A text of four words each time."""
+    return " ".join(f"take mug {(start + each) % 50} ." for each in range(times))
+
+
+def conversations(rows: int) -> list[dict[str, Any]]:
+    """Conversations that share no beginning."""
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": said(n, PROMPT)},
+                {"role": "assistant", "content": said(n, ANSWER)},
+            ]
+        }
+        for n in range(rows)
+    ]
+
+
+def begin(folder: Path, size: str) -> None:
+    """Write the policy that a training begins with."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from perturn.chat.word_tokenizer import make_tokenizer
+
+    told = [message["content"] for row in conversations(50) for message in row["messages"]]
+    tokenizer = make_tokenizer(told, 4096)
+    hidden, layers, mlp, heads, key_heads, vocabulary = SIZES[size]
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        intermediate_size=mlp,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def resident(field: str) -> int:
+    """Bytes of resident memory: `VmHWM`, the highest, or `VmRSS`, now."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.partition(f"{field}:")[2].split()[0]) * 1024
+
+
+def settings(folder: Path, case: Case, row: int) -> Any:
+    """Return the settings of a training on conversations of so many tokens."""
+    from perturn import TurnConfig
+    from perturn.training.sharding import fsdp2
+
+    each = case.rows // case.processes
+    return TurnConfig(
+        output_dir=str(folder / "out"),
+        use_cpu=True,
+        bf16=case.bfloat16,
+        report_to=[],
+        disable_tqdm=True,
+        loss="sft",
+        token_budget=row * each // case.passes,
+        activation_checkpointing=case.checkpointing,
+        per_device_train_batch_size=each,
+        max_steps=2,
+        save_strategy="no",
+        **(fsdp2(False) if case.sharding == "fsdp2" else {}),
+    )
+
+
+def train(folder: Path, case: Case) -> tuple[Any, int]:
+    """Train; return the sizes of the model and the tokens of a conversation."""
+    from perturn.backends.local_training import LocalTraining
+    from perturn.config.sections import Lora
+    from perturn.estimate.memory import model_shape
+
+    training, lora = LocalTraining(), Lora(rank=case.rank) if case.rank else None
+    data = conversations(case.rows)
+    model, tokenizer = training.begin(str(folder / case.size), [], 0, lora, False)
+    row = len(tokenizer.apply_chat_template(data[0]["messages"])["input_ids"])
+    shape, args = model_shape(model), settings(folder, case, row)
+    trainer = training.trainer(model, None, lora, args=args, train_dataset=data, processing_class=tokenizer)
+    trainer.train()
+    return shape, row
+
+
+def tensor_watch() -> Any:
+    """Return a context that counts the bytes of the tensors that are made in it, as `now` and `most`."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Watch(TorchDispatchMode):
+        now = most = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._known: set[int] = set()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            for each in tree_leaves(made):
+                if isinstance(each, torch.Tensor):
+                    self._count(getattr(each, "_local_tensor", each))
+            return made
+
+        def _count(self, tensor: torch.Tensor) -> None:
+            storage = tensor.untyped_storage()
+            key, size = storage._cdata, storage.nbytes()
+            if key not in self._known:
+                self._known.add(key)
+                self.now += size
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self._gone, key, size)
+
+        def _gone(self, key: int, size: int) -> None:
+            self._known.discard(key)
+            self.now -= size
+
+    return Watch()
+
+
+def work(folder: Path, case: Case) -> None:
+    """Train in one of the processes; write what it measured."""
+    from perturn.estimate.memory import training_memory
+
+    rank, each = int(os.environ.get("RANK", 0)), case.rows // case.processes
+    train(folder, replace(case, size=SMALLEST, rows=case.processes * case.passes))  # has all imports done
+    release_memory()
+    Path("/proc/self/clear_refs").write_text("5")  # resets the highest resident memory
+    before = resident("VmRSS")
+    with nullcontext() if case.processes > 1 else tensor_watch() as watch:
+        shape, row = train(folder, case)
+    formula = training_memory(
+        shape,
+        tokens=row * each // case.passes,
+        loss_tokens=(4 * ANSWER + 1) * each // case.passes,
+        compute_bytes=2 if case.bfloat16 else 4,
+        device="cpu",
+        adapters=shape.adapters(case.rank) if case.rank else 0,
+        checkpointing=case.checkpointing,
+        processes=case.processes,
+        sharding=case.sharding,
+        passes=case.passes,
+        reads_reference=False,
+    )
+    found = {
+        "parameters": shape.parameters,
+        "tokens_a_pass": row * each // case.passes,
+        "before": before,
+        "held": resident("VmHWM") - before,
+        "used": watch.most if watch is not None else None,
+        "formula": formula.to_dict(),
+    }
+    (folder / f"found-{rank}.json").write_text(json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads sometimes abort the interpreter on its way out
+
+
+def measure(folder: Path, case: Case) -> dict[str, Any]:
+    """Train in fresh processes; return the case, what was measured in the largest process, and the formula."""
+    from perturn.run.launch.driver import FREED
+
+    for size in (SMALLEST, case.size):
+        if not (folder / size).is_dir():
+            begin(folder / size, size)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = os.environ | {"OMP_NUM_THREADS": "1", "PERTURN_CACHE": str(folder / "cache")}
+    own: list[dict[str, str]] = [{}]
+    if case.processes > 1:
+        common |= FREED if case.sharding == "fsdp2" else {}  # as the driver of a run starts them
+        common |= {"WORLD_SIZE": str(case.processes), "LOCAL_WORLD_SIZE": str(case.processes)}
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(case.processes)]
+    command = [sys.executable, __file__, "--work", str(folder), "--case", json.dumps(asdict(case))]
+    processes = [subprocess.Popen(command, env=common | each) for each in own]
+    codes = [each.wait() for each in processes]
+    if any(codes):
+        raise SystemExit(f"a process of {case} failed")
+    ranks = [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(case.processes)]
+    return {**asdict(case), **max(ranks, key=lambda each: float(each["held"]))}
+
+
+def show(row: dict[str, Any]) -> str:
+    """Return a line of the table."""
+    how = f"rank {row['rank']}" if row["rank"] else "all weights"
+    how += ", checkpointing" * row["checkpointing"] + (", bfloat16" if row["bfloat16"] else ", float32")
+    where = f"{row['processes']} x {row['sharding']}" if row["processes"] > 1 else "1"
+    gb = {name: row[name] and f"{row[name] / 1e9:.3f}" for name in ("used", "held")}
+    ratios = [row[name] and f"{row['formula']['peak'] / row[name]:.2f}" for name in ("used", "held")]
+    return (
+        f"| {row['size']} | {how} | {where} | {row['passes']} | {row['formula']['peak'] / 1e9:.3f} | {gb['used']} | "
+        f"{ratios[0]} | {gb['held']} | {ratios[1]} |"
+    )
+
+
+def main() -> None:
+    """Measure, print and write the rows."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", help="cases whose description contains this")
+    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work is not None:
+        work(options.work, Case(**json.loads(options.case)))
+    rows = []
+    print(
+        "| size | training | processes | passes | formula GB | used GB | formula / used | held GB | formula / held |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as place:
+        for case in CASES:
+            if options.only is None or options.only in str(case):
+                rows.append(measure(Path(place), case))
+                print(show(rows[-1]), flush=True)
+    if options.out is not None:
+        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""Whether a training fits on a GPU, and which settings would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import ceil
+from operator import le
+from typing import Any
+
+import torch
+
+from perturn.config.recipe import Recipe
+from perturn.config.sections import Align, Base, Launch, Lora, Sft, Train
+from perturn.config.stages import Stage
+from perturn.estimate.episode_lengths import Episodes
+from perturn.estimate.machine_speed import Machine
+from perturn.estimate.memory import ModelShape, TrainingMemory, cache_bytes, training_memory
+from perturn.estimate.overlap import replicas_of
+from perturn.estimate.training_work import Work
+from perturn.run.served_policy import engine_settings
+from perturn.training.credit_choice import make_loss
+
+KEPT = {"cpu": 1.15, "cuda": 1.1}
+"""Memory that a process holds over the bytes of its tensors, by device, for what the allocator keeps."""
+ACCURACY = (
+    "Accuracy of the memory of trainings: a formula, within 0 % of 0 cases measured on a CPU; docs/how-to/estimate.md "
+    "has the cases. What other programs hold is not counted."
+)
+GPU_PROCESS = 0.5e9
+"""Bytes that a process takes on a GPU without a model."""
+_SHOWN = 5
+"""Remedies that are shown, at most."""
+_PROCESSES = (2, 4, 8, 16)
+"""Numbers of processes that a remedy may suggest."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training, with all that decides its memory beside the device."""
+
+    shape: ModelShape
+    settings: Train
+    launch: Launch
+    rows: int
+    row_tokens: float
+    """Tokens of a row, on average."""
+    loss_share: float
+    """Share of the tokens that carry loss."""
+    compute_bytes: int
+    """Of a number in the type that is computed in."""
+    reads_reference: bool = True
+    """Whether the loss reads a reference, which each process computes with the whole model."""
+    second_reference: bool = False
+    """Whether the reference is another model than the one that training begins with."""
+
+    def memory(self, device: str) -> TrainingMemory:
+        """Return the memory of one of its processes by formula."""
+        settings, launch = self.settings, self.launch
+        minibatches = settings.minibatches if isinstance(settings, Align) else None
+        rows = ceil(self.rows / minibatches) if minibatches else min(settings.batch_size, self.rows)
+        of_step = max(1, ceil(rows / launch.processes)) * self.row_tokens
+        tokens = max(1, round(min(settings.token_budget, of_step)))
+        return training_memory(
+            self.shape,
+            tokens=tokens,
+            loss_tokens=max(1, round(self.loss_share * tokens)),
+            compute_bytes=self.compute_bytes,
+            device=device,
+            adapters=self.shape.adapters(settings.lora.rank) if settings.lora else 0,
+            checkpointing=settings.gradient_checkpointing,
+            processes=launch.processes,
+            sharding=launch.sharding,
+            cpu_offload=launch.cpu_offload,
+            passes=ceil(of_step / tokens),
+            reads_reference=self.reads_reference,
+            second_reference=self.reads_reference and self.second_reference,
+        )
+
+
+def training_of(
+    recipe: Recipe, stage: Stage, work: Work, found: Episodes, machine: Machine, device: str
+) -> Training:
+    """Return a training stage with all that decides its memory on a device, cpu or cuda."""
+    bfloat16 = machine.bytes == 2 if device == machine.device else recipe.model.dtype != "float32"
+    heard, said = found.prompt + (found.turns - 1) * found.heard, found.turns * found.said
+    on_all = isinstance(work.settings, Sft) and work.settings.loss_on == "all"
+    return Training(
+        shape=machine.shape,
+        settings=work.settings,
+        launch=recipe.launch,
+        rows=max(1, work.rows),
+        row_tokens=max(1.0, work.tokens / max(1, work.rows)),
+        loss_share=1.0 if on_all else said / (heard + said),
+        compute_bytes=2 if bfloat16 else 4,
+        reads_reference=make_loss(work.settings.loss).traits.needs_reference,
+        second_reference=bool(stage.reference) and stage.reference != stage.start,
+    )
+
+
+def engine_bytes(recipe: Recipe, stage: Stage, found: Episodes, training: Training) -> float:
+    """Return the bytes that an engine holds beside a training: in an online run it stays open, with its cache."""
+    if recipe.iterations == 1 or stage.section != "align" or replicas_of(recipe) or recipe.explore is None:
+        return 0.0
+    tokens = found.prompt + found.policy_turns(learned=True) * (found.heard + found.said)
+    together = min(recipe.explore.concurrency, max(1, found.explore))
+    cache = together * tokens * cache_bytes(training.shape, training.compute_bytes)
+    limit = engine_settings(recipe).traits.cache_gigabytes
+    return training.shape.parameters * training.compute_bytes + min(cache, limit * 1e9 if limit else cache)
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs that a dry run is made for."""
+
+    gigabytes: float | None
+    """Of one GPU; None: not known."""
+    count: int | None = None
+    """On this machine; None: not known."""
+
+
+def gpus_here(gigabytes: float | None) -> Gpus:
+    """Return the GPUs of this machine, or GPUs of a size that was given."""
+    count = torch.cuda.device_count()
+    if gigabytes is not None or not count:
+        return Gpus(gigabytes)
+    return Gpus(min(torch.cuda.get_device_properties(n).total_memory for n in range(count)) / 1e9, count)
+
+
+def needed(training: Training, device: str, beside: float = 0.0) -> float:
+    """Return the bytes that one process of a training needs on its device.
+
+    Args:
+        training: The training.
+        device: cpu or cuda.
+        beside: Bytes of the process without a model, and of an engine that stays open.
+    """
+    return training.memory(device).peak * KEPT[device] + beside
+
+
+def remedies(training: Training, size: float, beside: float = 0.0) -> list[str]:
+    """Return settings with which a training would fit on GPUs of a size, the fewest changes first.
+
+    Args:
+        training: A training that does not fit.
+        size: Bytes of a GPU.
+        beside: Bytes on the GPU that are not the training's.
+    """
+    choices = [[Change(), *each] for each in _choices(training)]
+    found: list[tuple[int, ...]] = []
+    words = []
+    for levels in sorted(product(*(range(len(each)) for each in choices)), key=_changed):
+        if any(all(map(le, less, levels)) for less in found):
+            continue  # less is enough
+        chosen = [each[level] for each, level in zip(choices, levels, strict=True)]
+        settings, launch = training.settings, training.launch
+        for change in chosen:
+            settings, launch = replace(settings, **change.settings), replace(launch, **change.launch)
+        batch = settings.batch_size
+        if not isinstance(settings, Align) or settings.minibatches is None:
+            settings = replace(settings, batch_size=ceil(batch / launch.processes) * launch.processes)
+        if needed(replace(training, settings=settings, launch=launch), "cuda", beside) <= size:
+            found.append(levels)
+            words.append(" and ".join(change.words for change in chosen if change.words))
+    return words
+
+
+@dataclass(frozen=True)
+class Change:
+    """Other values of some settings."""
+
+    words: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    launch: dict[str, Any] = field(default_factory=dict)
+
+
+def _changed(levels: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """How many settings change, and how far."""
+    return sum(level > 0 for level in levels), levels
+
+
+def _choices(training: Training) -> Iterator[list[Change]]:
+    """Yield the values that each setting may take instead, from the smallest change on."""
+    settings, launch = training.settings, training.launch
+    yield (
+        []
+        if settings.gradient_checkpointing
+        else [Change("gradient_checkpointing=true", {"gradient_checkpointing": True})]
+    )
+    yield [] if settings.lora or isinstance(settings, Base) else [Change("lora={rank: 16}", {"lora": Lora()})]
+    budgets = (settings.token_budget // part for part in (2, 4, 8))
+    yield [Change(f"token_budget={each}", {"token_budget": each}) for each in budgets if each >= 1024]
+    divided = []
+    for offload in (False, True):
+        for processes in _PROCESSES:
+            if processes >= launch.processes:
+                section = {"processes": processes, "sharding": "fsdp2", "cpu_offload": offload}
+                more = ", cpu_offload: true" * offload
+                words = f"launch={{processes: {processes}, sharding: fsdp2{more}}}"
+                divided.append(Change(words, launch=section))
+    yield divided
+
+
+def say_fit(name: str, training: Training, gpus: Gpus, engine: float = 0.0) -> tuple[str, bool]:
+    """Return a sentence on the GPU memory that a training needs, and whether the training fits as far as is known.
+
+    Args:
+        name: Of the stage.
+        training: The training.
+        gpus: The GPUs that it is for.
+        engine: Bytes that an engine holds on the first GPU while it trains.
+    """
+    found, beside = training.memory("cuda"), GPU_PROCESS + engine
+    need, launch = needed(training, "cuda", beside), training.launch
+    parts = {key: value for key, value in found.to_dict().items() if key not in ("peak", "host", "start")}
+    listed = ", ".join(f"{key} {value / 1e9:.1f}" for key, value in parts.items() if value >= 5e7)
+    each = f"each of {launch.processes} GPUs" if launch.processes > 1 else "a GPU"
+    said = (
+        f"Prediction: {name} needs {need / 1e9:.1f} GB of {each} ({listed or 'little'} GB, not all at a time"
+    )
+    said += f"; an engine beside it holds {engine / 1e9:.1f}" * bool(engine) + ")"
+    if launch.processes > 1 or launch.cpu_offload:
+        said += f" and {launch.processes * found.host / 1e9:.0f} GB of the machine's memory"
+    if gpus.gigabytes is None:
+        return f"{said}.", True
+    if need <= gpus.gigabytes * 1e9:
+        return f"{said}, and fits in {gpus.gigabytes:.0f} GB.", True
+    ways = remedies(training, gpus.gigabytes * 1e9, beside)
+    if not ways:
+        return f"{said}. It does not fit in {gpus.gigabytes:.0f} GB, with no setting that was tried.", False
+    section = f"Each of these would make it fit: {'; '.join(ways[:_SHOWN])}."
+    return f"{said}. It does not fit in {gpus.gigabytes:.0f} GB. {section}", False

@@ -1,0 +1,85 @@
+"""Work of the trainings of a run: their rows and tokens, as far as these are known before they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perturn.config.recipe import REWARD_MODEL, Recipe
+from perturn.config.sections import Train
+from perturn.config.stages import Stage, makes, starts_over
+from perturn.data.run_folder import run_folder
+from perturn.data.run_paths import RunPaths
+from perturn.estimate.episode_lengths import Episodes
+from perturn.estimate.stage_costs import trained_tokens
+from perturn.explore.protocol import Forecast
+from perturn.formats.read_rows import read_rows
+from perturn.io.read_input import user_path
+from perturn.run.stages.branch_stage import explorer_of
+from perturn.table import locate
+
+KEPT = 0.75
+"""Share of explored episodes assumed to become pairs, or to be corrected, before that is known."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Rows of a training, and the tokens of one epoch."""
+
+    settings: Train
+    rows: int
+    tokens: float
+    text: str
+    """The work in words."""
+
+
+def training_work(recipe: Recipe, stage: Stage, found: Episodes) -> Work:
+    """Return the work of a training stage."""
+    once = stage.section if stage.section in ("base", "sft") else None
+    settings, judges = recipe.training(stage.section), stage.section == REWARD_MODEL
+    assert settings is not None
+    on_pairs = judges or (once is None and makes(recipe, "pairs"))
+    own = recipe.rows.traits.source if recipe.rows and once is None and not judges else None
+    rows, what = getattr(found, once) if once else weighed_episodes(recipe, found), "episodes"
+    if once is None and makes(recipe, "single", "labelled"):
+        rows = stage.iteration * corrected_episodes(recipe, found) or rows
+        rows += (found.sft or found.expert) if starts_over(recipe) else found.explore
+    if on_pairs or own:
+        paths = RunPaths(run_folder(recipe))
+        made = paths.preferences(stage.mark) if judges else paths.pairs(stage.mark)
+        file = user_path(own, "rows.path") if own else made
+        assumed = (
+            round(KEPT * found.explore / 2) if judges else assumed_pairs(recipe, found)
+        )  # of two episodes
+        is_there = bool(own) or file.is_file()
+        rows = sum(1 for _ in read_rows(file)) if is_there else assumed
+        what = ("pairs" if on_pairs else "rows") + ("" if is_there else " (assumed)")
+    of_groups = once is None and not judges and makes(recipe, "groups")
+    tokens = trained_tokens(found, rows, on_pairs, own=of_groups)
+    text = f"{rows} {what}, {settings.epochs:g} epochs, about {tokens * settings.epochs / 1000:.0f}k tokens"
+    return Work(settings, rows, tokens, text)
+
+
+def weighed_episodes(recipe: Recipe, found: Episodes) -> int:
+    """Episodes that a credit of groups weighs: explored ones, and branches where it trains on them too."""
+    credit = locate("perturn.training.credit_choice:make_credit")(recipe.credit) if recipe.credit else None
+    if not makes(recipe, "groups") or credit is None or not credit.traits.trains_branches:
+        return found.explore
+    return found.explore + expected_branches(recipe, found, found.policy_turns(True)).played
+
+
+def expected_branches(recipe: Recipe, found: Episodes, turns: float) -> Forecast:
+    """Expected play after the rollouts, which have so many turns."""
+    return explorer_of(recipe).forecast(found.explore, turns, found.turns)
+
+
+def assumed_pairs(recipe: Recipe, found: Episodes) -> int:
+    """Pairs that are assumed: of explored episodes, or of the turns that branches, or nodes of a tree, begin at."""
+    groups = found.explore
+    if recipe.explore and recipe.explore.rounds and not recipe.explore.traits.expert:
+        groups = expected_branches(recipe, found, found.policy_turns(True)).points
+    return round(KEPT * groups)
+
+
+def corrected_episodes(recipe: Recipe, found: Episodes) -> int:
+    """Episodes that an expert is assumed to take over; 0 where none does."""
+    return round(KEPT * found.explore) * recipe.rows.traits.corrects if recipe.rows else 0

@@ -1,0 +1,187 @@
+"""Memory of a training by formula: parts worked by hand, what fits on a GPU, and one measured training."""
+
+from dataclasses import replace
+
+import pytest
+
+from perturn.config.sections import Base, Launch, Lora, Train
+from perturn.estimate.dry_run import make_plan
+from perturn.estimate.fit import ACCURACY, Gpus, Training, remedies, say_fit
+from perturn.estimate.memory import ModelShape, cache_bytes, model_shape, training_memory
+from perturn.policy.adapters import lora_config
+from perturn.policy.models import add_adapters, empty_model
+from support.benchmarks import benchmark
+
+SHAPE = ModelShape(
+    parameters=1_000_000,
+    vocabulary=1000,
+    hidden=100,
+    layers=9,
+    mlp=300,
+    query=100,
+    key=50,
+    heads=10,
+    tied=True,
+)
+SEVEN = ModelShape(
+    parameters=7_615_616_512,
+    vocabulary=152_064,
+    hidden=3584,
+    layers=28,
+    mlp=18_944,
+    query=3584,
+    key=512,
+    heads=28,
+    tied=False,
+)
+"""Qwen2.5-7B."""
+PASS = {"tokens": 10, "loss_tokens": 4, "compute_bytes": 4, "device": "cpu"}
+
+
+def training(**settings):
+    """A training of a 7B model on rows of 4000 tokens."""
+    return Training(SEVEN, Train({"name": "dpo"}, **settings), Launch(), 100, 4000.0, 0.3, 2)
+
+
+def test_parts_are_worked_by_hand():
+    """16 bytes a parameter; a layer keeps 16 + 8 + 12 hidden states, 2 * (100 + 50) of attention and 4 * 300 of it."""
+    found = training_memory(SHAPE, **PASS)
+    layer = 4 * (4 * 100 + 2 * 100 + 2 * 100 + 2 * 50 + 10 + 4 * 300)
+
+    assert (found.weights, found.gradients, found.optimizer) == (4e6, 4e6, 8e6)
+    assert found.activations == 10 * 8 * layer + 4 * layer + 10 * 8 * 100
+    assert found.logits == 4 * 4000 + 2 * 4 * 4000 + 4 * 800 + 4 * 100_000
+    assert (found.copies, found.gathered, found.host) == (0, 0, 0)
+    ends = found.gradients + 2 * 4 * 100_000
+    begins = found.gradients + found.activations + found.logits
+    assert found.peak == found.weights + found.optimizer + max(ends, begins)
+
+
+def test_one_pass_a_step_holds_no_gradients_beside_its_activations():
+    """They are made while the activations go."""
+    once, twice = (training_memory(SHAPE, **{**PASS, "tokens": 10_000}, passes=n) for n in (1, 2))
+
+    assert twice.peak - once.peak == once.gradients
+
+
+def test_processes_hold_a_part_each():
+    """FSDP2 divides 16 bytes a parameter, in the memory of the machine if asked; whole copies exchange gradients."""
+    one = training_memory(SHAPE, **PASS)
+    divided, copies = (training_memory(SHAPE, **PASS, processes=4, sharding=how) for how in ("fsdp2", "none"))
+    offloaded = training_memory(
+        SHAPE, **{**PASS, "device": "cuda"}, processes=4, sharding="fsdp2", cpu_offload=True
+    )
+
+    for name in ("weights", "gradients", "optimizer"):
+        assert getattr(divided, name) == getattr(one, name) / 4
+        assert getattr(copies, name) == getattr(one, name)
+        assert getattr(offloaded, name) == 0
+    assert copies.gathered == one.gradients
+    assert offloaded.host == 4e6
+    assert offloaded.peak < divided.peak
+
+
+def test_a_reference_is_computed_with_the_whole_model_on_a_gpu():
+    """By each process; without one, FSDP2 divides the model before it is on the GPU."""
+    how = {"tokens": 10, "processes": 8, "sharding": "fsdp2"}
+    reads, none = (training_memory(SEVEN, **how, reads_reference=reads) for reads in (True, False))
+
+    assert reads.start > 6 * SEVEN.parameters - 2 * SEVEN.embedding
+    assert none.start == 0
+    adapters = {"tokens": 10, "adapters": SEVEN.adapters(16), "checkpointing": True}
+    assert training_memory(SEVEN, **adapters).peak == training_memory(SEVEN, **adapters).start
+
+
+def test_frozen_weights_take_no_gradients():
+    """Nor moments; in float32, and in bfloat16 with FSDP2. Checkpointing keeps no copies of them."""
+    adapters = SEVEN.adapters(16)
+    whole, divided = (
+        training_memory(SEVEN, tokens=10, adapters=adapters, processes=2, sharding=how)
+        for how in ("none", "fsdp2")
+    )
+    checkpointed = training_memory(SEVEN, tokens=10, adapters=adapters, checkpointing=True)
+
+    assert whole.gradients == 4 * adapters
+    assert whole.weights == 4 * (SEVEN.parameters + adapters)
+    assert divided.weights == SEVEN.parameters + 2 * adapters
+    assert whole.copies > 13e9 > 2e9 > checkpointed.copies
+
+
+def test_sizes_of_a_model_are_read_without_its_weights(tiny_folder):
+    """And adapters are counted as peft makes them."""
+    model = empty_model(str(tiny_folder))
+    shape = model_shape(model)
+    adapted = add_adapters(empty_model(str(tiny_folder)), lora_config(Lora(rank=4)), 0)
+
+    assert shape.parameters == sum(each.numel() for each in model.parameters())
+    assert shape.adapters(4) == sum(each.numel() for each in adapted.parameters() if each.requires_grad)
+    assert cache_bytes(SEVEN, 2) == 57_344
+
+
+def test_fewest_changes_come_first_and_more_than_enough_is_left_out():
+    found = remedies(training(), 80e9)
+
+    assert "lora={rank: 16}" in found
+    assert "launch={processes: 8, sharding: fsdp2}" in found
+    assert found == sorted(found, key=lambda words: words.count(" and "))
+    assert not any("lora" in words and " and " in words for words in found)
+    assert not any("processes: 16" in words for words in found)
+    assert remedies(training(), 1e9) == []
+
+
+def test_a_setting_that_is_there_is_no_remedy():
+    """Nor is LoRA where weights are made from nothing."""
+    found = remedies(training(gradient_checkpointing=True, lora=Lora()), 24e9)
+
+    assert found
+    assert not any("lora" in words or "checkpointing" in words for words in found)
+    assert not any("lora" in words for words in remedies(replace(training(), settings=Base()), 80e9))
+
+
+def test_a_prediction_is_marked_and_says_what_would_fit():
+    """The size of the GPU decides; where it is not known, the need of each process is all that is said."""
+    wide, fits = (
+        say_fit("align", training(), Gpus(80.0)),
+        say_fit("align", training(lora=Lora()), Gpus(141.0)),
+    )
+    unknown, known = say_fit("align", training(), Gpus(None))
+
+    assert wide[1] is False
+    assert wide[0].startswith("Prediction: align needs ")
+    assert "It does not fit in 80 GB. Each of these would make it fit: launch={processes: 8" in wide[0]
+    assert fits[1] is True
+    assert fits[0].endswith(", and fits in 141 GB.")
+    assert known is True
+    assert "fit" not in unknown
+    assert say_fit("align", training(), Gpus(1.0))[0].endswith("in 1 GB, with no setting that was tried.")
+    beside = say_fit("align", training(lora=Lora()), Gpus(80.0), engine=20e9)
+    assert "an engine beside it holds 20.0" in beside[0]
+    assert beside[1] is False
+
+
+def test_a_dry_run_has_the_need_of_each_process(recipe):
+    """Of the two trainings of the recipe; a GPU of 0.1 GB has no room for a process."""
+    two = ["launch={processes: 2, sharding: fsdp2}"]
+    plan, small = (make_plan(recipe, two, "train", gpu_gb=size) for size in (80.0, 0.1))
+
+    assert [step.processes for step in plan.steps] == [2, 2]
+    said = [line for line in plan.how if line.startswith("Prediction: ")]
+    assert [line.split(" ")[1] for line in said[:2]] == ["sft", "align"]
+    assert all("of each of 2 GPUs" in line and line.endswith("fits in 80 GB.") for line in said[:2])
+    assert "2 processes share the passes" in said[2]
+    assert ACCURACY in plan.how
+    assert plan.too_large == []
+    assert [line.partition(" needs")[0] for line in small.too_large] == [
+        "Prediction: sft",
+        "Prediction: align",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [{}, {"checkpointing": True}, {"rank": 16}])
+def test_the_formula_is_near_the_bytes_of_a_training(case, tmp_path):
+    """Tensors of two steps of a model of 5M parameters, counted one by one."""
+    memory = benchmark("memory")
+    found = memory.measure(tmp_path, memory.Case("5M", 8, **case))
+
+    assert found["formula"]["peak"] == pytest.approx(found["used"], rel=0.15)
