@@ -10,6 +10,7 @@ The processes are children of one process that has imported what a run needs, so
 from __future__ import annotations
 
 import argparse
+import atexit
 import ctypes
 import importlib
 import json
@@ -137,7 +138,10 @@ def _perturn(words: list[str], place: str, variables: dict[str, str], log: str) 
     importlib.import_module("torch").set_num_threads(1)
     sys.path.insert(0, place)
     sys.argv = ["perturn", *words]
-    importlib.import_module("perturn.cli").main()
+    try:
+        importlib.import_module("perturn.cli").main()
+    finally:
+        atexit._run_exitfuncs()  # which a child of multiprocessing leaves out
 
 
 class Trials:
