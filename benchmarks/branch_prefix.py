@@ -24,7 +24,8 @@ from perturn.data.store import read_trajectories
 from perturn.episodes.play_many import play
 from perturn.explore.branching import branch_jobs
 from perturn.run.protocol_rules import make_protocol
-from perturn.run.session import serve_policy, world_maker
+from perturn.run.served_policy import serve_policy
+from perturn.run.session import world_maker
 from perturn.types import failed
 
 

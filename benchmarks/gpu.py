@@ -16,8 +16,9 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -57,16 +58,16 @@ def main() -> None:
         sys.exit(f"failed: {', '.join(failed)}; see their errors in {options.out}")
 
 
-def run(part: Callable[[bool], list[Row]], *, quick: bool) -> dict[str, Any]:
-    """Run one part: its rows and seconds, or its error."""
-    began = time.perf_counter()
+def run(part: Callable[[bool], Iterator[Row]], *, quick: bool) -> dict[str, Any]:
+    """Run one part: its rows and seconds, and its error if it has one, which leaves the rows before it."""
+    began, rows, found = time.perf_counter(), [], {}
     try:
-        rows = part(quick)
+        for row in part(quick):
+            rows.append(row)
+            print(json.dumps(row), file=sys.stderr, flush=True)
     except subprocess.CalledProcessError as error:
-        return {"error": (error.stderr or error.stdout or str(error))[-4000:]}
-    except subprocess.TimeoutExpired as error:
-        return {"error": f"not done within {error.timeout:.0f} s"}
-    return {"rows": rows, "seconds": round(time.perf_counter() - began)}
+        found = {"error": (error.stderr or error.stdout or str(error))[-4000:]}
+    return {"rows": rows, "seconds": round(time.perf_counter() - began), **found}
 
 
 def about() -> dict[str, str]:
@@ -83,50 +84,62 @@ def about() -> dict[str, str]:
     }
 
 
-def execute(*command: str, seconds: float = 600, **environment: str) -> str:
-    """Run a command of Python with this repository's sources, and return its output."""
+def lines(*command: str) -> Iterator[str]:
+    """Run a command of Python with this repository's sources, and yield the lines of its output as they come.
+
+    Raises:
+        subprocess.CalledProcessError: At the end, if it failed.
+    """
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=True,
-    )
-    return done.stdout
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        yield from process.stdout
+        if process.wait():
+            said.seek(0)
+            raise subprocess.CalledProcessError(process.returncode, command, stderr=said.read())
 
 
-def tests(quick: bool) -> list[Row]:
-    """Run the tests of policy, losses and engines; each of their models is on the GPU."""
+def tests(quick: bool) -> Iterator[Row]:
+    """Run the tests of policy, losses and engines; models that find their device by themselves are on the GPU."""
     paths = TESTED[1:2] if quick else TESTED
     ignored = [f"--ignore={path}" for path in WITHOUT]
     command = ("-m", "pytest", *paths, *ignored, "-q", "-n", "6", "-W", "default", "-o", "cpu_seconds=0")
+    said = []
     try:
-        said = execute(*command, seconds=900)
-    except subprocess.CalledProcessError as error:
-        said = error.stdout
-        if "passed" not in said:
+        said.extend(lines(*command))
+    except subprocess.CalledProcessError:
+        if not any(" passed" in line for line in said):
             raise
-    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", said)}
-    failed = sorted({line.split(" - ")[0] for line in said.splitlines() if line.startswith("FAILED")})
-    return [{"what": "tests", "case": ", ".join(paths), "ours": counts, "detail": {"failed": failed}}]
+    counts = {
+        word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", said[-1])
+    }
+    failed = sorted(line.split(" - ")[0] for line in said if line.startswith("FAILED"))
+    yield {"what": "tests", "case": ", ".join(paths), "ours": counts, "detail": {"failed": failed}}
 
 
-def step(quick: bool) -> list[Row]:
+def step(quick: bool) -> Iterator[Row]:
     """Time a step of DPO on pairs through TRL's DPOTrainer and through TurnTrainer."""
     only = ["--only", "assistant 135M 49152 bfloat16 trl."] if quick else []
-    rows = json.loads(execute(str(SIDES / "training.py"), "--device", "cuda", "--json", *only))
-    return [_compared(row, f"DPO, {row['size']}, {row['peer']}") for row in rows]
+    for row in json.loads("".join(lines(str(SIDES / "training.py"), "--device", "cuda", "--json", *only))):
+        yield _compared(row, f"DPO, {row['size']}, {row['peer']}")
 
 
-def groups(quick: bool) -> list[Row]:
+def groups(quick: bool) -> Iterator[Row]:
     """Time a step on groups of episodes through TRL's GRPOTrainer and through TurnTrainer."""
     only = "135M 49152 bfloat16 group of 8" if quick else "group of 8"
-    command = ("--device", "cuda", "--json", "--only", only)
-    rows = json.loads(execute(str(SIDES / "groups.py"), *command))
-    return [_compared(row, f"GRPO, {row['size']}, groups of {row['samples']}") for row in rows]
+    command = (str(SIDES / "groups.py"), "--device", "cuda", "--json", "--only", only)
+    for row in json.loads("".join(lines(*command))):
+        yield _compared(row, f"GRPO, {row['size']}, groups of {row['samples']}")
 
 
 def _compared(row: Row, case: str) -> Row:
@@ -140,65 +153,41 @@ def _compared(row: Row, case: str) -> Row:
     }
 
 
-def rollouts(quick: bool) -> list[Row]:
-    """Turns a second of the local engine and of `generate` on the whole history; of vLLM too where it is installed."""
-    rows = []
+def rollouts(quick: bool) -> Iterator[Row]:
+    """Count turns a second of the local engine, and of `generate` on the whole history."""
     cases = ["135M:64"] if quick else ["15M:64", "135M:16", "135M:64", "135M:256", "1B:64"]
-    for line in execute(str(SIDES / "rollouts_gpu.py"), "--cases", *cases).splitlines():
+    for line in lines(str(SIDES / "rollouts_gpu.py"), "--cases", *cases):
         row = json.loads(line)
-        rows.append(
-            {
-                "what": "rollouts, turns/s",
-                "case": f"{row['size']}, {row['conversations']} conversations, generate",
-                "ours": row["turns_per_second"],
-                "theirs": row["peer_turns_per_second"],
-                "ratio": row["ratio"],
-                "detail": row,
-            }
-        )
+        yield {
+            "what": "rollouts, turns/s",
+            "case": f"{row['size']}, {row['conversations']} conversations, generate",
+            "ours": row["turns_per_second"],
+            "theirs": row["peer_turns_per_second"],
+            "ratio": row["ratio"],
+            "detail": row,
+        }
+
+
+def part(name: str) -> Callable[[bool], Iterator[Row]]:
+    """Return the part of `gpu_parts.py` of a name."""
+
+    def rows(quick: bool) -> Iterator[Row]:
+        command = (str(SIDES / "gpu_parts.py"), name, *(["--quick"] if quick else []))
+        yield from (json.loads(line) for line in lines(*command) if line.startswith("{"))
+
     return rows
 
 
-def _parts(name: str, quick: bool) -> list[Row]:
-    said = execute(str(SIDES / "gpu_parts.py"), name, *(["--quick"] if quick else []))
-    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-
-
-def attention(quick: bool) -> list[Row]:
-    """Time attention over packed groups by FlexAttention, and the same by other ways."""
-    return _parts("attention", quick)
-
-
-def memory(quick: bool) -> list[Row]:
-    """Measure the most memory of training, beside what `perturn run --dry-run` predicts."""
-    return _parts("memory", quick)
-
-
-def precision(quick: bool) -> list[Row]:
-    """Compare the engine's log-probabilities with those of training, and both with the CPU's."""
-    return _parts("precision", quick)
-
-
-def sharding(quick: bool) -> list[Row]:
-    """Train with NCCL and FSDP2 in one process, and compare with a training without them."""
-    return _parts("sharding", quick)
-
-
-def online(quick: bool) -> list[Row]:
-    """Play, train and hand over a policy of 135M parameters on one GPU, with and without LoRA."""
-    return _parts("online", quick)
-
-
-PARTS: dict[str, Callable[[bool], list[Row]]] = {
-    "precision": precision,
+PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
+    "precision": part("precision"),  # log-probabilities on the GPU, and of the engine
     "tests": tests,
     "step": step,
     "groups": groups,
     "rollouts": rollouts,
-    "attention": attention,
-    "memory": memory,
-    "sharding": sharding,
-    "online": online,
+    "attention": part("attention"),  # FlexAttention, its mask, and other ways
+    "memory": part("memory"),  # of training, against the formula of the dry run
+    "sharding": part("sharding"),  # FSDP2 by NCCL in one process, with and without CPU offload
+    "online": part("online"),  # play, train and hand over a policy of 135M parameters
 }
 
 

@@ -21,13 +21,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from rollouts_sides import WORDS, Words
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask
 from training_data import Shape, make_groups, make_pairs
 from training_sides import ROWS, make_model, make_tokenizer, settings
 
 from perturn import TurnConfig, TurnTrainer
 from perturn.engines.local.engine import LocalEngine
 from perturn.estimate.memory import model_shape, training_memory
-from perturn.policy.attention import _sees, forest_attention, forest_mask
+from perturn.policy.attention import _sees, block_mask, forest_attention
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import action_logprobs, pack_by_pack
 from perturn.policy.packing import Collator, lay_out
@@ -62,15 +63,17 @@ def attention(quick: bool) -> None:
         layer.num_key_value_groups = HEADS // KEY_HEADS
         layer.train()
 
-        def forest(segments: Any = segments, tokens: int = tokens, layer: Any = layer) -> None:
-            mask = forest_mask(segments)
-            _backward(lambda q, k, v: forest_attention(layer, q, k, v, mask)[0], [tokens])
+        blocks = block_mask(segments)
 
-        def masked(segments: Any = segments, tokens: int = tokens) -> None:
-            places = torch.arange(tokens, device="cuda")
-            mask = _sees(segments)(places, places, places[:, None], places)
+        def forest(blocks: Any = blocks, tokens: int = tokens, layer: Any = layer) -> None:
+            _backward(lambda q, k, v: forest_attention(layer, q, k, v, blocks)[0], [tokens])
+
+        places = torch.arange(tokens, device="cuda")
+        dense = _sees(segments)(places, places, places[:, None], places)
+
+        def masked(dense: Any = dense, tokens: int = tokens) -> None:
             _backward(
-                lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True), [tokens]
+                lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dense, enable_gqa=True), [tokens]
             )
 
         def unshared(lengths: list[int] = lengths) -> None:
@@ -87,7 +90,11 @@ def attention(quick: bool) -> None:
         names = ("under a dense mask", "causal, nothing shared")
         for name, theirs in zip(names, others, strict=True):
             say("attention, ms a layer", f"{case}; {name}", ours, theirs, theirs / ours, first_seconds=first)
-        say("block mask, ms a batch", case, _milliseconds(lambda s=segments: forest_mask(s)))
+        torchs = _milliseconds(
+            lambda s=segments, n=tokens: create_block_mask(_sees(s), None, None, n, n, device="cuda")
+        )
+        ours = _milliseconds(lambda s=segments: block_mask(s))
+        say("block mask, ms a batch", f"{case}; create_block_mask", ours, torchs, torchs / ours)
 
 
 def _backward(attend: Callable[..., Any], lengths: list[int]) -> None:
@@ -181,6 +188,7 @@ def _training_gigabytes(
     size: str, lora: bool, checkpointing: bool, budget: int
 ) -> tuple[float, float, dict[str, int]]:
     """Return the gigabytes that tensors have taken at most over two steps, those by formula, and the largest pass."""
+    before = torch.cuda.memory_allocated()  # by an earlier case
     torch.cuda.reset_peak_memory_stats()
     adapters = None
     if lora:
@@ -203,6 +211,8 @@ def _training_gigabytes(
         processing_class=make_tokenizer(),
         peft_config=adapters,
     )
+    if checkpointing:  # `train` would do it
+        trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
     trainer.create_optimizer()
     model = trainer.accelerator.prepare(trainer.model)
     trainer.current_gradient_accumulation_steps = 1
@@ -222,7 +232,8 @@ def _training_gigabytes(
     formula = training_memory(
         shape, adapters=shape.adapters(16) if lora else 0, checkpointing=checkpointing, **sizes
     )
-    return round(torch.cuda.max_memory_allocated() / 1e9, 2), round(formula.peak / 1e9, 2), sizes
+    measured = torch.cuda.max_memory_allocated() - before
+    return round(measured / 1e9, 2), round(formula.peak / 1e9, 2), sizes
 
 
 def _example(example: Example) -> Example:

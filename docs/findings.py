@@ -194,6 +194,7 @@ _PAGES = """
 | [Critics, implicit rewards, trees](results/credits.md) | nine credits after ten iterations |
 | [Credits of groups](results/groups.md) | seven credits that compare episodes or shared states |
 | [Windows of an episode](results/windows.md) | PPO over whole episodes, in windows, and on single turns |
+| [Measured turns](results/measure.md) | which credit finds what a turn was worth, and whether that predicts learning |
 | [Best-of-n at test time](results/best-of.md) | the best of eight episodes by likelihood |
 | [Best-of-n by learned values](results/choose.md) | by a value head, by DPO's implicit reward |
 | [The mechanism](results/mechanism.md) | whether the reference's confidence is low where an episode goes wrong |
@@ -263,7 +264,7 @@ def check_place(key: Key, row: dict[str, Any], place: str) -> None:
 
 
 WIDTH, LEFT, RIGHT, STEP, TOP = 820, 330, 150, 24, 14
-_STYLE = (
+STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#24292f}.soft{fill:#57606a;font-size:12px}"
     ".line{stroke:#57606a;stroke-width:1.6}"
     ".null{stroke:#8c959f;stroke-dasharray:3 3}.mark{fill:#0969da}"
@@ -286,7 +287,7 @@ def forest(finding: Finding, rows: Sequence[tuple[Key, dict[str, Any]]]) -> str:
     bottom = TOP + STEP * len(ordered)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'role="img"><title>{escape(finding.sentence)}</title><style>{_STYLE}</style>',
+        f'role="img"><title>{escape(finding.sentence)}</title><style>{STYLE}</style>',
         f'<line class="null" x1="{x(0)}" x2="{x(0)}" y1="{TOP - 6}" y2="{bottom}"/>',
     ]
     for index, (key, row) in enumerate(ordered):

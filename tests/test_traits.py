@@ -79,7 +79,6 @@ ALLOWED = {
     "api/episodes.py:_maker": _CALLER,
     "estimate/dry_run.py:_cores": _SYSTEM,
     "estimate/memory.py:model_shape": _MODEL,
-    "backends/local_training.py:LocalTraining.save": "a model with adapters of peft, or without",
     "envs/agent/adapters/openenv_adapter.py:_call": "an observation of OpenEnv, which has kinds of its own",
     "engines/tinker/service.py:Service.failure": "an error of the client, or of what it is made of",
     "config/parsing.py:_value": "a section of a recipe, which may be written as one setting",

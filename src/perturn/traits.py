@@ -76,6 +76,9 @@ class EngineTraits:
     """Installed packages that its answers depend on; the run's manifest keeps their versions."""
     cache_gigabytes: float | None = None
     """Its memory for keys and values, for `--dry-run`; None: not known."""
+    adapter_rank: int = 0
+    """Largest rank of adapters that it takes by themselves, beside the model that they are added to; adapters of a
+    higher rank are merged for it."""
     spending: str = "unknown"
     """Most that it may spend, in words, for `--dry-run`."""
     swaps_weights: bool = False

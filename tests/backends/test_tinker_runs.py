@@ -18,7 +18,7 @@ from perturn.errors import ConfigError, RunError
 from perturn.estimate.dry_run import make_plan
 from perturn.losses import LOSSES
 from perturn.run.execute import open_run, run_stages
-from perturn.run.session import open_engine
+from perturn.run.served_policy import open_engine
 from perturn.run.verify_run import verify
 from run.online import LETTERS
 from support.processes import Started

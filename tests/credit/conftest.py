@@ -8,6 +8,7 @@ import torch
 from perturn.credit_check.stand_ins import stand_ins
 from perturn.methods.siop.siop_credit import OwnAnswer
 from perturn.needs import keyword, name_of
+from perturn.types import Remaining
 from support.states import episode as _episode
 
 
@@ -95,7 +96,7 @@ _RICHER = {
     "branch-returns": _branches,
     "feedback": _feedback,
     "contributions": _contributions,
-    "distance": lambda group: [[turn.remaining for turn in one.turns] for one in group],
+    "distance": lambda group: [[turn.remaining or Remaining(2, 1) for turn in one.turns] for one in group],
 }
 """Entries with more cases than those that a quantity has on a small process, such as NaN or several calls a turn."""
 

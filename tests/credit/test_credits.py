@@ -58,6 +58,7 @@ DEFAULTS = {
     "spo": {},
     "pav": {"alpha": 1.0},
     "portool": {"blend": 0.5, "value": "tree", "baseline": "others", "normalize": "mean", "count": "even"},
+    "potential": {"distance": "shortest"},
     "arpo": {"normalize": "std", "std": "sample", "shared": "sum"},
     "slate": {"by": "reward", "normalize": "mean", "distance": "shortest"},
     "v0": {"prior": None},
@@ -67,7 +68,7 @@ DEFAULTS = {
     "hiper": {"switch": "", "by": "reply", "gamma": 1.0, "lam": 1.0, "high_level_lam": 1.0},
 }
 """Of the credits that read rewards, beside the return that they start from. The test of a new credit holds its own."""
-WITHOUT_RETURNS = {"uniform", "confidence", "discount", "first-error", "process-score", "siop"}
+WITHOUT_RETURNS = {"uniform", "confidence", "discount", "first-error", "process-score", "siop", "potential"}
 RETURN = {"rewards": "turns", "invalid_penalty": 0.0}
 
 

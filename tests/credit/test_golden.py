@@ -43,7 +43,7 @@ def given(name, row):
     if name == "answer-clusters":
         return OwnAnswer(row["clusters"], unknown_as_nan(row["answers"]))
     if name == "distance":
-        return row["path"]
+        return [Remaining(*both) for both in pairwise(row["path"])]
     return unknown_as_nan(row[STORED.get(name, name)])
 
 

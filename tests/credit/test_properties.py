@@ -157,9 +157,9 @@ def test_raw_scores_of_those_alone_must_be_asked_for(scored, name):
     assert CREDITS[name](singleton="raw")(scored(2.0))[0].tolist() == pytest.approx([2.0], abs=3e-6)
 
 
-@pytest.mark.parametrize("name", [name for name in GROUP_CREDITS if name != "siop"])  # which reads no rewards
+@pytest.mark.parametrize("name", [name for name in GROUP_CREDITS if name not in ("siop", "potential")])
 def test_a_failed_trajectory_counts_with_score_0_and_may_have_no_turns(episode, weigh, name):
-    """Its rewards until then are none; the group is as if it had lost."""
+    """Its rewards until then are none; the group is as if it had lost. siop and potential read no rewards."""
     won, lost = episode(["a"], [1.0]), episode(["a"], [0.0], sample=1, success=False)
     failed = episode(["a"], [5.0], sample=1, status=Status.FAILED)
     empty = episode([], [], sample=2, status=Status.FAILED)

@@ -13,7 +13,7 @@ from perturn.engines.vllm.settings import VllmSettings
 from perturn.errors import ContextFull, EngineFailure, RunError
 from perturn.policy.models import weights_digest
 from perturn.run.execute import open_run
-from perturn.run.session import open_engine
+from perturn.run.served_policy import open_engine
 from perturn.types import Action, Prompt, Sampling
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=20)

@@ -65,6 +65,48 @@ def test_a_world_that_misbehaves_costs_its_own_episode(name, says):
     assert [found[f"up/{n}"].success for n in (1, 2, 3)] == [True] * 3
 
 
+ONCE = """
+import os, pathlib, signal
+from perturn.types import Observation, Task
+
+class Once:
+    name = "once-1.0"
+
+    def __init__(self, trace):
+        with open(trace, "a") as file:
+            file.write("started ")
+        if os.path.getsize(trace) <= 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def tasks(self, split):
+        return [Task("t")]
+
+    def reset(self, task, seed):
+        return Observation("go")
+
+    def step(self, action):
+        return Observation("done", terminated=True)
+
+    def close(self):
+        pass
+"""
+
+
+def test_a_first_world_that_is_killed_at_its_start_is_started_again(tmp_path):
+    """As often as `worlds.retries` says; a run is not stopped by it."""
+    (tmp_path / "once.py").write_text(ONCE)
+    wanted = {"name": f"{tmp_path}/once.py:Once", "trace": str(tmp_path / "trace")}
+
+    with pytest.raises(WorldLost, match=r"died in its start \(killed by SIGKILL\)"):
+        ProcessWorlds(wanted, Worlds(retries=0))
+    (tmp_path / "trace").unlink()
+    world = ProcessWorlds(wanted, Worlds(retries=1))()
+
+    assert world.reset(Task("t"), 0).text == "go"
+    world.close()
+    assert (tmp_path / "trace").read_text() == "started started "
+
+
 @pytest.mark.parametrize("how", ["stop", "half a head", "head alone"])
 def test_no_part_of_an_answer_is_waited_for_beyond_the_limit(world, how):
     """A child that is stopped, that ignores SIGTERM, or goes to sleep over its answer; what it started ends too."""

@@ -455,6 +455,19 @@ def process_score(rows: list, row: dict, settings: dict) -> float:
     return row["S"] if by == "outcome" else float(row["valid"] if by == "valid" else nearer)
 
 
+def potential(rows: list, row: dict, settings: dict) -> Fraction:
+    """Return the turns that a turn took off the way, less the mean over all turns of the others; None is no way."""
+
+    def gain(r: dict) -> int:
+        before, after = r["path"][r["t"]], r["path"][r["t"] + 1]
+        if before is None:
+            return 0
+        return before - after if after is not None else -1
+
+    others = [F(gain(r)) for r in rows if r["i"] != row["i"]]
+    return gain(row) - average(others) if others else F(0)
+
+
 def matched(rows: list, settings: dict) -> list:
     """Return the rows with MatchTIR's rewards, and the sums of them."""
     lam, lost = F(str(settings.get("lam", 0.9))), F(str(settings.get("unmatched_penalty", 0)))
@@ -490,6 +503,7 @@ def matchtir(rows: list, row: dict, settings: dict) -> Fraction:
 CREDITS = {
     "first-error": (first_error, [{}, {"turns": "only"}, {"low": 0.5, "high": 2.0}]),
     "process-score": (process_score, [{}, {"by": "valid"}, {"by": "outcome"}]),
+    "potential": (potential, [{}]),
     "grpo": (grpo, [{}, {"normalize": "mean"}, {"statistics": "steps"}, {"std": "population"}]),
     "dr-grpo": (dr_grpo, [{}, {"statistics": "steps"}]),
     "maxrl": (maxrl, [{}]),

@@ -22,7 +22,7 @@ from perturn.config.parsing import parse, to_mapping
 from perturn.config.recipe import Recipe, read_recipe
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.named_protocols import PROTOCOLS
-from perturn.run.session import engine_settings
+from perturn.run.served_policy import engine_settings
 from perturn.study.cells import Plan
 from perturn.study.rescore import AgainFile
 from perturn.study.settings import read_study

@@ -221,3 +221,40 @@ def test_a_forest_plot_has_a_mark_for_each_row_sorted_and_two_for_two_bases():
     assert "+2.0 [−1.0, +3.0]" in figure
     assert "−1.0 and +1.0" in figure
     assert "prefers-color-scheme:dark" in figure
+
+
+def test_the_page_of_measured_turns_is_what_its_rows_say(tmp_path):
+    """The real page passes the check; with a number changed by hand it does not."""
+    import measured
+
+    assert measured.main(["--check"]) is None
+    shutil.copytree(ROOT / "studies/results/measure", tmp_path / "studies/results/measure")
+    for study in measured.predicts.STUDIES:
+        (tmp_path / "studies/results" / study).mkdir()
+        shutil.copy(ROOT / "studies/results" / study / "summary.json", tmp_path / "studies/results" / study)
+    (tmp_path / "docs/results").mkdir(parents=True)
+    text = (ROOT / "docs/results/measure.md").read_text(encoding="utf-8")
+    (tmp_path / "docs/results/measure.md").write_text(
+        text.replace("turns of", "words of", 2), encoding="utf-8"
+    )
+    said = measured.main(["--check", "--root", str(tmp_path)])
+    assert said == "results/measure.md is not what the rows say; run `python docs/measured.py`."
+
+
+def test_a_forest_of_scores_has_its_line_at_chance_and_the_largest_first():
+    import measured
+
+    figure = measured.forest("AUC", {"low": [0.4, 0.3, 0.5], "high": [0.8, 0.6, 1.0]}, 0.5)
+    assert figure.index("high") < figure.rindex(">low<")
+    assert figure.count("<circle") == 2
+    assert 'class="null"' in figure
+    assert "0.80 [0.60, 1.00]" in figure
+
+
+def test_rank_correlations_of_gains_have_the_interval_of_few_credits():
+    """Six credits in the same order but for two neighbours: 0.89 [0.07, 0.99]; of four there is no interval."""
+    import predicts
+
+    found = predicts.rank_correlation([1, 2, 3, 4, 5, 6], [1, 3, 2, 4, 6, 5])
+    assert found == pytest.approx((0.886, 0.066, 0.992), abs=0.001)
+    assert str(predicts.rank_correlation([1, 2, 3, 4], [1, 2, 4, 3])[1]) == "nan"

@@ -107,6 +107,15 @@ def test_a_credit_of_noise_has_no_expected_gradient():
     assert products(turns, noise, scores.astype(np.float32)).episodes.sum() == EPISODES
 
 
+def test_fewer_than_five_tasks_give_no_figure_of_different_tasks():
+    """Episodes of a task share the noise of their points, which would pass for a gradient that they have in common."""
+    turns, scores, _ = measured(PROCESSES[0].name)
+    few = turns.task < 4
+
+    found = figures_of(turns.where(few), turns.advantage[few], scores[few].astype(np.float32))
+    assert [name for name, figure in found.items() if figure is not None] == ["cosine"]
+
+
 def test_gradients_of_turns_are_those_of_a_plain_pass(tiny_model, tokenizer):
     """Of log pi of the tokens of each action, by transformers' own forward and one backward pass a turn."""
     from perturn.chat.tokens import Renderer

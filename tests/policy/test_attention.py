@@ -138,29 +138,74 @@ def test_large_scores_are_joined_without_overflow(size):
 
 
 @pytest.mark.parametrize("name", FORESTS)
-def test_the_block_mask_sees_the_same_pairs(name):
-    """What a GPU is told of the forest, evaluated on the CPU pair by pair, and as blocks of 128 by 128."""
+def test_a_gpu_is_told_of_the_same_pairs(name):
+    """The function of FlexAttention's mask, evaluated pair by pair."""
     expected, sees = sight(FORESTS[name]), attention._sees(torch.tensor(FORESTS[name]))
     tokens = len(expected)
-    blocks = create_block_mask(sees, None, None, tokens, tokens, device="cpu").to_dense()[0]
-    needed = torch.nn.functional.max_pool2d(expected[None].float(), 128, ceil_mode=True)
 
     assert torch.equal(create_mask(sees, 1, 1, tokens, tokens, device="cpu")[0, 0], expected)
-    assert torch.equal(blocks.bool(), needed.bool())
+
+
+WIDE = [
+    [0, 300, 1400],
+    [300, 700, 1200],
+    [700, 900, 900],
+    [900, 1200, 1200],
+    [1200, 1400, 1400],
+    [1400, 1537, 1537],
+]
+"""A tree of five segments and a tree of one, of which no end is a block's."""
+EVEN = [[0, 128, 512], [128, 256, 256], [256, 512, 512], [512, 767, 767], [767, 1024, 1024]]
+"""Ends at the first token of a block, and at the last one."""
+
+
+@pytest.mark.parametrize("segments", [*FORESTS.values(), WIDE, EVEN], ids=[*FORESTS, "wide", "even"])
+def test_the_blocks_are_those_that_torch_finds(segments):
+    """Whole and partial blocks, and their transposes, against `create_block_mask`, which asks of every pair."""
+    segments = torch.tensor(segments)
+    tokens = int(segments[-1, 1])
+    found = attention.block_mask(segments)
+    expected = create_block_mask(attention._sees(segments), None, None, tokens, tokens, device="cpu")
+
+    assert found.shape == expected.shape
+    for kind in ("kv", "full_kv", "q", "full_q"):
+        counts, indices = (getattr(expected, f"{kind}_{each}") for each in ("num_blocks", "indices"))
+        assert torch.equal(getattr(found, f"{kind}_num_blocks"), counts)
+        for row, count in enumerate(counts[0, 0].tolist()):
+            mine = getattr(found, f"{kind}_indices")[0, 0, row, :count]
+            assert torch.equal(mine.sort().values, indices[0, 0, row, :count].sort().values)
+
+
+@pytest.mark.parametrize("ahead", [1, 127, 128, 200, 513])
+def test_blocks_behind_a_beginning_cover_what_is_seen_and_whole_ones_are(ahead):
+    """Where blocks of queries and of keys are out of step, a partial block may be empty: the mask says so in it."""
+    segments = torch.tensor(WIDE)
+    tokens = int(segments[-1, 1])
+    found = attention.block_mask(segments, ahead)
+    mask = create_mask(attention._sees(segments, ahead), 1, 1, tokens, ahead + tokens, device="cpu")[0, 0]
+    padded = torch.nn.functional.pad(mask.float(), (0, -(ahead + tokens) % 128, 0, -tokens % 128))
+    blocks = padded.unfold(0, 128, 128).unfold(1, 128, 128).flatten(2)
+    whole = torch.zeros_like(found.to_dense()[0, 0])
+    for row, count in enumerate(found.full_kv_num_blocks[0, 0].tolist()):
+        whole[row, found.full_kv_indices[0, 0, row, :count]] = 1
+
+    assert (found.to_dense()[0, 0].bool() >= blocks.amax(2).bool()).all()
+    assert torch.equal(whole.bool(), blocks.amin(2).bool())
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-def test_flex_attention_gives_the_same_output():
-    """The GPU's code path on the CPU, where it is not compiled; float32 rounding."""
+@pytest.mark.parametrize("scaling", [0.3, None])
+def test_flex_attention_gives_the_same_output(scaling):
+    """The GPU's code path on the CPU, where it is not compiled; float32 rounding. Its heads are of fewer than 16."""
     segments = FORESTS["two trees"]
     inputs = [each.detach() for each in tensors(19, 2, dtype=torch.float32)]
-    mask = create_block_mask(attention._sees(torch.tensor(segments)), None, None, 19, 19, device="cpu")
     with torch.compiler.set_stance("force_eager"):
-        found = forest_attention(Layer(2), *inputs, mask, scaling=0.3)
+        found = forest_attention(Layer(2), *inputs, attention.block_mask(torch.tensor(segments)), scaling)
 
     assert found[1] is None
-    assert_close(found[0], forest(*inputs, segments, scaling=0.3), atol=1e-5, rtol=0)
+    assert found[0].shape == forest(*inputs, segments, scaling=scaling).shape
+    assert_close(found[0], forest(*inputs, segments, scaling=scaling), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +225,7 @@ def test_what_a_forest_does_not_compute_is_refused(asked, named, blocks):
     segments = torch.tensor(FORESTS["a pair"])
     mask = forest_mask(segments)
     if blocks:
-        mask = create_block_mask(attention._sees(segments), None, None, 9, 9, device="cpu")
+        mask = attention.block_mask(segments)
 
     with pytest.raises(ModelError, match=f"^Layer asks for {named}, which packed sequences do not support"):
         forest_attention(Layer(), *tensors(9), mask, **asked)

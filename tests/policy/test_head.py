@@ -223,7 +223,8 @@ def test_a_bounded_number_of_tiles_waits_for_the_backward_pass(tile_words):
     """What autograd holds between the passes: two of 7 tiles of 64 x 8 logits, inputs and a number a row."""
     tile_words(8, kept=2 * 4 * 64 * 8)
     hidden, weight, bias, target = tensors(torch.float32, rows=64, vocabulary=50)
-    node = ours(hidden, weight, bias, target).grad_fn
+    logprobs = ours(hidden, weight, bias, target)  # some versions of torch free what is saved along with it
+    node = logprobs.grad_fn
 
     assert [each.numel() for each in node.kept] == [64 * 8, 64 * 8]
     assert {each.numel() for each in node.saved_tensors} == {64 * 5, 50 * 5, 50, 64}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from accelerate.utils import DistributedType
-from torch.nn.attention.flex_attention import create_block_mask, create_mask
+from torch.nn.attention.flex_attention import create_mask
 from torch.testing import assert_close
 
 from perturn.chat.tokens import NO_TURN, Encoded
@@ -232,8 +232,7 @@ def test_flex_attention_takes_keys_ahead_of_its_queries():
     segments, ahead = FORESTS["two trees"], 6
     query, key, value = (each.detach() for each in tensors(19 + ahead, 2, dtype=torch.float32))
     rooted = [[0, ahead, ahead + 19], *([place + ahead for place in one] for one in segments)]
-    sees = attention._sees(torch.tensor(segments), ahead)
-    mask = create_block_mask(sees, None, None, 19, 19 + ahead, device="cpu")
+    mask = attention.block_mask(torch.tensor(segments), ahead)
     with torch.compiler.set_stance("force_eager"):
         found = forest_attention(Layer(2), query[:, :, ahead:], key, value, mask)[0]
 

@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from perturn.config.stages import stages
 from perturn.errors import ConfigError, ModelError, RunError
 from perturn.policy.packing import Filled
 from perturn.run.execute import open_run, run_stages
@@ -101,9 +102,12 @@ def wait_until(claim, seconds=60):
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_policy_of_one(whole):
+def test_two_processes_train_the_policy_of_one(whole, tmp_path, monkeypatch):
     """Sums in another order differ by rounding alone; the driver seals the files and leaves nothing of the launch."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     found = trained("two", TWO)
+
+    assert [*tmp_path.iterdir()] == []
 
     assert_close(found, whole, rtol=0, atol=1e-6)
     assert steps("two") == STEPS
@@ -259,6 +263,15 @@ def test_the_driver_returns_the_counts_and_raises_what_a_process_raised(tmp_path
         ended(tmp_path, 1, error={"kind": "RuntimeError", "message": "reset by peer"}, log=KILLED)
     with pytest.raises(RunError, match=r"failed: KeyError: 'x'.*the same command goes on"):
         ended(tmp_path, 1, error={"kind": "KeyError", "message": "'x'"})
+
+
+def test_torchrun_keeps_its_files_in_the_folder_of_the_launch(tmp_path):
+    """Its default is a folder for temporary files, which stays there."""
+    with open_run("recipe.yaml", [f"name={tmp_path.name}", TWO]) as run:
+        align = next(each for each in stages(run.recipe) if each.name == "align")
+        command = driver._command(2, LaunchFiles(tmp_path), align)
+
+    assert f"--log-dir={tmp_path}" in command
 
 
 def test_a_launch_that_cannot_train_is_rejected_before_work(monkeypatch):

@@ -2,16 +2,23 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from perturn.cli import app
+from perturn.cli.measure_commands import OF_GRADIENTS, OF_TURNS, _print
+from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import RunPaths
+from perturn.data.store import read_trajectories
 from perturn.errors import ConfigError, RunError
 from perturn.measure.measure_run import MEASURED, Wanted, forecast_run, measure_run
+from perturn.measure.points import ContinuationFile
+from perturn.measure.weigh import weigh
 from perturn.report import write_report
 from perturn.report.measured import measured
+from perturn.run.stages.credit_stage import explored_stages
 
 from .online import GROUPS, begin  # noqa: F401  the fixture `run_once` begins with it
 
@@ -64,6 +71,52 @@ def test_a_measurement_that_was_killed_resumes(run, monkeypatch, tmp_path):
     assert measure_run(run, WANTED) == whole
 
 
+def test_a_measurement_that_was_stopped_amid_continuations_goes_on(run, monkeypatch):
+    """Ctrl-C after the fifth continuation: five lines are there, and the next call finds what an unbroken one does."""
+    monkeypatch.chdir(run.parents[1])
+    whole = measure_run(run, WANTED)
+    file = RunPaths(run).continuations()
+    file.unlink()
+    append = ContinuationFile.append
+
+    def stopped(store, one):
+        append(store, one)
+        if len(store.found) == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ContinuationFile, "append", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            measure_run(run, WANTED)
+    assert len(file.read_bytes().splitlines()) == 5
+    assert measure_run(run, WANTED) == whole
+
+
+def test_a_run_whose_policy_was_deleted_or_that_explored_nothing_is_rejected(run, monkeypatch, tmp_path):
+    monkeypatch.chdir(run.parents[1])
+    gone, empty = tmp_path / "gone", tmp_path / "empty"
+    shutil.copytree(run, gone, ignore=shutil.ignore_patterns("checkpoints"))
+    empty.mkdir()
+    shutil.copy(run / "recipe.yaml", empty)
+
+    with pytest.raises(RunError, match="policy 'sft' is not trained yet, or its iteration is long past"):
+        measure_run(gone, WANTED)
+    with pytest.raises(RunError, match="has explored nothing yet; run: perturn collect"):
+        measure_run(empty, WANTED)
+
+
+def test_a_policy_behind_an_api_is_not_opened_for_a_credit_that_reads_passes(run, monkeypatch):
+    monkeypatch.chdir(run.parents[1])
+    paths, engine = RunPaths(run), {"name": "api", "base_url": "http://localhost:1/v1", "api_key_env": None}
+    recipe = replace(resolve_recipe(run), engine=engine)
+    stage = explored_stages(paths, recipe)[-1]
+    explored = list(read_trajectories(paths.trajectories(stage.name)))
+
+    with pytest.raises(RunError, match="credit 'v0' reads passes of a policy, and engine 'api' serves"):
+        weigh(paths, recipe, stage, ["v0"], explored)
+    assert weigh(paths, recipe, stage, ["gigpo"], explored)[0].keys() == {"gigpo"}
+
+
 def test_the_command_says_what_it_found_and_what_it_needs(run, monkeypatch):
     monkeypatch.chdir(run.parents[1])
     words = ["measure", str(run), "--credits", "rloo,gigpo", "--episodes", "6", "--continuations", "4"]
@@ -75,6 +128,22 @@ def test_the_command_says_what_it_found_and_what_it_needs(run, monkeypatch):
     assert "deterministic" in said.output
     assert json.loads(planned.output)["to_play"] == 0
     assert forecast_run(run, WANTED).needed >= 4
+
+
+def test_the_printed_tables_are_not_cut_at_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    estimate = [-0.12, -1.25, 10.75]
+    scores = dict.fromkeys([*OF_TURNS, *OF_GRADIENTS], estimate)
+    world = {"kind": "open", "came_back": 3, "episodes": 4}
+    counts = dict.fromkeys(["measured", "turns", "episodes", "tasks", "continuations"], 7)
+    row = {"cost": 12.3, **scores}
+    found = {"world": world, "environment": "guess", "credits": {"progress-advantage": row, MEASURED: row}}
+
+    _print({**counts, **found, "sentences": [], "left_out": {}})
+    said = capsys.readouterr().out
+    assert "\u2026" not in said
+    assert said.count("-1.25 10.75") == 2 * len(scores)
+    assert said.count("progress-advantage") == 2
 
 
 @pytest.mark.parametrize(

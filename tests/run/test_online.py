@@ -259,7 +259,7 @@ def test_what_has_no_spread_and_does_not_fit_takes_no_part_in_kl(place, monkeypa
         (["rows={name: groups}"], "align.loss.name must be a loss on groups .*ppo-clip.*, got 'dpo'"),
         (["align.loss={name: ppo-clip}"], "align.loss.name must be a loss on pairs .*, got 'ppo-clip'"),
         (["explore.per_iteration=17"], "explore.per_iteration must be at most the 16 tasks"),
-        (["align.lora={}"], "align.lora: adapters are merged"),
+        (["align.lora={}", "launch={processes: 2, sharding: fsdp2}"], "align.lora: adapters cannot go on"),
         (
             [*GROUPS, "explore.sampling.temperature=0.4"],
             "explore.sampling must have temperature 1 and top_p 1",

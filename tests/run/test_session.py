@@ -16,7 +16,7 @@ from perturn.envs.named_protocols import PROTOCOLS
 from perturn.episodes.seeds import make_jobs
 from perturn.errors import ConfigError, EnvironmentFailure
 from perturn.run.protocol_rules import evaluation_sampling, make_protocol
-from perturn.run.session import engine_settings
+from perturn.run.served_policy import engine_settings
 from perturn.run.task_lists import choose_tasks, panel_digest
 from perturn.traits import EngineTraits
 from perturn.types import EpisodeProtocol, Sampling, Task

@@ -16,7 +16,7 @@ from perturn.api.arguments import trajectories_in
 from perturn.api.explorer_rounds import make_explorer, play_rounds
 from perturn.api.side_models import beside, judge_of, judged, told_of, user_of
 from perturn.chat.control_tokens import declared_ends
-from perturn.chat.model_names import resolve_model
+from perturn.chat.model_names import for_engine
 from perturn.chat.tokens import Renderer
 from perturn.config.explorer_settings import ExploreSettings
 from perturn.config.parsing import build, parse, to_mapping
@@ -264,7 +264,7 @@ def _at_once(environment: World, concurrency: int) -> int:
 def _reader(policy: Policy, tokenizer: Any) -> Reader:
     """A policy opened for an explorer that reads it."""
     if isinstance(policy, str | Path):
-        return open_reader(resolve_model(str(policy), _logger.info))
+        return open_reader(str(policy))
     return open_reader(policy, tokenizer_of(policy, tokenizer))
 
 
@@ -314,15 +314,16 @@ def _serving(
         yield policy
         return
     settings: EngineSettings = build(ENGINES, engine or {"name": "local"}, "engine")
-    path = str(policy) if isinstance(policy, str | Path) else ""
+    path, base = str(policy) if isinstance(policy, str | Path) else "", None
     if path and settings.traits.serves_checkpoints:
-        path = resolve_model(path, _logger.info)
+        path, base = for_engine(path, settings.traits.adapter_rank, _logger.info)
     load = partial(load_policy, path, policy=Path(path).name, dtype="auto", template=None, say=_logger.info)
     serving = Serving(
         Path(path).name or "policy",
         path,
         FORMATS[rules.format].stop,
         load if path else partial(_loaded, policy, tokenizer),
+        base=base,
     )
     opened = settings.open(serving)
     try:

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from perturn.backends.protocol import PROVIDED, BackendTraits, Training
 from perturn.config.sections import Train
-from perturn.errors import ConfigError
 from perturn.table import locate, require_library
 
 
@@ -19,13 +18,8 @@ class LocalBackend:
     traits: ClassVar[BackendTraits] = BackendTraits(provides=frozenset(PROVIDED))
 
     def check(self, trainings: Mapping[str, Train], model: str, goes_on: bool) -> None:
-        """See that what adapters need is there, and that no optimizer has to go on with adapters that are merged."""
+        """See that what adapters need is there."""
         for name, settings in trainings.items():
-            if settings.lora and name == "align" and goes_on:
-                raise ConfigError(
-                    "align.lora: adapters are merged when an iteration ends, so no optimizer can go on with them; "
-                    "leave align.minibatches out, or train all weights."
-                )
             if settings.lora:
                 require_library("peft", f"{name}.lora", "lora")
 

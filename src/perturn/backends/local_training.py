@@ -1,4 +1,4 @@
-"""Training in this process: models are loaded, trained by `TurnTrainer` and saved whole."""
+"""Training in this process: models are loaded, trained by `TurnTrainer` and saved, whole or as adapters."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from perturn.chat.model_names import load_tokenizer
+from perturn.chat.model_names import adapters_in, load_tokenizer
 from perturn.chat.word_tokenizer import learn
 from perturn.config.sections import Lora
+from perturn.data.run_paths import OPTIMIZER
 from perturn.display.progress_bars import console
 from perturn.io.atomic_write import replacing
-from perturn.policy.adapters import lora_config
+from perturn.policy.adapters import load_adapters, lora_config, save_adapters
 from perturn.policy.models import add_adapters, load_model
 from perturn.train_processes import leads
 from perturn.training.sharding import whole_weights
@@ -27,18 +28,24 @@ from perturn.training.turn_trainer import TurnTrainer
 class LocalTraining:
     """Trains policies that are folders of weights."""
 
+    _start: str
+    _further: bool
     _again: Callable[[], tuple[Any, Any]]
     _lora: Lora | None
 
     def begin(
         self, start: str, told: Sequence[str], seed: int, lora: Lora | None, resumes: bool
     ) -> tuple[Any, Any]:
-        """Load the policy; the trainer loads an optimizer that goes on."""
+        """Load the policy; the trainer loads an optimizer that goes on, and adapters go on with it."""
+        self._start = start
+        own = adapters_in(start) is not None and (Path(start) / OPTIMIZER[0]).is_file()
+        self._further = resumes and own
         self._again = partial(self._load, start, told, seed)
         return self._again()
 
     def _load(self, start: str, told: Sequence[str], seed: int) -> tuple[Any, Any]:
-        model, tokenizer = load_model(start, say=console.print), load_tokenizer(start)
+        load = partial(load_adapters, trainable=True) if self._further else load_model
+        model, tokenizer = load(start, say=console.print), load_tokenizer(start)
         if told:
             learn(model, tokenizer, tuple(told), seed)
         return model, tokenizer
@@ -46,23 +53,29 @@ class LocalTraining:
     def trainer(self, model: Any, reference: str | None, lora: Lora | None, **settings: Any) -> TurnTrainer:
         """Return the trainer of a loaded model."""
         self._lora = lora
-        return TurnTrainer(model, ref_model=reference, peft_config=lora and lora_config(lora), **settings)
+        added = None if lora is None or self._further else lora_config(lora)
+        return TurnTrainer(model, ref_model=reference, peft_config=added, **settings)
 
-    def save(self, trainer: TurnTrainer, target: Path, with_optimizer: bool) -> None:
-        """Save a plain model folder in one step; adapters are merged into the weights."""
+    def save(self, trainer: TurnTrainer, target: Path, with_optimizer: bool, merged: bool) -> None:
+        """Save a folder of a model or of adapters in one step."""
         if trainer.is_fsdp_enabled:
-            self._save_divided(trainer, target, with_optimizer)
+            self._save_divided(trainer, target, with_optimizer, merged)
             return
         model: Any = trainer.accelerator.unwrap_model(trainer.model)
-        if hasattr(model, "merge_and_unload"):
-            model = model.merge_and_unload()
         with replacing(target, foreign=(Exception,)) as fresh:
-            model.save_pretrained(fresh)
+            self._write(model, fresh, self._lora is not None, merged)
             trainer.renderer.tokenizer.save_pretrained(fresh)
             if with_optimizer:
                 trainer._save_optimizer_and_scheduler(str(fresh))
 
-    def _save_divided(self, trainer: TurnTrainer, target: Path, with_optimizer: bool) -> None:
+    def _write(self, model: Any, fresh: Path, adapted: bool, merged: bool) -> None:
+        """Write a model, whose adapters are merged into it, or written alone."""
+        if adapted and not merged:
+            save_adapters(model, fresh, self._start, self._further)
+        else:
+            (model.merge_and_unload() if adapted else model).save_pretrained(fresh)
+
+    def _save_divided(self, trainer: TurnTrainer, target: Path, with_optimizer: bool, merged: bool) -> None:
         """Gather in the first process what was divided among all, and save it there.
 
         Adapters are merged into the weights that the training began with, which it kept rounded.
@@ -74,7 +87,7 @@ class LocalTraining:
             state = whole_weights(trainer.model)
             if fresh is None:
                 return
-            self._undivided(trainer, state).save_pretrained(fresh)
+            self._write(self._undivided(trainer, state), fresh, self._lora is not None, merged)
             trainer.renderer.tokenizer.save_pretrained(fresh)
 
     def _undivided(self, trainer: TurnTrainer, state: dict[str, Any]) -> Any:
@@ -87,13 +100,22 @@ class LocalTraining:
             return model
         model = add_adapters(self._again()[0], lora_config(self._lora), trainer.args.seed)
         model.load_state_dict({name: each for name, each in state.items() if ".lora_" in name}, strict=False)
-        return model.merge_and_unload()
+        return model
 
-    def keep(self, start: str, target: Path, lora: Lora | None, optimizer: Sequence[Path]) -> None:
-        """Save the policy again, with its optimizer."""
+    def keep(
+        self, start: str, target: Path, lora: Lora | None, optimizer: Sequence[Path], merged: bool
+    ) -> None:
+        """Save the policy again, with its optimizer; to a whole model, add adapters that change nothing yet."""
+        self._start, self._further = start, False
         with replacing(target, foreign=(Exception,)) as fresh:
-            load_model(start, say=console.print).save_pretrained(fresh)
-            load_tokenizer(start).save_pretrained(fresh)
+            if not merged and adapters_in(start) is not None and Path(start).parent == target.parent:
+                shutil.copytree(start, fresh)
+            else:
+                model = load_model(start, say=console.print)
+                if lora is not None and not merged:
+                    model = add_adapters(model, lora_config(lora), 0)
+                self._write(model, fresh, lora is not None and not merged, merged)
+                load_tokenizer(start).save_pretrained(fresh)
             for file in optimizer:
                 shutil.copy2(file, fresh)
 

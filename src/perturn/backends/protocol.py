@@ -85,10 +85,19 @@ class Training(Protocol):
             settings: Further arguments of `TurnTrainer`.
         """
 
-    def save(self, trainer: Any, target: Path, with_optimizer: bool) -> None:
-        """Keep the trained policy as a folder, written whole or not at all."""
+    def save(self, trainer: Any, target: Path, with_optimizer: bool, merged: bool) -> None:
+        """Keep the trained policy as a folder, written whole or not at all.
 
-    def keep(self, start: str, target: Path, lora: Lora | None, optimizer: Sequence[Path]) -> None:
+        Args:
+            trainer: From `trainer`.
+            target: The folder.
+            with_optimizer: Whether the optimizer is kept beside it.
+            merged: Whether adapters are merged into the weights. Otherwise they are kept alone, and name a whole model.
+        """
+
+    def keep(
+        self, start: str, target: Path, lora: Lora | None, optimizer: Sequence[Path], merged: bool
+    ) -> None:
         """Keep the policy that a training was to start from, which had no rows, as the one that it makes.
 
         Args:
@@ -96,6 +105,7 @@ class Training(Protocol):
             target: Folder of the policy that the training would have made.
             lora: Adapters that were to be trained.
             optimizer: Files of the optimizer of the policy, to be kept beside it.
+            merged: As in `save`.
         """
 
     def close(self) -> None:

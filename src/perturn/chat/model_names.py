@@ -6,13 +6,18 @@ import hashlib
 import importlib.util
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from perturn.data.cache_folders import cache_folder
+from perturn.engines.adapter_files import CONFIG as _ADAPTERS
+from perturn.engines.adapter_files import WEIGHTS as _WEIGHTS
+from perturn.engines.adapter_files import LowRank, adapter_config, low_rank
 from perturn.engines.tinker.stored_policy import AT_SERVICE
 from perturn.errors import ModelError, closest
 from perturn.io.atomic_write import replacing
@@ -28,9 +33,8 @@ PACKAGED = {"tiny-agent": Path(__file__).parents[1] / "policies" / "tiny-agent"}
 BUNDLED = (*PACKAGED, *CONVERTED)
 """Names of models that need no Hub and no folder of the user's own."""
 
-_ADAPTERS = "adapter_config.json"
-_WEIGHTS = "adapter_model.safetensors"
-"""Files of a folder of adapters, as peft writes them."""
+_BASE = "base_model_name_or_path"
+"""The setting that names the model of adapters."""
 _WHOLE = ("model*.safetensors", "pytorch_model*.bin")
 """Files with the weights of a whole model."""
 
@@ -67,6 +71,21 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
     return name
 
 
+def for_engine(name: str, most: int, say: Callable[[str], None] = _logger.info) -> tuple[str, str | None]:
+    """Return what an engine loads, and the folder of the model beneath if it is adapters.
+
+    Args:
+        name: As `resolve_model` takes it.
+        most: Largest rank of adapters that the engine takes by themselves; others are merged.
+        say: Told what is done before anything slow starts.
+    """
+    found = adapters_in(name)
+    how = None if found is None else found.low_rank
+    if found is None or how is None or how.rank > most:
+        return resolve_model(name, say), None
+    return name, found.beneath
+
+
 def refuse_misspelt(name: str) -> None:
     """Refuse a name that is meant for a bundled model, before a network is asked for it."""
     if name in BUNDLED or "/" in name or is_local(name):
@@ -85,6 +104,28 @@ class Adapters:
     """Name of the model that they were trained upon."""
 
     @property
+    def low_rank(self) -> LowRank | None:
+        """Their rank and scale; None if they do something else than add one product to each weight."""
+        return low_rank(self.folder)
+
+    @property
+    def beneath(self) -> str:
+        """Folder of the model that they were trained upon; nothing is asked of a network."""
+        found = resolve_model(self.base)
+        if Path(found).is_dir():
+            return found
+        return str(locate("huggingface_hub:snapshot_download")(found, local_files_only=True))
+
+    def identity(self, *words: str) -> str:
+        """Content hash of the adapters, of the model beneath, and of words, wherever the folders lie."""
+        config = {key: value for key, value in adapter_config(self.folder).items() if key != _BASE}
+        digest = hashlib.blake2b(json.dumps([*words, config], sort_keys=True).encode(), digest_size=16)
+        whole = [file for kind in _WHOLE for file in sorted(Path(self.beneath).glob(kind))]
+        for file in [self.folder / _WEIGHTS, *whole]:
+            digest.update(_file_digest(file, file.stat().st_size, file.stat().st_mtime_ns))
+        return digest.hexdigest()
+
+    @property
     def digest(self) -> str:
         """Content hash of the adapters, and of what tells the files of a local model from others: sizes and times."""
         digest = hashlib.blake2b(self.base.encode(), digest_size=16)
@@ -94,6 +135,28 @@ class Adapters:
         for file in sorted(base.iterdir()) if base.is_dir() else []:
             digest.update(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}".encode())
         return digest.hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _file_digest(file: Path, size: int, changed: int) -> bytes:
+    """Content hash of a file of this size, which was changed at this time; once in a process."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "blake2b").digest()
+
+
+def base_of(folder: Path) -> str | None:
+    """Name of the model that a folder of adapters names; None if it is no such folder, or names none.
+
+    A name that begins with `../` is a folder beside the adapters, if it is there, such as another policy of the run.
+
+    Raises:
+        ValueError: If its settings cannot be read.
+    """
+    base = adapter_config(folder).get(_BASE) if (folder / _ADAPTERS).is_file() else None
+    if not isinstance(base, str) or not base:
+        return None
+    beside = Path(os.path.abspath(folder / base))
+    return str(beside) if base.startswith("../") and beside.is_dir() else base
 
 
 def adapters_in(name: str) -> Adapters | None:
@@ -118,10 +181,10 @@ def adapters_in(name: str) -> Adapters | None:
             f"model folder {name!r} holds {_ADAPTERS} without {_WEIGHTS}; save the adapters again."
         )
     try:
-        base = json.loads((folder / _ADAPTERS).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (ValueError, AttributeError) as error:
+        base = base_of(folder)
+    except ValueError as error:
         raise ModelError(f"{folder / _ADAPTERS} cannot be read: {error}") from error
-    if not isinstance(base, str) or not base:
+    if base is None:
         raise ModelError(
             f"the adapters in {name!r} do not say what model they belong to; write its Hub id or folder as "
             f"base_model_name_or_path in {folder / _ADAPTERS}."

@@ -13,17 +13,15 @@ from rich.table import Table
 from perturn.cli._base import AsJson, RunFolder, command, results, say_json
 from perturn.table import locate
 
-COLUMNS = {
+OF_TURNS = {
     "correlation": "correlation",
     "auc": "AUC, A > 0",
     "lost_auc": "AUC, lost turn",
     "sign_errors": "sign errors",
     "error_after_scaling": "error",
-    "cosine": "cosine",
-    "expected_cosine": "expected cosine",
-    "signal_to_noise": "signal/noise",
 }
-"""Scores that are printed, with their headings."""
+OF_GRADIENTS = {"cosine": "cosine", "expected_cosine": "expected cosine", "signal_to_noise": "signal/noise"}
+"""Scores of the two tables that are printed, with their headings. Each table fits 80 columns."""
 
 
 @command(
@@ -90,18 +88,28 @@ def _print(found: Mapping[str, Any]) -> None:
         f"{world['episodes']} episodes went as before)",
         soft_wrap=True,
     )
-    shown = Table(
-        title=f"credits against the measured advantage, {escape(found['environment'])}, 95 % intervals"
+    results.print(_table(f"turns against the measured advantage, {found['environment']}", OF_TURNS, found))
+    results.print(
+        _table("gradients of the policy, and passes over an episode", OF_GRADIENTS, found, cost=True)
     )
-    for column in ("credit", *COLUMNS.values(), "cost"):
-        shown.add_column(column)
-    for name, row in found["credits"].items():
-        shown.add_row(escape(name), *(_cell(row.get(key)) for key in COLUMNS), f"{row['cost']:.1f}")
-    results.print(shown)
     for sentence in found["sentences"]:
         results.print(sentence, markup=False, soft_wrap=True)
     for name, why in found["left_out"].items():
         results.print(f"left out {name}: {why}", markup=False, soft_wrap=True)
+
+
+def _table(title: str, columns: Mapping[str, str], found: Mapping[str, Any], *, cost: bool = False) -> Table:
+    shown = Table(
+        box=None, padding=(0, 1, 0, 0), title=escape(f"{title}, 95 % intervals"), title_justify="left"
+    )
+    shown.add_column("credit", no_wrap=True)
+    for column in (*columns.values(), *(["cost"] if cost else [])):
+        shown.add_column(column, overflow="fold")
+    for name, row in found["credits"].items():
+        cells = [_cell(row.get(key)) for key in columns]
+        if cost or set(cells) != {"-"}:
+            shown.add_row(escape(name), *cells, *([f"{row['cost']:.1f}"] if cost else []))
+    return shown
 
 
 def _cell(estimate: Any) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ from perturn.envs.load_environment import environment_maker
 from perturn.envs.remote_worlds import PlainWorld, told
 from perturn.envs.world_process import ProcessWorlds, runs_here, world_count
 from perturn.errors import EngineFailure
+from perturn.io.scratch import scratch_folder
 from perturn.types import Action, Engine, Environment, Prompt, Sampling
 
 Reply = dict[str, Any]
@@ -175,7 +175,7 @@ class EngineServer:
 def _folder_of(files: dict[str, Any]) -> Iterator[str]:
     """A folder that holds the files for a while."""
     get = importlib.import_module("ray").get
-    with tempfile.TemporaryDirectory(prefix="perturn-") as folder:
+    with scratch_folder() as folder:
         for name, data in files.items():
             with (Path(folder) / name).open("wb") as file:
                 file.write(get(data).data)

@@ -155,6 +155,29 @@ def average_of(recipe: Recipe, iteration: int) -> str:
     return f"average{mark(recipe, iteration)}" if iteration else policy_of(recipe, 0)
 
 
+def keeps_adapters(recipe: Recipe, section: str) -> bool:
+    """Whether the trainings of a section keep adapters by themselves, upon the policy that the loop begins with.
+
+    A training that is done once merges them. So does a training that may teach its tokenizer words, for these change
+    the embeddings.
+    """
+    settings = recipe.training(section)
+    learns_words = recipe.rows is not None and recipe.rows.traits.told is not None
+    in_loop = recipe.iterations > 1 and section not in ("base", "sft") and not learns_words
+    return in_loop and settings is not None and settings.lora is not None
+
+
+def rank_of_loop(recipe: Recipe) -> int:
+    """Largest rank of the adapters that the policies of the loop consist of; 0: they are whole models.
+
+    Each iteration adds adapters to those of the iterations before it. If the optimizer goes on, so do the adapters.
+    """
+    if recipe.align is None or recipe.align.lora is None or not keeps_adapters(recipe, "align"):
+        return 0
+    adds = recipe.align.minibatches is None and not starts_over(recipe)
+    return recipe.align.lora.rank * (recipe.iterations if adds else 1)
+
+
 def is_scored(recipe: Recipe, iteration: int) -> bool:
     """Whether the policy of an iteration is evaluated."""
     part = recipe.evaluate

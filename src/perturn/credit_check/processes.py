@@ -43,6 +43,21 @@ class Process:
         """The process under a policy that takes all actions of a state alike."""
         return replace(self, logits={state: (0.0,) * len(own) for state, own in self.logits.items()})
 
+    @cached_property
+    def turns_to_success(self) -> dict[int, int]:
+        """State -> the least number of turns to a success, if every outcome is as wished; of states with a way."""
+        found: dict[int, int] = {}
+        for turns in range(1, len(self.actions) + 1):
+            reached = {
+                state
+                for state, actions in self.actions.items()
+                for outcomes in actions.values()
+                for outcome in outcomes
+                if outcome.success or (outcome.to in found)
+            }
+            found |= dict.fromkeys(reached - found.keys(), turns)
+        return found
+
     def policy(self, state: int) -> list[float]:
         """Return the probability of each action of a state."""
         weights = [exp(logit) for logit in self.logits[state]]

@@ -67,6 +67,10 @@ class Serving:
     load_tokens: Callable[[], tuple[Tokens, int | None]] | None = None
     """Load what makes tokens of conversations, and the context as `Loaded` has it, without the weights; None: it cannot
     be done here."""
+    base: str | None = None
+    """Folder of the model that the adapters in the folder `model` are added to; None: `model` is a whole model."""
+    adapter_rank: int = 0
+    """Largest rank of adapters that the engine will be given later; 0: none."""
     deterministic: bool = False
     """Whether equal prompts are to get equal answers to the last bit, whatever was answered before."""
 
@@ -102,15 +106,30 @@ class EngineSettings(Protocol):
 class Updatable(Engine, Protocol):
     """An engine that can go over to other weights of its model, without being opened again."""
 
-    def update_weights(self, folder: str | Path, name: str) -> None:
+    def update_weights(self, folder: str | Path, name: str, base: str | None = None) -> None:
         """Serve other weights from now on, and forget what was kept of the old ones.
 
         Args:
             folder: What `save_pretrained` wrote.
             name: Identity of the new policy.
+            base: Folder of the model that the folder's adapters are added to; None: it holds a whole model. An engine
+                whose `EngineTraits.adapter_rank` is 0 is never given one.
 
         Raises:
             PerturnError: If prompts are being answered, or the weights cannot be read.
+        """
+        ...
+
+
+@runtime_checkable
+class SleepingEngine(Engine, Protocol):
+    """An engine that can give the memory of its device back while nothing is asked of it."""
+
+    def sleep(self) -> None:
+        """Give it back until the next prompt, or the next weights.
+
+        Raises:
+            RunError: If prompts are being answered.
         """
         ...
 
@@ -122,13 +141,16 @@ class SwappingEngine(Updatable, StreamingEngine, Protocol):
     version: int | None
     """Version of its weights, which `Action.versions` says of each token that it samples; None: it says none."""
 
-    def swap_weights(self, folder: str | Path, name: str, version: int | None) -> None:
+    def swap_weights(
+        self, folder: str | Path, name: str, version: int | None, base: str | None = None
+    ) -> None:
         """Serve other weights from the next token on, with nothing in use that the old ones computed.
 
         Args:
             folder: What `save_pretrained` wrote.
             name: Identity of the new policy.
             version: Version of the new weights.
+            base: As in `update_weights`.
 
         Raises:
             PerturnError: If the weights cannot be read.

@@ -59,13 +59,14 @@ class SharedEngine:
         own = replace(abilities, concurrent=False, prompt_tokens=asked, answer_tokens=said)
         return Port(self, prefix, name or self._engine.name, own)
 
-    def swap(self, folder: str | Path, name: str, version: int) -> None:
+    def swap(self, folder: str | Path, name: str, version: int, base: str | None = None) -> None:
         """Have the engine go over to other weights between two of its passes, in the middle of answers.
 
         Raises:
             PerturnError: If the weights cannot be read.
         """
-        self._thread.call(lambda: self._engine.swap_weights(folder, name, version)).result()
+        more = {} if base is None else {"base": base}
+        self._thread.call(lambda: self._engine.swap_weights(folder, name, version, **more)).result()
 
     def close(self) -> None:
         """End the thread; plays that go on get an `Ended`."""

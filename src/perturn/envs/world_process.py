@@ -10,6 +10,7 @@ if that is killed itself. Only what a world starts in yet another session outliv
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import select
@@ -31,6 +32,8 @@ from perturn.envs.remote_worlds import RAISED, RemoteWorld, value_of
 from perturn.envs.world_pipe import Garbled, Pipe
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
 from perturn.traits import traits_of
+
+_logger = logging.getLogger(__name__)
 
 _MEMORY = 512 * 2**20
 """Bytes of free memory that one world is reckoned to need."""
@@ -84,7 +87,7 @@ class ProcessWorlds:
     """Makes worlds in processes of their own. The first is started at once, so that a wrong setting shows."""
 
     def __init__(self, section: Section, limits: Worlds) -> None:
-        """Start the first world.
+        """Start the first world; one that dies or hangs at its start is started again, as `limits.retries` says.
 
         Args:
             section: Section `environment` of the recipe.
@@ -94,9 +97,20 @@ class ProcessWorlds:
             PerturnError: If it cannot start.
         """
         self._section, self._limits = json.loads(json.dumps(section, default=str)), limits
-        first = _Process(self._section, limits)
+        first = self._first(limits.retries)
         self.facts = first.facts
         self._ready = [first]
+
+    def _first(self, retries: int) -> _Process:
+        """Start the first world."""
+        while True:
+            try:
+                return _Process(self._section, self._limits)
+            except WorldLost as error:
+                if retries == 0:
+                    raise
+                retries -= 1
+                _logger.warning("starting the first world again: %s", error)
 
     def __call__(self) -> RemoteWorld:
         """A world; its process starts with its first episode."""

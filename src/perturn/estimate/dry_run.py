@@ -44,7 +44,8 @@ from perturn.estimate.training_work import (
 from perturn.rules import TurnControl
 from perturn.run.execute import check, refuse_early
 from perturn.run.protocol_rules import evaluation_sampling, ruled
-from perturn.run.session import backend_settings, engine_settings
+from perturn.run.served_policy import engine_settings
+from perturn.run.session import backend_settings
 from perturn.run.stages.branch_stage import explorer_of
 from perturn.run.stages.collect_stage import AT_ONCE
 from perturn.table import locate

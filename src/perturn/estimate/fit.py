@@ -19,7 +19,7 @@ from perturn.estimate.machine_speed import Machine
 from perturn.estimate.memory import ModelShape, TrainingMemory, cache_bytes, training_memory
 from perturn.estimate.overlap import replicas_of
 from perturn.estimate.training_work import Work
-from perturn.run.session import engine_settings
+from perturn.run.served_policy import engine_settings
 from perturn.training.credit_choice import make_loss
 
 KEPT = {"cpu": 1.15, "cuda": 1.1}

@@ -48,7 +48,7 @@ from perturn.needs import (
     Targets,
     Values,
 )
-from perturn.remaining import wrong_turns
+from perturn.remaining import Remaining, wrong_turns
 from perturn.rows.endings import Divided, ToldRows, divide, told_successes, weighted
 from perturn.rows.pairing import (
     IN_GROUP,
@@ -168,6 +168,7 @@ __all__ = [
     "Prompt",
     "Prover",
     "Reference",
+    "Remaining",
     "Returns",
     "RowInputs",
     "RowMaker",

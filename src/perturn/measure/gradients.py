@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perturn.measure.advantages import Flags, Floats, Measured
-from perturn.measure.scores import clusters_of
+from perturn.measure.scores import clusters_of, has_few_tasks
 from perturn.stats import Estimate, jackknife
 
 Sketches = NDArray[np.float32]
@@ -115,16 +115,25 @@ FIGURES = {
     "step_cosine": step_cosine,
 }
 """Figures by name."""
+ACROSS = ("expected_cosine", "signal_to_noise", "step_cosine")
+"""Figures that multiply gradients of different tasks. Episodes of one task share points, and so the noise of their
+continuations: they cannot stand for tasks here."""
 
 
 def figures_of(turns: Measured, credit: Floats, sketches: Sketches) -> Mapping[str, Estimate | None]:
-    """Return all figures of a credit's gradient with their 95 % intervals, which leave out tasks in turn."""
+    """Return all figures of a credit's gradient with their 95 % intervals, which leave out tasks in turn.
+
+    With fewer than five tasks, the figures of `ACROSS` are None.
+    """
     if not len(turns.task):
         return dict.fromkeys(FIGURES)
+    few = has_few_tasks(turns)
     of = products(turns, credit, sketches)
     tasks = list(range(len(of.episodes)))
     return {
-        name: jackknife(lambda keep, figure=figure: figure(of, keep), tasks)  # type: ignore[misc]
+        name: None
+        if few and name in ACROSS
+        else jackknife(lambda keep, figure=figure: figure(of, keep), tasks)  # type: ignore[misc]
         for name, figure in FIGURES.items()
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,19 +25,22 @@ from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
 from perturn.measure.advantages import FEWEST, Measured, bounds_of, measure, returns_of
 from perturn.measure.forecast import Forecast, forecast
-from perturn.measure.gradients import Sketches, figures_of
+from perturn.measure.gradients import ACROSS, Sketches, figures_of
 from perturn.measure.play_points import play_points, rules
 from perturn.measure.points import Continuation, Plan, choose, plan, read_continuations
-from perturn.measure.scores import by_third, scores_of
+from perturn.measure.scores import FEWEST_TASKS, by_third, has_few_tasks, scores_of
 from perturn.measure.sentences import sentences
 from perturn.measure.sketches import sketched
 from perturn.measure.weigh import Weighed, refuse_unknown, weigh
 from perturn.measure.worlds import WorldCheck, check_world
-from perturn.run.session import Session, engine_settings, policy_path, world_maker
+from perturn.run.served_policy import engine_settings, policy_path
+from perturn.run.session import Session, world_maker
 from perturn.run.stages.credit_stage import explored_stages
 from perturn.run.stages.quantity_source import open_policy
 from perturn.stats import Estimate
 from perturn.types import Trajectory
+
+_logger = logging.getLogger(__name__)
 
 MEASURED = "measured advantage"
 """Name of the measured advantage among the credits."""
@@ -82,6 +86,13 @@ def measure_run(folder: Path, wanted: Wanted) -> dict[str, Any]:
             )
         session.release()
         gradients = _gradients(run.paths, recipe, stage, chosen, turns) if wanted.gradients else None
+        if gradients is not None and has_few_tasks(turns):
+            _logger.warning(
+                "%s compare gradients of different tasks, and need at least %d tasks; explore more tasks, or measure "
+                "more episodes.",
+                ", ".join(ACROSS),
+                FEWEST_TASKS,
+            )
         weighed, left_out = weigh(run.paths, recipe, stage, wanted.credits, explored)
         found = {
             "iteration": stage.iteration,

@@ -157,7 +157,12 @@ SCORES: Mapping[str, Score] = {
 
 def clusters_of(turns: Measured) -> Ids:
     """Return the cluster of each turn: its task, or its episode where there are few tasks [turns]."""
-    return turns.task if len(np.unique(turns.task)) >= FEWEST_TASKS else turns.episode
+    return turns.episode if has_few_tasks(turns) else turns.task
+
+
+def has_few_tasks(turns: Measured) -> bool:
+    """Whether there are fewer than `FEWEST_TASKS` tasks."""
+    return len(np.unique(turns.task)) < FEWEST_TASKS
 
 
 def estimate(score: Score, turns: Measured, credit: Floats) -> Estimate | None:

@@ -12,9 +12,10 @@ from perturn.config.recipe import Recipe
 from perturn.config.stages import Stage
 from perturn.credit import CREDITS, Credit
 from perturn.data.run_paths import RunPaths
-from perturn.errors import ConfigError, PerturnError
+from perturn.errors import ConfigError, PerturnError, RunError
 from perturn.measure.advantages import Floats
 from perturn.quantities import wanted
+from perturn.run.served_policy import engine_settings
 from perturn.run.stages.branch_stage import stored_branches
 from perturn.run.stages.credit_stage import weigh_stored
 from perturn.training.credit_choice import make_credit
@@ -91,6 +92,14 @@ def _section(recipe: Recipe, name: str) -> dict[str, Any]:
 def _weighed(
     paths: RunPaths, recipe: Recipe, stage: Stage, section: Mapping[str, Any], explored: Sequence[Trajectory]
 ) -> Weighed:
+    quantities = [quantity for quantity, _ in wanted(make_credit(section).needs).values()]
+    if not engine_settings(recipe).traits.serves_checkpoints and any(
+        each.traits.passes for each in quantities
+    ):
+        raise RunError(
+            f"credit {section['name']!r} reads passes of a policy, and engine "
+            f"{recipe.engine['name']!r} serves a policy that cannot be opened here; leave the credit out."
+        )
     credit, episodes, rows = weigh_stored(paths, recipe, section, stage.iteration)
     keys = {one.key for one in explored}
     solved = {one.key: succeeded(one) for one in explored}

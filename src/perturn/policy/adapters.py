@@ -1,18 +1,22 @@
-"""Adapters in a folder of their own: load them upon their model, or merge them into it."""
+"""Adapters in a folder of their own: write them, load them upon their model, or merge them into it."""
 
 from __future__ import annotations
 
 import logging
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils import logging as transformers_logging
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from perturn.chat.model_names import adapters_in, from_pretrained, load_tokenizer
+from perturn.chat.model_names import adapters_in, is_local, load_tokenizer
 from perturn.config.sections import Lora
+from perturn.engines.adapter_files import CONFIG, WEIGHTS, adapter_config, low_rank
 from perturn.errors import ModelError
 from perturn.policy.models import disable_dropout, load_model
 
@@ -39,8 +43,7 @@ def load_adapters(
     """
     found = adapters_in(name)
     assert found is not None
-    transformers_logging.disable_progress_bar()
-    base = from_pretrained("AutoModelForCausalLM", found.base, say, dtype=dtype).eval()
+    base = load_model(found.base, dtype=dtype, say=say)
     try:
         from peft import PeftModel
 
@@ -53,6 +56,9 @@ def load_adapters(
         raise ModelError(
             f"the adapters in {name!r} cannot be loaded upon {found.base!r}: {type(error).__name__}: {reason:.500}"
         ) from error
+    model.peft_config[
+        "default"
+    ].base_model_name_or_path = found.base  # peft looks for its config when it saves
     return model.eval()
 
 
@@ -78,9 +84,62 @@ def merge(name: str, target: Path) -> None:
         name: Folder of the adapters.
         target: An empty folder.
     """
-    model = load_adapters(name).merge_and_unload()
-    model.save_pretrained(target)
+    load_model(name).save_pretrained(target)
     load_tokenizer(name).save_pretrained(target)
+
+
+def save_adapters(model: Any, target: Path, start: str, further: bool = False) -> None:
+    """Write adapters by themselves. If they were added to adapters of the same run, write both as one.
+
+    Two adapters beside each other are one whose rank is the sum of theirs: its matrices are the matrices of both, one
+    after the other, with the scales in the second matrix. So a folder of adapters always names a whole model, and what
+    it adds to that model is what all trainings since have added.
+
+    Args:
+        model: A `peft.PeftModel`.
+        target: Folder to write them into, whose name in the end is of a folder beside the other policies of the run.
+        start: Name or folder of the policy that the training began with.
+        further: Whether the adapters of that policy were trained, and not new ones added to it.
+    """
+    from peft import get_peft_model_state_dict
+
+    config = copy(model.peft_config["default"])
+    found: dict[str, Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
+    below = Path(start) if Path(start).parent.resolve() == target.parent.resolve() else None
+    config.base_model_name_or_path = f"../{Path(start).name}" if below else _absolute(start)
+    earlier = low_rank(below) if below and (below / CONFIG).is_file() else None
+    if below and earlier:
+        config.base_model_name_or_path = adapter_config(below)["base_model_name_or_path"]
+        weights = {} if further else load_file(below / WEIGHTS)
+        if any(each.any() for name, each in weights.items() if ".lora_B." in name):
+            found = _beside(weights, earlier.scale, found, config.lora_alpha / config.r)
+            config.r = config.lora_alpha = config.r + earlier.rank
+    if isinstance(config.target_modules, set):
+        config.target_modules = sorted(config.target_modules)  # a set has another order in each process
+    config.inference_mode = True
+    config.save_pretrained(target)
+    model.config.save_pretrained(target)  # without it, peft looks for the config of the model at the Hub
+    save_file(
+        {name: each.contiguous().cpu() for name, each in found.items()}, target / WEIGHTS, {"format": "pt"}
+    )
+
+
+def _beside(
+    first: Mapping[str, Tensor], scale: float, second: Mapping[str, Tensor], other: float
+) -> dict[str, Tensor]:
+    """Two adapters for the same layers as one with scale 1."""
+    joined = {}
+    for name, each in second.items():
+        if ".lora_A." in name or name.endswith("_embedding_A"):
+            joined[name] = torch.cat([first[name], each.cpu()])
+        else:
+            joined[name] = torch.cat([first[name] * scale, each.cpu() * other], dim=1)
+    return joined
+
+
+def _absolute(name: str) -> str:
+    """A local folder as it is found from everywhere; another name stays."""
+    return os.path.abspath(os.path.expanduser(name)) if is_local(name) else name
 
 
 def lora_config(settings: Lora) -> Any:

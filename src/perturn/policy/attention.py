@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -34,6 +35,11 @@ NAME = "perturn"
 PIECES = "flash attention, a piece for each segment"
 FLEX = "FlexAttention"
 MASK = "scaled dot products under a mask"
+
+_BLOCK = 128
+"""Tokens of a block of FlexAttention's mask."""
+_LEAST_FEATURES = 16
+"""Features of a head below which FlexAttention's kernels are not made."""
 
 Piece = tuple[slice, slice, bool]
 """Query rows, key rows, and whether the rows are the same tokens, each of which sees those before it."""
@@ -63,18 +69,56 @@ def forest_mask(segments: Tensor, ahead: int = 0) -> Tensor | BlockMask:
     how = kernel(segments.device)
     if how is PIECES:
         return segments[None, None]
-    tokens, sees = int(segments[-1, 1]), _sees(segments, ahead)
     if how is FLEX:
-        return create_block_mask(sees, None, None, tokens, ahead + tokens, device=segments.device)
+        return block_mask(segments, ahead)
+    tokens, sees = int(segments[-1, 1]), _sees(segments, ahead)
     query, key = (torch.arange(size, device=segments.device) for size in (tokens, ahead + tokens))
     return sees(query, query, query[:, None], key)[None, None]
 
 
+def block_mask(segments: Tensor, ahead: int = 0) -> BlockMask:
+    """Make the mask of FlexAttention from the segments, in O(n + b^2) time for n tokens in b blocks of 128.
+
+    torch's `create_block_mask` asks of each pair of tokens whether one sees the other, which is O(n^2).
+
+    Args:
+        segments: From `lay_out` [segments, 3].
+        ahead: Tokens of the beginning that the batch continues; all see all of it.
+    """
+    tokens, reach = int(segments[-1, 1]), _reach(segments, ahead)
+    padded = F.pad(reach, (0, -len(reach) % _BLOCK)).view(-1, _BLOCK)
+    starts = torch.arange(0, tokens, _BLOCK, device=segments.device)[:, None]
+    first, last = starts + ahead, (starts + _BLOCK).clamp(max=tokens) - 1 + ahead
+    keys = torch.arange(0, len(reach), _BLOCK, device=segments.device)
+    seen = (keys <= last) & (padded.amax(1) > first)
+    whole = (keys + _BLOCK - 1 <= first) & (padded.amin(1) > last) & (starts + _BLOCK <= tokens)
+    return BlockMask.from_kv_blocks(
+        *_ordered(seen & ~whole),
+        *_ordered(whole),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=_sees(segments, ahead),
+        seq_lengths=(tokens, len(reach)),
+    )
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """For each row of blocks, how many are set, and the indices of all, those that are set first."""
+    indices = blocks.int().argsort(dim=1, descending=True, stable=True)
+    return blocks.sum(1, dtype=torch.int32)[None, None], indices.int()[None, None]
+
+
+def _reach(segments: Tensor, ahead: int) -> Tensor:
+    """For each key, the first later token that does not see it, counted as keys are [ahead + tokens].
+
+    Tokens from that one on descend from other segments. All tokens see the beginning that is ahead.
+    """
+    reach = torch.repeat_interleave(segments[:, 2], segments[:, 1] - segments[:, 0]) + ahead
+    return torch.cat([reach.new_full((ahead,), int(segments[-1, 1]) + ahead), reach])
+
+
 def _sees(segments: Tensor, ahead: int = 0) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Whether a query sees a key, as FlexAttention asks; keys count from the beginning that is ahead of the queries."""
-    # The end of what descends from each token's segment: a later token sees it if it comes before that end.
-    reach = torch.repeat_interleave(segments[:, 2], segments[:, 1] - segments[:, 0]) + ahead
-    reach = torch.cat([reach.new_full((ahead,), int(segments[-1, 1]) + ahead), reach])
+    reach = _reach(segments, ahead)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query + ahead) & (query + ahead < reach[key])
@@ -118,10 +162,14 @@ def forest_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
     if isinstance(attention_mask, BlockMask):
+        features = value.shape[-1]
+        if features < _LEAST_FEATURES:  # zeros add nothing to a dot product
+            scaling = features**-0.5 if scaling is None else scaling
+            query, key, value = (F.pad(each, (0, _LEAST_FEATURES - features)) for each in (query, key, value))
         output, _ = flex_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **others
         )
-        return output, None
+        return output[..., :features], None
     device = query.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)

@@ -27,9 +27,10 @@ from perturn.chat.model_names import adapters_in, from_pretrained, load_config, 
 from perturn.chat.tokens import Renderer
 from perturn.config.sections import Shape
 from perturn.engines import Loaded
-from perturn.engines.local.weight_files import stored_weights
+from perturn.engines.local.weight_files import copy_weights, stored_weights
 from perturn.errors import ConfigError, ModelError, PerturnError
 from perturn.rotary import too_long, usable_length
+from perturn.table import locate
 
 _logger = logging.getLogger(__name__)
 
@@ -87,9 +88,16 @@ def load_model(
         ModelError: If there is no such model; one line that says what was tried.
     """
     transformers_logging.disable_progress_bar()
-    model = from_pretrained("AutoModelForCausalLM", name, say, dtype=dtype).eval()
-    if adapters_in(name) is not None:  # later adapters name this folder, and not the merged copy in the cache
-        model.name_or_path = model.config.name_or_path = name
+    found = adapters_in(name)
+    if found is None:
+        return from_pretrained("AutoModelForCausalLM", name, say, dtype=dtype).eval()
+    model = load_model(found.base, dtype=dtype, say=say)
+    stored = stored_weights(name, model, dtype, found.beneath)
+    if stored is None:
+        model = locate("perturn.policy.adapters:load_adapters")(name, say=say).merge_and_unload().to(dtype)
+    else:
+        copy_weights(model, stored, stored.adapted)
+    model.name_or_path = model.config.name_or_path = name  # later adapters name this folder
     return model
 
 
@@ -155,7 +163,7 @@ def load_policy(
     return Loaded(
         model=model,
         tokens=tokens,
-        name=f"{policy}@{weights_digest(model)[:12]}",
+        name=f"{policy}@{_digest(path, model, kind)[:12]}",
         device=where.type,
         dtype=str(kind).removeprefix("torch."),
         context=context_length(model),
@@ -277,12 +285,18 @@ def weights_digest(model: torch.nn.Module) -> str:
     return tensors_digest(model.state_dict())
 
 
+def _digest(path: str, model: Any, kind: torch.dtype) -> str:
+    """Content hash of a policy that is loaded; adapters are hashed as files, and not as merged weights."""
+    found = adapters_in(path)
+    return weights_digest(model) if found is None else found.identity(str(kind))
+
+
 def new_identity(policy: str, folder: str, served: str, dtype: str) -> str | None:
     """Identity of a policy as `load_policy` would name it, if an engine can go over to it; its weights are not kept.
 
     Args:
         policy: Its name in the run.
-        folder: What `save_pretrained` wrote.
+        folder: What `save_pretrained` wrote, or adapters.
         served: `architecture` of the policy that is served.
         dtype: The setting `model.dtype`, of both.
 
@@ -291,10 +305,12 @@ def new_identity(policy: str, folder: str, served: str, dtype: str) -> str | Non
     """
     model = empty_model(folder)
     kind = compute_dtype(dtype, device(), model.config)
-    stored = stored_weights(folder, model, kind)
+    found = adapters_in(folder)
+    stored = stored_weights(folder, model, kind, None if found is None else found.beneath)
     if config_digest(model) != served or stored is None:
         return None
-    return f"{policy}@{tensors_digest(stored)[:12]}"
+    digest = tensors_digest(stored) if found is None else found.identity(str(kind))
+    return f"{policy}@{digest[:12]}"
 
 
 def architecture(name: str) -> str:

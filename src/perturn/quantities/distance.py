@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import ClassVar
 
 from perturn.needs import Distance, Need
-from perturn.quantities.protocol import Computed, Quantity, QuantityTraits, Source
-from perturn.remaining import remaining_of
+from perturn.quantities.protocol import Computed, Ground, Quantity, QuantityTraits, Source
+from perturn.remaining import Remaining, remaining_of
 from perturn.types import Trajectory
 
 
@@ -30,3 +31,15 @@ class GoalDistance(Quantity):
             DataError: If it was not.
         """
         return Computed([remaining_of(one) for one in episodes])
+
+    def exact(self, request: Distance, ground: Ground) -> list[list[Remaining]]:
+        """Return the least number of turns to a success around each turn [turns]; chance is on the way's side."""
+        every = ground.episodes
+        least = every.process.turns_to_success
+        found = []
+        for steps, end in zip(every.steps, every.ends, strict=True):
+            states = [least.get(step.state) for step in steps]
+            last = 0 if end.success else None if end.to is None else least.get(end.to)
+            path = [*states, last]
+            found.append([Remaining(*both) for both in pairwise(path)] if steps else [])
+        return found

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from perturn.config.stages import Stage, mark, policy_of
@@ -118,7 +119,8 @@ class Ahead:
         if newest == self._version:
             return
         policy = policy_of(self._recipe, newest)
-        if not self._session.updated(policy, lambda folder, name: self._shared.swap(folder, name, newest)):
+        swap = partial(self._shared.swap, version=newest)
+        if not self._session.updated(policy, swap):
             raise RunError(f"the engine cannot take the weights of {policy!r} in place; set staleness=0.")
         self._version = newest
         self._begin()

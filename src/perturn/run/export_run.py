@@ -15,6 +15,7 @@ import yaml
 from perturn.analysis.number_text import cost_lines, interval, protocol_line
 from perturn.analysis.run_contents import RecordedRun, read_run
 from perturn.analysis.run_summary import summary_of
+from perturn.chat.model_names import base_of
 from perturn.config.recipe import Recipe
 from perturn.config.stages import stages
 from perturn.data.run_folder import resolve_recipe
@@ -73,6 +74,8 @@ def _rows(run: RecordedRun) -> Iterator[tuple[str, list[Trajectory] | list[Prefe
 def export_policy(run: Path, output: Path, policy: str | None = None) -> str:
     """Copy a trained policy with its card, its recipe and its scores: what the Hub is given.
 
+    Adapters are merged into the model that they are added to.
+
     Args:
         run: The run folder.
         output: A folder that is not there yet.
@@ -93,9 +96,13 @@ def export_policy(run: Path, output: Path, policy: str | None = None) -> str:
     chosen = policy or trained[-1]
     if chosen not in trained:
         raise RunError(f"{run} has no trained policy {chosen!r}.{did_you_mean(chosen, trained)}")
+    checkpoint = recorded.paths.checkpoint(chosen)
     with replacing(output) as fresh:
-        optimizer = shutil.ignore_patterns(*OPTIMIZER)
-        shutil.copytree(recorded.paths.checkpoint(chosen), fresh, ignore=optimizer)
+        if base_of(checkpoint) is None:
+            shutil.copytree(checkpoint, fresh, ignore=shutil.ignore_patterns(*OPTIMIZER))
+        else:
+            fresh.mkdir()
+            locate("perturn.policy.adapters:merge")(str(checkpoint), fresh)
         (fresh / "README.md").write_text(model_card(recorded, recipe, chosen), encoding="utf-8")
         for file in (recorded.paths.recipe, recorded.paths.summary):
             if file.is_file():

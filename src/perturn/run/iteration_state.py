@@ -8,13 +8,14 @@ from pathlib import Path
 import torch
 
 from perturn.chat.model_names import load_tokenizer
-from perturn.config.stages import Stage, average_of
+from perturn.config.stages import Stage, average_of, keeps_adapters
 from perturn.data.run_folder import Run
 from perturn.data.run_paths import OPTIMIZER
 from perturn.episodes.seeds import seed_of
 from perturn.io.atomic_write import replacing
 from perturn.policy.models import load_model
-from perturn.run.session import Session, policy_path
+from perturn.run.served_policy import policy_path
+from perturn.run.session import Session
 from perturn.train_processes import world_size
 from perturn.training.turn_config import TurnConfig
 
@@ -68,6 +69,7 @@ def stay(session: Session, stage: Stage) -> None:
         run.paths.checkpoint(stage.policy),
         settings.lora,
         [file for file in files if file.is_file()],
+        not keeps_adapters(session.recipe, stage.section),
     )
     run.paths.metrics(stage.name).touch()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perturn.chat.model_names import resolve_model
+from perturn.chat.model_names import adapters_in, base_of, resolve_model
 from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.stages import Stage, explored_before, learned_from, stages
 from perturn.data.file_seals import Seals, file_digest, read_manifest, refuse_damage
@@ -109,6 +109,11 @@ class Maker:
                         f"{file} is gone or not sealed, so nobody can tell what was explored; restore it from a copy."
                     )
         refuse_damage(self.folder, found)
+        bases = {base_of(self.paths.checkpoint(policy)) for policy in self._read(needs)} - {None}
+        for base in bases:  # of adapters: policies of the run
+            found |= _within(seals, self.paths.name(self.paths.checkpoint(Path(str(base)).name)))
+        if bases:
+            refuse_damage(self.folder, found)
         if "start" in needs and self.start not in self._read(needs):
             locate("perturn.policy.models:empty_model")(self.recipe.model.name)
         return found
@@ -151,10 +156,12 @@ def _within(seals: Seals, folder: str) -> Seals:
 
 def _digest_of(model: str) -> dict[str, str]:
     """Of a model in a local folder; nothing of one that has a name alone."""
-    folder = Path(resolve_model(model))
+    adapters = adapters_in(model)
+    folder = Path(resolve_model(model)) if adapters is None else adapters.folder
     if not folder.is_dir():
         return {}
     files = {file.name: file_digest(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    files |= {} if adapters is None else _digest_of(adapters.base)
     return {"start_sha256": _digest(files)}
 
 

@@ -6,14 +6,13 @@ class says in `reads` what else it reads. Files that a run makes itself are seal
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from perturn.chat.model_names import BUNDLED, CONVERTED, PACKAGED
+from perturn.chat.model_names import BUNDLED, CONVERTED, PACKAGED, base_of
 from perturn.chat.templates import TEMPLATES
 from perturn.config.outside_files import Named, named_inputs, written
 from perturn.config.recipe import Recipe
@@ -173,11 +172,9 @@ def _record_all(recipe: Recipe) -> Inputs:
 def _with_base(named: Named) -> Iterator[Named]:
     """An input, and for a folder of adapters the model that they are added to."""
     yield named
-    adapters = Path(named.text).expanduser() / "adapter_config.json" if named.kind == "model" else None
-    if adapters is not None and adapters.is_file():
-        base = json.loads(adapters.read_text(encoding="utf-8")).get("base_model_name_or_path")
-        if base:
-            yield Named(f"{named.setting} (base of the adapters)", str(base), "model")
+    base = base_of(Path(named.text).expanduser()) if named.kind == "model" else None
+    if base is not None:
+        yield Named(f"{named.setting} (base of the adapters)", base, "model")
 
 
 def _expand(text: str, kind: str) -> Files:

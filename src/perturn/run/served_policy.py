@@ -1,4 +1,4 @@
-"""Open the engine of a policy to serve: a model by its name, or a policy of a run."""
+"""Open the engine of a policy: in a run under way, or to serve a policy of a run or a model by its name."""
 
 from __future__ import annotations
 
@@ -8,20 +8,115 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perturn.chat.model_names import resolve_model
+from perturn.chat.model_names import for_engine
 from perturn.chat.templates import chat_template
+from perturn.cluster import Replicas
 from perturn.config.parsing import apply_overrides, build, parse, to_mapping, to_yaml
 from perturn.config.recipe import Recipe
-from perturn.config.stages import stages
-from perturn.data.run_folder import resolve_recipe, run_folder
+from perturn.config.stages import rank_of_loop, stages
+from perturn.data.run_folder import Run, resolve_recipe, run_folder
 from perturn.data.run_paths import RunPaths
+from perturn.display.progress_bars import console
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
 from perturn.envs.load_environment import load_object
+from perturn.episodes.formats import FORMATS
 from perturn.errors import ConfigError, RunError, did_you_mean
 from perturn.io.atomic_write import write_whole
-from perturn.run.session import engine_settings
+from perturn.run.judging.side_engines import checked_settings
+from perturn.run.policy_origin import Maker
+from perturn.run.protocol_rules import make_protocol
 from perturn.table import locate
 from perturn.types import Engine
+
+
+def policy_path(run: Run | Maker, policy: str) -> str:
+    """Model name or folder of a policy of the run: `base`, or the name of a trained checkpoint.
+
+    Raises:
+        RunError: If it has not been trained yet.
+    """
+    if policy == "base" and run.recipe.base is None:
+        return run.recipe.model.name
+    folder = run.paths.checkpoint(policy)
+    if not (folder / "config.json").is_file():
+        raise RunError(
+            f"policy {policy!r} is not trained yet, or its iteration is long past ({folder} is missing); "
+            f"run: perturn train {run.paths.folder}"
+        )
+    return str(folder)
+
+
+def engine_settings(recipe: Recipe) -> EngineSettings:
+    """The recipe's section `engine`.
+
+    Raises:
+        ConfigError: If there is no such engine, a setting is wrong, or a foreign engine lacks a part of its contract.
+    """
+    return checked_settings(recipe.engine, "engine")
+
+
+def open_engine(run: Run, policy: str) -> Engine:
+    """Serve a policy of the run.
+
+    Raises:
+        RunError: If the policy is one that we trained, or will train, and the engine cannot serve it.
+    """
+    recipe, cluster = run.recipe, run.recipe.cluster
+    if not engine_settings(recipe).traits.serves_checkpoints:
+        if policy == "base":
+            return serve_policy(recipe, policy, None, run.folder, recipe.model.name)
+        raise RunError(
+            f"engine {recipe.engine['name']!r} serves model {recipe.model.name!r} alone, not policy {policy!r}."
+        )
+    template = chat_template(recipe.model)
+    path, base = handed_over(recipe, policy_path(run, policy))
+    if cluster is not None and cluster.engines:
+        return Replicas(cluster, partial(serve_policy, recipe, policy, template, None), path)
+    return serve_policy(recipe, policy, template, run.folder, path, base)
+
+
+def handed_over(recipe: Recipe, path: str) -> tuple[str, str | None]:
+    """Return what the engine of a recipe loads for a policy, and the folder of the model beneath adapters."""
+    return for_engine(path, _adapters_taken(recipe), console.print)
+
+
+def _adapters_taken(recipe: Recipe) -> int:
+    """Return the largest rank of adapters that the engine of a recipe is given; replicas on a cluster get none."""
+    far = recipe.cluster is not None and recipe.cluster.engines
+    most = 0 if far else engine_settings(recipe).traits.adapter_rank
+    return most if rank_of_loop(recipe) <= most else 0
+
+
+def serve_policy(
+    recipe: Recipe,
+    policy: str,
+    template: str | None,
+    folder: Path | None,
+    path: str,
+    base: str | None = None,
+) -> Engine:
+    """Open the engine in this process, which may be on another machine than the run and its folder."""
+
+    def load() -> Loaded:
+        loaded: Loaded = locate("perturn.policy.models:load_policy")(
+            path, policy=policy, dtype=recipe.model.dtype, template=template, say=console.print
+        )
+        return loaded
+
+    stop = FORMATS[make_protocol(recipe.protocol).format].stop
+    tokens = partial(locate, "perturn.policy.models:load_tokens")
+    serving = Serving(
+        policy,
+        path,
+        tuple(stop),
+        load,
+        folder,
+        lambda: tokens()(path, template),
+        base=base,
+        adapter_rank=min(rank_of_loop(recipe), _adapters_taken(recipe)),
+        deterministic=recipe.deterministic,
+    )
+    return engine_settings(recipe).open(serving)
 
 
 def open_policy(source: str, overrides: Sequence[str], say: Callable[[str], None]) -> Engine:
@@ -77,8 +172,9 @@ def _open(
     template: str | None,
     say: Callable[[str], None],
 ) -> Engine:
+    base = None
     if settings.traits.serves_checkpoints:
-        path = resolve_model(path, say)
+        path, base = for_engine(path, settings.traits.adapter_rank, say)
 
     def load() -> Loaded:
         loaded: Loaded = locate("perturn.policy.models:load_policy")(
@@ -87,7 +183,9 @@ def _open(
         return loaded
 
     tokens = partial(locate, "perturn.policy.models:load_tokens")
-    return settings.open(Serving(name, path, (), load, load_tokens=lambda: tokens()(path, template)))
+    return settings.open(
+        Serving(name, path, (), load, load_tokens=lambda: tokens()(path, template), base=base)
+    )
 
 
 def begin_record(folder: Path, source: str, overrides: Sequence[str]) -> None:

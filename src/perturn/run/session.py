@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perturn.backends import BACKENDS, Backend, BackendTraits, Training
-from perturn.chat.model_names import load_tokenizer, resolve_model
+from perturn.chat.model_names import load_tokenizer
 from perturn.chat.templates import chat_template
 from perturn.chat.tokens import Renderer
-from perturn.cluster import ClusterWorlds, Replicas, cluster_worlds
+from perturn.cluster import ClusterWorlds, cluster_worlds
 from perturn.config.parsing import build
 from perturn.config.recipe import Recipe
 from perturn.config.stages import suffix_of
@@ -22,7 +22,7 @@ from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.display.episode_progress import episode_bar, unseen
 from perturn.display.progress_bars import console
-from perturn.engines import EngineSettings, Loaded, Serving, Updatable
+from perturn.engines import SleepingEngine, Updatable
 from perturn.engines.with_user import with_user
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.world_process import ProcessWorlds, plays_itself, runs_here, world_count
@@ -30,15 +30,15 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.lockstep_blocks import blocks_of, play_blocks
 from perturn.episodes.play_many import Job, play
 from perturn.episodes.world_threads import Hear
-from perturn.errors import ConfigError, RunError
+from perturn.errors import ConfigError
 from perturn.faults import closing_world
 from perturn.free_memory import release_memory
 from perturn.run.failure_limits import Failures
 from perturn.run.judging.judged_rewards import ENGINE, judge_file
 from perturn.run.judging.side_engines import checked_settings, open_side_engine
-from perturn.run.policy_origin import Maker
 from perturn.run.protocol_rules import make_protocol
 from perturn.run.recorded_episodes import drop_broken, require_worlds, tell_filled
+from perturn.run.served_policy import handed_over, open_engine, policy_path
 from perturn.run.stages.evaluation_strategy import PLAIN, Strategy, controlled
 from perturn.run.task_lists import Panels, look_up, read_panels
 from perturn.table import check_names, locate
@@ -87,23 +87,6 @@ def capacity(recipe: Recipe, make: WorldMaker, concurrency: int) -> int:
     return world_count(recipe.environment, recipe.worlds, concurrency)
 
 
-def policy_path(run: Run | Maker, policy: str) -> str:
-    """Model name or folder of a policy of the run: `base`, or the name of a trained checkpoint.
-
-    Raises:
-        RunError: If it has not been trained yet.
-    """
-    if policy == "base" and run.recipe.base is None:
-        return run.recipe.model.name
-    folder = run.paths.checkpoint(policy)
-    if not (folder / "config.json").is_file():
-        raise RunError(
-            f"policy {policy!r} is not trained yet, or its iteration is long past ({folder} is missing); "
-            f"run: perturn train {run.paths.folder}"
-        )
-    return str(folder)
-
-
 def make_renderer(recipe: Recipe, path: str) -> Renderer:
     """Conversation -> tokens for a model of the recipe.
 
@@ -116,15 +99,6 @@ def make_renderer(recipe: Recipe, path: str) -> Renderer:
     return renderer
 
 
-def engine_settings(recipe: Recipe) -> EngineSettings:
-    """The recipe's section `engine`.
-
-    Raises:
-        ConfigError: If there is no such engine, a setting is wrong, or a foreign engine lacks a part of its contract.
-    """
-    return checked_settings(recipe.engine, "engine")
-
-
 def backend_settings(recipe: Recipe) -> Backend:
     """The recipe's section `backend`.
 
@@ -134,42 +108,6 @@ def backend_settings(recipe: Recipe) -> Backend:
     settings: Backend = build(BACKENDS, recipe.backend, "backend")
     check_names(type(settings), kind="backend", known=("check", "open"), traits=BackendTraits)
     return settings
-
-
-def open_engine(run: Run, policy: str) -> Engine:
-    """Serve a policy of the run.
-
-    Raises:
-        RunError: If the policy is one that we trained, or will train, and the engine cannot serve it.
-    """
-    recipe, cluster = run.recipe, run.recipe.cluster
-    if not engine_settings(recipe).traits.serves_checkpoints:
-        if policy == "base":
-            return serve_policy(recipe, policy, None, run.folder, recipe.model.name)
-        raise RunError(
-            f"engine {recipe.engine['name']!r} serves model {recipe.model.name!r} alone, not policy {policy!r}."
-        )
-    path, template = resolve_model(policy_path(run, policy), console.print), chat_template(recipe.model)
-    if cluster is not None and cluster.engines:
-        return Replicas(cluster, partial(serve_policy, recipe, policy, template, None), path)
-    return serve_policy(recipe, policy, template, run.folder, path)
-
-
-def serve_policy(recipe: Recipe, policy: str, template: str | None, folder: Path | None, path: str) -> Engine:
-    """Open the engine in this process, which may be on another machine than the run and its folder."""
-
-    def load() -> Loaded:
-        loaded: Loaded = locate("perturn.policy.models:load_policy")(
-            path, policy=policy, dtype=recipe.model.dtype, template=template, say=console.print
-        )
-        return loaded
-
-    stop = FORMATS[make_protocol(recipe.protocol).format].stop
-    tokens = partial(locate, "perturn.policy.models:load_tokens")
-    serving = Serving(
-        policy, path, tuple(stop), load, folder, lambda: tokens()(path, template), recipe.deterministic
-    )
-    return engine_settings(recipe).open(serving)
 
 
 class Session:
@@ -216,16 +154,16 @@ class Session:
             self.release()
             self._engine = policy, open_engine(self.run, policy)
             if isinstance(self._engine[1], Updatable):  # now, since a policy may be let go while it is served
-                path = resolve_model(policy_path(self.run, policy), console.print)
+                path = policy_path(self.run, policy)
                 self._architecture = locate("perturn.policy.models:architecture")(path)
         return self._engine[1]
 
-    def updated(self, policy: str, update: Callable[[str, str], None] | None = None) -> bool:
+    def updated(self, policy: str, update: Callable[..., None] | None = None) -> bool:
         """Give the open engine the weights of another policy; whether that could be done.
 
         Args:
             policy: Its name.
-            update: Gives the engine weights, by their folder and the identity of the policy; None: its own method.
+            update: Gives the engine weights, as `Updatable.update_weights` does; None: that method.
         """
         assert self._engine is not None
         engine = self._engine[1]
@@ -235,11 +173,12 @@ class Session:
         )  # a node may compute in another type
         if policy == "base" or far or not isinstance(engine, Updatable):
             return False
-        folder = policy_path(self.run, policy)
+        folder, base = handed_over(self.recipe, policy_path(self.run, policy))
         name = locate("perturn.policy.models:new_identity")(policy, folder, self._architecture, dtype)
         if name is None:
             return False
-        (engine.update_weights if update is None else update)(folder, name)
+        more = {} if base is None else {"base": base}
+        (engine.update_weights if update is None else update)(folder, name, **more)
         self._engine = policy, engine
         return True
 
@@ -249,6 +188,11 @@ class Session:
         if self._training is None:
             self._training = backend_settings(self.recipe).open(self.recipe.model.name)
         return self._training
+
+    def rest(self) -> None:
+        """Have the engine give the memory of its device back until it is asked again, if it can."""
+        if self._engine is not None and isinstance(self._engine[1], SleepingEngine):
+            self._engine[1].sleep()
 
     def release(self) -> None:
         """Close the engines, if there are some."""

@@ -24,7 +24,7 @@ import psutil
 from perturn.errors import PerturnError
 from perturn.io.plain_data import told
 from perturn.run.execute import open_run, run_stages
-from perturn.run.session import policy_path
+from perturn.run.served_policy import policy_path
 from perturn.study.cell_results import forget_stale, note_scored
 from perturn.study.cells import Cell
 from perturn.study.stage_sharing import Sources, take_over

@@ -72,15 +72,17 @@ class ServiceTraining:
         most = self._settings.request_tokens
         return ServiceTrainer(model, request_tokens=most, reference=other, **settings)
 
-    def save(self, trainer: ServiceTrainer, target: Path, with_optimizer: bool) -> None:
-        """Have the service keep the policy, and write the folder that stands for it."""
+    def save(self, trainer: ServiceTrainer, target: Path, with_optimizer: bool, merged: bool) -> None:
+        """Have the service keep the policy, and write the folder that stands for it; it merges no adapters."""
         with replacing(target, foreign=(Exception,)) as fresh:
             self._write(trainer.policy, trainer.renderer.tokenizer, target.name, fresh)
             if with_optimizer:
                 trainer._save_optimizer_and_scheduler(str(fresh))
         self._release()
 
-    def keep(self, start: str, target: Path, lora: Lora | None, optimizer: Sequence[Path]) -> None:
+    def keep(
+        self, start: str, target: Path, lora: Lora | None, optimizer: Sequence[Path], merged: bool
+    ) -> None:
         """Copy the folder that stands for the policy; of a base model, have the service keep new adapters."""
         assert lora is not None
         with replacing(target, foreign=(Exception,)) as fresh:

@@ -154,7 +154,7 @@ class LocalEngine:
         """One action a prompt, when all are answered."""
         return answer_all(self, prompts, sampling)
 
-    def update_weights(self, folder: str | Path, name: str) -> None:
+    def update_weights(self, folder: str | Path, name: str, base: str | None = None) -> None:
         """Serve other weights of the same model from now on; nothing is kept of what the old ones computed.
 
         They are read a tensor at a time, but for files that only transformers can read, which take a second model.
@@ -163,15 +163,17 @@ class LocalEngine:
             RunError: If prompts are being answered.
         """
         refuse_update(len(self._waiting) + len(self._running))
-        self.swap_weights(folder, name, self.version)
+        self.swap_weights(folder, name, self.version, base)
 
-    def swap_weights(self, folder: str | Path, name: str, version: int | None) -> None:
+    def swap_weights(
+        self, folder: str | Path, name: str, version: int | None, base: str | None = None
+    ) -> None:
         """As `update_weights`, also in the middle of answers.
 
         These go on after their tokens so far, whose keys and values are computed again. So each token has its
         log-probability under the weights of its own version alone.
         """
-        stored = stored_weights(folder, self._model, self._model.dtype)
+        stored = stored_weights(folder, self._model, self._model.dtype, base)
         self._unpack()
         take_weights(self._model, folder, stored)
         self._unpack = pack_linears(self._model) if self._pack else _nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -32,7 +33,9 @@ class LocalSettings:
     @property
     def traits(self) -> EngineTraits:
         """It serves checkpoints, in this process."""
-        return EngineTraits(True, cache_gigabytes=self.cache_gigabytes, swaps_weights=True)
+        return EngineTraits(
+            True, cache_gigabytes=self.cache_gigabytes, swaps_weights=True, adapter_rank=sys.maxsize
+        )
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
         """Build the model without its weights, and see that the engine can serve it."""

@@ -49,12 +49,25 @@ class Backend(Protocol):
         """
         ...
 
-    async def load(self, folder: str, version: str) -> None:
+    async def load(self, folder: str, version: str, adapters: bool = False) -> None:
         """Replace the weights, drop all keys and values, and label what comes with the version.
+
+        Args:
+            folder: Of a model, or of adapters.
+            version: Label of the new weights.
+            adapters: Whether the folder has adapters, which are added to the model that was loaded last.
 
         Raises:
             RunError: If that fails.
         """
+        ...
+
+    async def sleep(self) -> None:
+        """Give the memory of the device back, while nothing is asked."""
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory of the device again."""
         ...
 
     async def close(self) -> None:

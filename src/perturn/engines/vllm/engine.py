@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from perturn.engines.adapter_files import low_rank
 from perturn.engines.context_limit import context_full
 from perturn.engines.event_loop import EventLoop
 from perturn.engines.protocol import Tokens
@@ -23,6 +24,7 @@ from perturn.engines.vllm.vllm_process import InProcess, require_vllm
 from perturn.engines.vllm.vllm_servers import Servers
 from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.errors import EngineFailure, RunError
+from perturn.free_memory import release_memory
 from perturn.types import Action, Prompt, Sampling
 
 _Future = Future[Sampled | EngineFailure]
@@ -44,6 +46,8 @@ class VllmEngine:
         dtype: str = "float32",
         context: int | None = None,
         steady: int | None = None,
+        adapters: str | None = None,
+        adapter_rank: int = 0,
     ) -> None:
         """Start vLLM with a model, or give the servers its weights.
 
@@ -55,6 +59,8 @@ class VllmEngine:
             dtype: Type to compute in, float32 or bfloat16; servers have their own.
             context: Longest sequence in tokens that the model was made for; None: what its folder says.
             steady: From `perturn.rotary.steady_length`.
+            adapters: Folder of adapters that are added to the model; None: none.
+            adapter_rank: Largest rank of adapters that it will be given later; 0: none.
 
         Raises:
             PerturnError: If vLLM is missing, cannot start, or cannot be reached, or has a longer context than `steady`.
@@ -67,14 +73,19 @@ class VllmEngine:
             decode=lambda ids: tokens.text_of(ids), prompt_tokens=self._prompt_tokens
         )
         """Tokens of the newest prompt of each conversation."""
-        self._tokens = tokens
+        self._tokens, self._sleeps, self._asleep = tokens, settings.sleep, False
         self._open: dict[_Future, Prompt] = {}
         self._done: SimpleQueue[_Future] = SimpleQueue()
         self._homes: dict[str, int] = {}
         self._loop: EventLoop | None = EventLoop("perturn-vllm")
         try:
-            start = _start(_absolute(model), settings, name, dtype, settings.context or context, steady)
+            rank = max(adapter_rank, _rank_of(adapters))
+            self._model = _absolute(model)
+            label = name if adapters is None else f"the model beneath {name}"
+            start = _start(self._model, settings, label, dtype, settings.context or context, steady, rank)
             self._backend: Backend = self._loop.run(start)
+            if adapters is not None:
+                self._loop.run(self._backend.load(_absolute(adapters), name, adapters=True))
         except BaseException:
             self._loop.close()
             raise
@@ -82,6 +93,7 @@ class VllmEngine:
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Take prompts on; `advance` hands out their answers."""
         loop = self._running()
+        self._wake()
         for prompt in prompts:
             home = home_of(prompt.conversation, self._homes, range(self._backend.replicas))
             wanted = _params(prompt, sampling, self._tokens.end_ids)
@@ -121,19 +133,46 @@ class VllmEngine:
             self._drop()
             raise
 
-    def update_weights(self, folder: str | Path, name: str) -> None:
+    def update_weights(self, folder: str | Path, name: str, base: str | None = None) -> None:
         """Serve other weights of the same model from now on, without a restart.
 
         Args:
             folder: What `save_pretrained` wrote; each replica reads it.
             name: Identity of the new policy.
+            base: Folder of the model that the folder's adapters are added to, read unless it is served.
+                None: the folder holds a whole model.
 
         Raises:
             RunError: If prompts are being answered, or the weights cannot be read.
         """
         refuse_update(len(self._open))
-        self._running().run(self._backend.load(_absolute(str(folder)), name))
+        loop, model = self._running(), _absolute(str(folder) if base is None else base)
+        self._wake()
+        if base is None or model != self._model:
+            self._model = ""  # what a load that fails leaves is no model
+            label = name if base is None else f"the model beneath {name}"
+            loop.run(self._backend.load(model, label))
+            self._model = model
+        if base is not None:
+            loop.run(self._backend.load(_absolute(str(folder)), name, adapters=True))
         self.name = name
+
+    def sleep(self) -> None:
+        """Give the memory of the device back until the next prompt, or the next weights, if the settings say so.
+
+        Raises:
+            RunError: If prompts are being answered.
+        """
+        if self._sleeps and not self._asleep:
+            refuse_update(len(self._open))
+            self._running().run(self._backend.sleep())
+            self._asleep = True
+
+    def _wake(self) -> None:
+        if self._asleep:
+            release_memory()  # of training, which is over
+            self._running().run(self._backend.wake())
+            self._asleep = False
 
     def forget(self, conversation: str) -> None:
         """The conversation's replica is free; its keys and values leave the cache when others need room."""
@@ -213,9 +252,15 @@ async def _meet(settings: VllmSettings) -> None:
 
 
 async def _start(
-    model: str, settings: VllmSettings, name: str, dtype: str, context: int | None, steady: int | None
+    model: str,
+    settings: VllmSettings,
+    name: str,
+    dtype: str,
+    context: int | None,
+    steady: int | None,
+    rank: int,
 ) -> Backend:
-    backend = Servers(settings) if settings.servers else InProcess(model, settings, dtype, context)
+    backend = Servers(settings) if settings.servers else InProcess(model, settings, dtype, context, rank)
     try:
         await backend.open(model, name)
         if steady is not None and backend.limit > steady:
@@ -242,6 +287,11 @@ async def _ask(
         )
     except EngineFailure as error:
         return error
+
+
+def _rank_of(adapters: str | None) -> int:
+    found = None if adapters is None else low_rank(Path(adapters))
+    return 0 if found is None else found.rank
 
 
 def _absolute(model: str) -> str:

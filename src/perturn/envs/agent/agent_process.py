@@ -7,7 +7,6 @@ import os
 import selectors
 import signal
 import socket
-import tempfile
 import threading
 import time
 import weakref
@@ -19,6 +18,7 @@ from typing import Any
 import psutil
 
 from perturn.envs.agent.agent_launch import Launch, Running, Streams
+from perturn.io.scratch import scratch_folder
 
 _OUTPUT = 2**16
 """Bytes of the end of its output that are kept, of each stream."""
@@ -57,7 +57,7 @@ class AgentProcess:
         Raises:
             EnvironmentFailure: If no process can be started.
         """
-        self._folder = tempfile.TemporaryDirectory(prefix="perturn-agent-", ignore_cleanup_errors=True)
+        self._folder = scratch_folder()
         file = Path(self._folder.name) / "task.json"
         file.write_text(json.dumps(task), encoding="utf-8")
         self._kept = {"stdout": b"", "stderr": b""}

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from perturn.envs.world_process import without_secrets
 from perturn.errors import BystanderLost, EnvironmentFailure, WorldLost
+from perturn.io.scratch import scratch_folder
 
 ANSWER_LIMIT_S = 60
 """Seconds the JVM may take to start or for one answer before it counts as hung. Gold paths take up to 4 s."""
@@ -73,7 +74,7 @@ class Jvm:
     def __init__(self, memory: str) -> None:
         self.memory = memory
         self.owner = os.getpid()
-        self._folder = tempfile.TemporaryDirectory(prefix="perturn-")  # the simulator writes where it runs
+        self._folder = scratch_folder()  # the simulator writes where it runs
         try:
             self.gateway, self.process = _launch(memory, self._folder.name)
         except EnvironmentFailure:

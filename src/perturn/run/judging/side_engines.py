@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from perturn.chat.model_names import resolve_model
+from perturn.chat.model_names import for_engine
 from perturn.config.parsing import build
 from perturn.config.sections import Section
 from perturn.display.progress_bars import console
@@ -49,9 +49,7 @@ def check_side_engine(section: Section, model: str, where: str, recipe: str) -> 
     Raises:
         PerturnError: Saying what is missing.
     """
-    checked_settings(section, where).check(
-        lambda: locate("perturn.policy.models:empty_model")(_found(model)), recipe
-    )
+    checked_settings(section, where).check(lambda: locate("perturn.policy.models:empty_model")(model), recipe)
 
 
 def open_side_engine(section: Section, model: str, where: str, folder: Path | None) -> Engine:
@@ -67,8 +65,10 @@ def open_side_engine(section: Section, model: str, where: str, folder: Path | No
         PerturnError: If the model cannot be served.
     """
     settings = checked_settings(section, where)
-    path = _found(model) if settings.traits.serves_checkpoints else model
-    return settings.open(Serving(model, path, (), _loading(path, model), folder))
+    path, base = model, None
+    if settings.traits.serves_checkpoints:
+        path, base = for_engine(model, settings.traits.adapter_rank, console.print)
+    return settings.open(Serving(model, path, (), _loading(path, model), folder, base=base))
 
 
 def _loading(path: str, model: str) -> Callable[[], Loaded]:
@@ -81,7 +81,3 @@ def _loading(path: str, model: str) -> Callable[[], Loaded]:
         return found
 
     return load
-
-
-def _found(model: str) -> str:
-    return resolve_model(model, console.print)

@@ -71,9 +71,7 @@ def train_in_processes(run: Run, stage: Stage) -> dict[str, Any]:
 def _started(run: Run, stage: Stage, files: LaunchFiles) -> Iterator[subprocess.Popen[bytes]]:
     """Start torchrun, in a session that Ctrl-C does not reach; at the end none of its processes is left."""
     processes = run.recipe.launch.processes
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    command += [f"--nproc-per-node={processes}", "--max-restarts=0"]
-    command += ["-m", "perturn.run.launch.training_process", str(files.folder), stage.name]
+    command = _command(processes, files, stage)
     own = psutil.Process()
     threads = str(max(1, torch.get_num_threads() // processes))
     memory = FREED if run.recipe.launch.sharding == "fsdp2" else {}
@@ -101,6 +99,13 @@ def _started(run: Run, stage: Stage, files: LaunchFiles) -> Iterator[subprocess.
                     each.kill()
         torchrun.kill()
         torchrun.wait()
+
+
+def _command(processes: int, files: LaunchFiles, stage: Stage) -> list[str]:
+    """Return the command that starts torchrun, whose own files lie in the folder of the launch."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    command += [f"--nproc-per-node={processes}", "--max-restarts=0", f"--log-dir={files.folder}"]
+    return [*command, "-m", "perturn.run.launch.training_process", str(files.folder), stage.name]
 
 
 def _follow(run: Run, shown: Work, files: LaunchFiles, metrics: Path) -> None:

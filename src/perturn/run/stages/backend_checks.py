@@ -9,13 +9,14 @@ from perturn.backends import BACKENDS
 from perturn.backends.protocol import PROVIDED
 from perturn.config.compatibility import explorer_name
 from perturn.config.recipe import REWARD_MODEL, Recipe
-from perturn.config.stages import rows_name
+from perturn.config.stages import keeps_adapters, rows_name
 from perturn.engines import ENGINES
 from perturn.errors import check_none
 from perturn.losses.token_inputs import token_inputs
 from perturn.quantities import wanted
 from perturn.run.checkpoint_retention import goes_on
-from perturn.run.session import backend_settings, engine_settings
+from perturn.run.served_policy import engine_settings
+from perturn.run.session import backend_settings
 from perturn.run.stages.training_checks import trainings_of
 from perturn.table import at_defaults
 from perturn.training.credit_choice import choose_credit, make_loss
@@ -39,7 +40,19 @@ def check_backend(recipe: Recipe) -> None:
     engine = engine_settings(recipe).traits
     if engine.serves_checkpoints:
         check_none(_misread(recipe, engine.reads, backend.traits.stores))
+    check_none(_stuck(recipe))
     backend.check(trainings_of(recipe), recipe.model.name, goes_on(recipe))
+
+
+def _stuck(recipe: Recipe) -> Iterator[str]:
+    """Yield why adapters cannot go on with the optimizer from iteration to iteration."""
+    if not goes_on(recipe) or recipe.align is None or recipe.align.lora is None:
+        return
+    remedy = "leave align.minibatches out, or train all weights."
+    if not keeps_adapters(recipe, "align"):
+        yield f"align.lora: these rows teach the tokenizer words, so adapters are merged and cannot go on; {remedy}"
+    if recipe.launch.sharding != "none":
+        yield f"align.lora: adapters cannot go on with launch.sharding={recipe.launch.sharding}; {remedy}"
 
 
 def _misread(recipe: Recipe, reads: str, stores: str) -> Iterator[str]:

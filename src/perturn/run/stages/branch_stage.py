@@ -20,7 +20,8 @@ from perturn.explore import Explorer
 from perturn.explore.protocol import ExploreInputs
 from perturn.needs import Distance
 from perturn.run.protocol_rules import make_protocol
-from perturn.run.session import Session, engine_settings
+from perturn.run.served_policy import engine_settings
+from perturn.run.session import Session
 from perturn.run.stages.measure_distance import measured
 from perturn.table import locate
 from perturn.types import Task, Trajectory, came_elsewhere, failed, succeeded

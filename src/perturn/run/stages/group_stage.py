@@ -22,7 +22,8 @@ from perturn.group import groups_of
 from perturn.policy.models import context_length, empty_model
 from perturn.quantities import carried_by, compute, figures_of, given
 from perturn.quantities.protocol import State
-from perturn.run.session import Session, engine_settings, make_renderer
+from perturn.run.served_policy import engine_settings
+from perturn.run.session import Session, make_renderer
 from perturn.run.stages.branch_stage import stored_branches
 from perturn.run.stages.credit_stage import credit_groups
 from perturn.run.stages.measure_distance import measured

@@ -19,7 +19,8 @@ from perturn.io.read_input import user_path
 from perturn.needs import Distance, name_of
 from perturn.rows.pairing import pair_within_groups, starting
 from perturn.run.protocol_rules import make_protocol
-from perturn.run.session import Session, engine_settings
+from perturn.run.served_policy import engine_settings
+from perturn.run.session import Session
 from perturn.run.stages.branch_stage import played_on
 from perturn.run.stages.measure_distance import corrected, measured, measured_pairs
 from perturn.table import locate

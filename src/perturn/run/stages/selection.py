@@ -19,7 +19,7 @@ from perturn.episodes.formats import FORMATS
 from perturn.errors import ConfigError, EngineFailure
 from perturn.run.policy_origin import Maker, maker_of
 from perturn.run.protocol_rules import make_protocol
-from perturn.run.session import policy_path
+from perturn.run.served_policy import policy_path
 from perturn.run.stages.evaluation_strategy import Serve
 from perturn.select.lookup import make_selector
 from perturn.select.protocol import SelectorInputs, SelectorNeed

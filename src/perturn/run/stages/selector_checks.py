@@ -8,7 +8,7 @@ from perturn.config.stages import learned_from, stages
 from perturn.errors import ConfigError, PerturnError, RunError
 from perturn.run.policy_origin import Maker, find_maker, is_made_elsewhere
 from perturn.run.protocol_rules import evaluation_sampling
-from perturn.run.session import engine_settings
+from perturn.run.served_policy import engine_settings
 from perturn.run.task_lists import Panels, read_panels
 from perturn.select import SELECTORS
 from perturn.select.lookup import make_selector

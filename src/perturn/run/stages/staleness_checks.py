@@ -10,7 +10,7 @@ from perturn.config.stages import makes, rows_name
 from perturn.errors import check_none
 from perturn.quantities import wanted
 from perturn.quantities.protocol import ACTED, EXPLORER
-from perturn.run.session import engine_settings
+from perturn.run.served_policy import engine_settings
 from perturn.training.credit_choice import make_loss, named_credit
 
 

@@ -22,7 +22,7 @@ from perturn.chat.tokens import NO_TURN
 from perturn.chat.word_tokenizer import make_tokenizer
 from perturn.config.recipe import REWARD_MODEL, Recipe
 from perturn.config.sections import Train
-from perturn.config.stages import Stage, average_of, makes
+from perturn.config.stages import Stage, average_of, keeps_adapters, makes
 from perturn.data.run_files import note_tokens
 from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs
@@ -39,7 +39,8 @@ from perturn.run.interrupts import Stopping
 from perturn.run.iteration_state import go_on, move_average, stay
 from perturn.run.launch.driver import train_in_processes
 from perturn.run.metric_trackers import open_trackers
-from perturn.run.session import Session, policy_path
+from perturn.run.served_policy import policy_path
+from perturn.run.session import Session
 from perturn.run.stages.group_stage import read_groups
 from perturn.run.stages.pretraining_stage import heard, taught
 from perturn.run.stages.row_stage import expert_episodes, read_rows
@@ -56,8 +57,10 @@ _ROUNDING = 0.1
 def train(session: Session, stage: Stage) -> None:
     """Train a policy, going on from the last complete checkpoint, and save it whole."""
     run, recipe = session.run, session.recipe
-    if recipe.iterations == 1 or stage.name in ONCE:  # else the engine stays open, and gets the new weights
+    if recipe.iterations == 1 or stage.name in ONCE:
         session.release()
+    else:  # the engine stays open, and gets the new weights
+        session.rest()
     rows, episodes = _rows(session, stage)
     with run.stage(stage.name, *_files(run, stage)) as counts:
         if rows and recipe.launch.processes > 1 and world_size() == 1:
@@ -183,7 +186,8 @@ def _train(
         trainer.train(resume_from_checkpoint=resume)
     if leads() or trainer.is_fsdp_enabled:
         with_optimizer = stage.section == "align" and goes_on(recipe)
-        session.training.save(trainer, run.paths.checkpoint(stage.policy), with_optimizer)
+        merged = not keeps_adapters(recipe, stage.section)
+        session.training.save(trainer, run.paths.checkpoint(stage.policy), with_optimizer, merged)
     return _count_tokens(examples)
 
 

@@ -58,10 +58,11 @@ def differences(
         name="a seed",
         x=[scale * each["mean_difference"] for _, each in seeds],
         y=[name for name, _ in seeds],
-        customdata=[each["seed"] for _, each in seeds],
+        customdata=[[each["seed"], *(scale * end for end in each["interval"])] for _, each in seeds],
         mode="markers",
         marker={"size": 8, "symbol": "line-ns-open", "color": GREY},
-        hovertemplate="seed %{customdata}: %{x:+.3g}<extra></extra>",
+        hovertemplate="seed %{customdata[0]}: %{x:+.3g} "
+        "[%{customdata[1]:+.3g}, %{customdata[2]:+.3g}] over tasks<extra></extra>",
     )
     figure.add_scatter(
         name="all seeds, 95\u00a0% interval",

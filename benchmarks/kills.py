@@ -1,0 +1,435 @@
+"""SIGKILL at random moments to a random process of a run; the same command is given again until the run ends.
+
+    python benchmarks/kills.py --place FOLDER --kills 200 --out benchmarks/kills.jsonl
+
+A trial is one run that is killed several times. Its end is compared with a run of the same recipe that nothing has
+killed. `--out` has a line for each trial, so that a second call goes on. `--table` prints a table of these lines.
+The processes are children of one process that has imported what a run needs, so that a start takes a moment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from random import Random
+from typing import Any
+from zlib import crc32
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import kill_endpoint
+from kill_settings import SETTINGS, Setting, differences, prepare, roles_of
+
+_MARK = "KILLS_TRIAL"
+"""Variable by which the processes that a command has started are found again."""
+_LONGEST = 400.0
+"""Seconds after which a command hangs."""
+NAMES = [*SETTINGS, kill_endpoint.NAME]
+"""Settings that may be killed."""
+_PARENT_DEATH = 1
+"""Of `prctl`: the signal that a process gets when its parent ends."""
+_ANY_TIME = 0.3
+"""Share of the kills that are at any time of a command; the others are in a stage that is drawn."""
+_DRIVER = 0.35
+"""Share of the kills that meet the process of the command, where there are others."""
+_GONE = 60.0
+"""Seconds in which the processes of a killed run have to end."""
+_IMPORTED = [
+    "perturn.cli",
+    "perturn.run.execute",
+    "perturn.run.stages.train_stage",
+    "perturn.engines.local.engine",
+    "perturn.report.report_page",
+    "accelerate",
+]
+
+
+class Command:
+    """`perturn` in a process of its own."""
+
+    def __init__(
+        self, context: ForkServerContext, words: list[str], place: Path, trial: str, pause: float
+    ) -> None:
+        """Start it in a folder."""
+        self.log, self.trial = place / "logs" / f"{trial}.txt", trial
+        temporary = temporary_of(place, trial)
+        temporary.mkdir(parents=True, exist_ok=True)
+        variables = {
+            **os.environ,
+            "PERTURN_CACHE": str(place / "caches" / trial),
+            "TMPDIR": str(temporary),
+            "TALK_PAUSE": str(pause),
+            "OMP_NUM_THREADS": "1",
+            "PERTURN_API_KEY": kill_endpoint.KEY,
+            _MARK: trial,
+        }
+        self._process: BaseProcess = context.Process(
+            target=_perturn, args=(words, str(place), variables, str(self.log))
+        )
+        self._process.start()
+        self.driver = psutil.Process(self._process.pid)
+
+    def wait(self, seconds: float) -> int | None:
+        """Return its exit code once it has ended; None if it has not after so many seconds."""
+        self._process.join(seconds)
+        return self._process.exitcode
+
+    def left(self) -> list[int]:
+        """Processes that it has started and that have not ended."""
+        found = []
+        for process in psutil.process_iter(["status"]):
+            with suppress(psutil.Error):
+                known = process.environ().get(_MARK) == self.trial and process.pid != self.driver.pid
+                if known and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process.pid)
+        return found
+
+    def orphans(self) -> list[int]:
+        """Processes that it has left, once it has ended and they had their time."""
+        until = time.monotonic() + _GONE
+        while (found := self.left()) and time.monotonic() < until:
+            time.sleep(0.1)
+        return found
+
+
+def free_port() -> int:
+    """A free port."""
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+def temporary_of(place: Path, trial: str) -> Path:
+    """The folder for temporary files of a trial; a short one, since Ray's sockets lie in it."""
+    return place / "t" / f"{crc32(trial.encode()):08x}"
+
+
+def _perturn(words: list[str], place: str, variables: dict[str, str], log: str) -> None:
+    """Be `perturn`."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL)  # it ends with the benchmark
+    os.chdir(place)
+    os.environ.clear()
+    os.environ.update(variables)
+    import tempfile
+
+    tempfile.tempdir = None
+    with open(log, "a") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    importlib.import_module("torch").set_num_threads(1)
+    sys.path.insert(0, place)
+    sys.argv = ["perturn", *words]
+    importlib.import_module("perturn.cli").main()
+
+
+class Trials:
+    """Runs in one folder that are killed."""
+
+    def __init__(self, place: Path) -> None:
+        """Work in a folder."""
+        self.place = place
+        prepare(place)
+        (place / "logs").mkdir(exist_ok=True)
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_IMPORTED)
+        first = self._context.Process(
+            target=time.sleep, args=(0,)
+        )  # else its imports count for the first command
+        first.start()
+        first.join()
+        self._ports: dict[str, int] = {}
+
+    def start(self, setting: Setting, name: str) -> Command:
+        """Give the command of a setting."""
+        words = [*setting.words, f"name={name}"]
+        if not setting.named:
+            words = [words[0], f"runs/{name}", *words[1:-1]]
+        if setting.served:
+            words.append(
+                f"engine={{name: api, base_url: '{self.url(name)}/v1', api_key_env: PERTURN_API_KEY}}"
+            )
+        return Command(self._context, words, self.place, name, setting.pause)
+
+    def url(self, name: str) -> str:
+        """Where the server of a trial answers."""
+        if name not in self._ports:
+            self._ports[name] = free_port()
+        return f"http://127.0.0.1:{self._ports[name]}"
+
+    def server(self, name: str, *words: str) -> Command:
+        """Start the server of a trial."""
+        port = self.url(name).rpartition(":")[2]
+        return Command(
+            self._context, ["serve", "tiny", "--port", port, *words], self.place, f"{name}-server", 0.0
+        )
+
+    def begin(self, setting: Setting, name: str) -> None:
+        """Give the command that comes first, if there is one."""
+        if setting.before:
+            first = Command(self._context, [*setting.before, f"name={name}"], self.place, name, 0.0)
+            if first.wait(_LONGEST) != 0:
+                raise SystemExit(f"{setting.name}: the first command failed; see {first.log}")
+
+    def whole(self, setting: Setting) -> tuple[Path, float]:
+        """Return the run that nothing has killed, and the seconds of its command."""
+        name = f"whole-{_plain(setting.name)}"
+        folder, noted = self.place / "runs" / name, self.place / "logs" / f"{name}.seconds"
+        if not noted.is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            self.begin(setting, name)
+            server = self.server(name) if setting.served else None
+            began, command = time.monotonic(), self.start(setting, name)
+            if command.wait(_LONGEST) != 0:
+                raise SystemExit(f"{setting.name} fails though nothing kills it; see {command.log}")
+            seconds = time.monotonic() - began
+            if server is not None:
+                server.driver.kill()
+            if orphans := command.orphans():
+                raise SystemExit(f"{setting.name} leaves processes though nothing kills it: {orphans}")
+            noted.write_text(str(seconds))
+        return folder, float(noted.read_text())
+
+    def trial(self, setting: Setting, number: int) -> dict[str, Any]:
+        """Kill one run several times, and return its row."""
+        whole, seconds = self.whole(setting)
+        name = f"{_plain(setting.name)}-{number:03d}"
+        folder, log = self.place / "runs" / name, self.place / "logs" / f"{name}.txt"
+        for each in (folder, temporary_of(self.place, name), self.place / "caches" / name):
+            shutil.rmtree(each, ignore_errors=True)
+        log.unlink(missing_ok=True)
+        self.begin(setting, name)
+        one, began = _Killed(self, setting, name, seconds), time.monotonic()
+        problems = one.to_the_end()
+        killed = Counter(each["role"] for each in one.kills)
+        apart = None
+        if not problems:
+            problems, apart = differences(setting, whole, folder, killed)
+        row = {
+            "setting": setting.name,
+            "trial": number,
+            "kills": one.kills,
+            "commands": one.commands,
+            "problems": problems,
+            "policies_apart": apart,
+            "temporary": sorted({_kind(each.name) for each in (temporary_of(self.place, name)).iterdir()}),
+            "seconds": round(time.monotonic() - began, 1),
+        }
+        if not problems:
+            for each in (folder, temporary_of(self.place, name), self.place / "caches" / name):
+                shutil.rmtree(each, ignore_errors=True)
+        return row
+
+    def endpoint(self, number: int) -> dict[str, Any]:
+        """Kill an endpoint that records, and return the row."""
+        name, draw = f"serve-{number:03d}", Random(f"serve {number}")
+        record = self.place / "runs" / name
+        shutil.rmtree(record, ignore_errors=True)
+        began = time.monotonic()
+        start = partial(self.server, name, "--record", str(record))
+        row = kill_endpoint.trial(start, self.url(name), record, draw, kills=5)
+        if not row["problems"]:
+            shutil.rmtree(record)
+        seconds = round(time.monotonic() - began, 1)
+        return {"setting": kill_endpoint.NAME, "trial": number, **row, "seconds": seconds}
+
+
+class _Killed:
+    """One run that is killed and given again."""
+
+    def __init__(self, trials: Trials, setting: Setting, name: str, seconds: float) -> None:
+        self._trials, self._setting, self._name = trials, setting, name
+        self._draw = Random(name)
+        self._seconds, self._run = seconds, trials.place / "runs" / name
+        whole, _ = trials.whole(setting)
+        self._stages = {name: note["seconds"] for name, note in _stages(whole).items()}
+        self.kills: list[dict[str, Any]] = []
+        self.commands = 0
+        self._server = trials.server(name) if setting.served else None
+
+    def to_the_end(self) -> list[str]:
+        """Kill, and give the command again, until it ends well; what went wrong."""
+        try:
+            return self._to_the_end()
+        finally:
+            if self._server is not None:
+                self._server.driver.kill()
+
+    def _to_the_end(self) -> list[str]:
+        while True:
+            self.commands += 1
+            command = self._trials.start(self._setting, self._name)
+            began, before = time.monotonic(), len(self.kills)
+            code = self._killed(command, began)
+            if code is None:
+                return [f"hangs: {command.driver.pid}"]
+            if orphans := command.orphans():
+                _end(orphans)
+                return [f"processes are left: {orphans}"]
+            if code == 0:
+                return []
+            if len(self.kills) == before:
+                return [f"ended with {code} though nothing was killed: {_last(command.log)}"]
+            if self.kills[-1]["role"] != "driver":
+                self.kills[-1]["ended_with"] = code
+                if code != 2:
+                    return [
+                        f"ended with {code} after {self.kills[-1]['role']} was killed: {_last(command.log)}"
+                    ]
+
+    def _killed(self, command: Command, began: float) -> int | None:
+        """The exit code of a command, some of whose processes are killed; None if it hangs."""
+        while len(self.kills) < self._setting.kills:
+            code = command.wait(self._moment(command))
+            if code is not None:
+                return code
+            roles = roles_of(command.driver)
+            if self._server is not None:
+                roles["engine behind an API"] = [self._server.driver]
+            others = sorted(set(roles) - {"driver"})
+            role = "driver" if not others or self._draw.random() < _DRIVER else self._draw.choice(others)
+            victim = self._draw.choice(roles[role])
+            with suppress(psutil.NoSuchProcess):
+                stage = self._stage(command.driver)
+                victim.send_signal(signal.SIGKILL)
+                self.kills.append({"role": role, "stage": stage, "after": round(time.monotonic() - began, 2)})
+                if self._server is not None and victim == self._server.driver:
+                    self._server = self._trials.server(self._name)
+        return command.wait(_LONGEST)
+
+    def _moment(self, command: Command) -> float:
+        """Wait for the stage in which the next kill is to be, if there are stages; the seconds until the kill.
+
+        A share of the kills is at any time. The others are in one of the next stages, in longer ones more often.
+        """
+        if not self._setting.named or self._draw.random() < _ANY_TIME:
+            return self._draw.uniform(0, self._seconds * 1.5 / self._setting.kills)
+        done = {name for name, note in _stages(self._run).items() if note["done"]}
+        waiting = [name for name in self._stages if name not in done]
+        if not waiting:
+            return self._draw.uniform(0, 2)
+        weights = [max(0.5, self._stages[each]) for each in waiting]
+        chosen = min(self._draw.choices(waiting, weights, k=2), key=waiting.index)
+        until = time.monotonic() + _LONGEST
+        while command.wait(0.02) is None and time.monotonic() < until:
+            if self._stage(command.driver) == chosen or _stages(self._run).get(chosen, {}).get("done"):
+                break
+        return self._draw.uniform(0, self._stages[chosen])
+
+    def _stage(self, driver: psutil.Process) -> str:
+        """The stage that is being done."""
+        if not self._setting.named:
+            return self._setting.words[0]
+        found = noted(self._run)
+        if found.get("pid") == driver.pid:
+            return "between stages" if found.get("ended") else str(found["stage"])
+        return "opening"
+
+
+def _stages(run: Path) -> dict[str, Any]:
+    """The stages of a run that were begun, with what is noted of them."""
+    with suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads((run / "manifest.json").read_text())["stages"]
+        return found
+    return {}
+
+
+def noted(run: Path) -> dict[str, Any]:
+    """What the running stage of a run has written about itself."""
+    with suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads((run / "progress.json").read_text())
+        return found
+    return {}
+
+
+def _end(orphans: list[int]) -> None:
+    """End processes that a run of ours has left."""
+    for pid in orphans:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _last(log: Path) -> str:
+    """The last lines of a log."""
+    return " / ".join(log.read_text(errors="replace").splitlines()[-6:])[-600:]
+
+
+def _plain(name: str) -> str:
+    """A name for a folder."""
+    return "".join(each if each.isalnum() else "-" for each in name)
+
+
+def _kind(name: str) -> str:
+    """The name of a temporary file without what is drawn."""
+    return name.partition("_")[0].partition("-")[0]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Kills by setting and by role, and how many trials ended as they should."""
+    lines = ["| setting | trials | kills | by role | as without kills |", "|---|---|---|---|---|"]
+    total: Counter[str] = Counter()
+    for setting in NAMES:
+        own = [row for row in rows if row["setting"] == setting]
+        roles = Counter(each["role"] for row in own for each in row["kills"])
+        total += roles
+        said = ", ".join(f"{role} {count}" for role, count in roles.most_common())
+        well = sum(not row["problems"] for row in own)
+        lines.append(f"| {setting} | {len(own)} | {roles.total()} | {said} | {well} of {len(own)} |")
+    said = ", ".join(f"{role} {count}" for role, count in total.most_common())
+    well = sum(not row["problems"] for row in rows)
+    return "\n".join([*lines, f"| all | {len(rows)} | {total.total()} | {said} | {well} of {len(rows)} |"])
+
+
+def main() -> None:
+    """Kill, until there were enough."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--place", type=Path, default=Path("kills"), help="folder to work in")
+    parser.add_argument("--kills", type=int, default=200, help="kills in total")
+    parser.add_argument("--out", type=Path, required=True, help="rows, of which there may be some")
+    parser.add_argument("--settings", nargs="+", default=NAMES, choices=NAMES, metavar="NAME")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first trial, from which it is drawn"
+    )
+    parser.add_argument("--table", action="store_true", help="print the table of the rows, and kill nothing")
+    options = parser.parse_args()
+    rows = (
+        [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.is_file() else []
+    )
+    if options.table:
+        print(table(rows))
+        return
+    trials = Trials(options.place.resolve())
+    while sum(len(row["kills"]) for row in rows) < options.kills:
+        done = Counter(dict.fromkeys(NAMES, options.first))
+        done.update(row["setting"] for row in rows)
+        name = min(options.settings, key=lambda each: done[each])
+        endpoint = name == kill_endpoint.NAME
+        row = trials.endpoint(done[name]) if endpoint else trials.trial(SETTINGS[name], done[name])
+        rows.append(row)
+        with options.out.open("a") as lines:
+            print(json.dumps(row), file=lines)
+        print(json.dumps(row), flush=True)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Temporary folders that a killed process does not leave for good: the next process removes them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+_PREFIX = "perturn-scratch-"
+_LOCK = "lock"
+"""File that is locked as long as the process of a folder lives."""
+
+
+def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a temporary folder of this process; if the process is killed, a later one removes the folder."""
+    own, _ = _own(os.getpid())
+    return tempfile.TemporaryDirectory(dir=own, prefix="", ignore_cleanup_errors=True)
+
+
+@cache
+def _own(process: int) -> tuple[Path, FileLock]:
+    """The folder of a process and its lock; folders of processes that are gone are removed."""
+    for other in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+        with suppress(Timeout, OSError), FileLock(other, blocking=False):  # it lives, or is another user's
+            shutil.rmtree(other.parent, ignore_errors=True)
+    while True:
+        own = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        lock = FileLock(own / _LOCK, blocking=False)
+        with suppress(Timeout, FileNotFoundError):  # another process took it for one that is gone
+            lock.acquire()
+        if (own / _LOCK).exists():
+            atexit.register(_remove, own, process)
+            return own, lock
+
+
+def _remove(own: Path, process: int) -> None:
+    """Remove the folder of a process as it ends, not as one that it has forked does."""
+    if os.getpid() == process:
+        shutil.rmtree(own, ignore_errors=True)

@@ -1,0 +1,69 @@
+"""The oracle of online credits: by how many turns each turn shortened the true way to a success."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from perturn.extend import SENSES, Distance, Needs, Remaining, Trajectory, check_choice, failed
+from perturn.extend.tensors import CreditTraits, as_tensors, by_task, means_of_others
+
+
+def shortened(turn: Remaining) -> int:
+    """Return by how many turns a turn shortened the way to a success; -1 where it closed the last way."""
+    if turn.before is None:
+        return 0
+    return -1 if turn.after is None else turn.before - turn.after
+
+
+@dataclass(frozen=True)
+class Potential:
+    """Difference of the potential around a turn, minus its mean over the turns of the task's other episodes.
+
+        A_t = Phi(s_(t+1)) - Phi(s_t) - mean,   Phi(s) = -(turns that the way from s to a success takes)
+
+    The environment knows the way. A turn on a shortest way has 1 before the mean is taken off, and a turn that changes
+    nothing has 0. A turn that closes the last way to a success has -1, and later turns have 0.
+
+    Source: ours, an oracle for credits of groups. The difference is the shaping reward of Ng, Harada and Russell 1999,
+    "Policy Invariance Under Reward Transformations", without a discount.
+    Differs: the shaping reward is all that a turn gets, where theirs is added to the reward and credited to earlier
+    turns too. An episode that FAILED has 0 before the mean is taken off. An episode alone in its group gets 0.
+    """
+
+    traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True)
+
+    distance: str = "shortest"
+    """How the way to a success is measured: shortest, for someone who knows all of the world, or searching, for the
+    environment's expert who takes over with what the episode has shown."""
+
+    def __post_init__(self) -> None:
+        """Reject settings outside their range."""
+        check_choice("distance", self.distance, SENSES)
+
+    @property
+    def needs(self) -> Needs:
+        """See `Credit.needs`."""
+        return (Distance(self.distance),)
+
+    def __call__(
+        self, group: Sequence[Trajectory], *, distance: Sequence[Sequence[Remaining]], **_: Any
+    ) -> list[Tensor]:
+        """Return the weight of every turn, one tensor a trajectory, in turns [turns].
+
+        Args:
+            group: Trajectories of one task or of several.
+            distance: The way that is left around each turn `[trajectories][turns]`.
+        """
+        gains = [
+            [0.0 if failed(one) else float(shortened(turn)) for turn in of_one]
+            for one, of_one in zip(group, distance, strict=True)
+        ]
+        found = [[0.0] * len(of_one) for of_one in gains]
+        for members in by_task(group):
+            owners = [i for i in members for _ in gains[i]]
+            others = means_of_others(owners, [gain for i in members for gain in gains[i]])
+            for i, mean in others.items():
+                found[i] = [gain - mean for gain in gains[i]]
+        return as_tensors(found)
