@@ -52,9 +52,7 @@ def main() -> None:
     ROWS.mkdir(parents=True, exist_ok=True)
     (ROWS / f"{given.name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     for name, rows in (("turns", turns), ("continuations", played)):
-        pq.write_table(
-            pa.Table.from_pylist(rows), ROWS / f"{given.name}-{name}.parquet", compression="zstd"
-        )
+        pq.write_table(pa.Table.from_pylist(rows), ROWS / f"{given.name}-{name}.parquet", compression="zstd")
 
 
 if __name__ == "__main__":

@@ -93,10 +93,12 @@ def _weighed(
     paths: RunPaths, recipe: Recipe, stage: Stage, section: Mapping[str, Any], explored: Sequence[Trajectory]
 ) -> Weighed:
     quantities = [quantity for quantity, _ in wanted(make_credit(section).needs).values()]
-    if not engine_settings(recipe).traits.serves_checkpoints and any(each.traits.passes for each in quantities):
+    if not engine_settings(recipe).traits.serves_checkpoints and any(
+        each.traits.passes for each in quantities
+    ):
         raise RunError(
-            f"credit {section['name']!r} reads passes of a policy, and engine {recipe.engine['name']!r} serves a policy "
-            "that cannot be opened here; leave the credit out."
+            f"credit {section['name']!r} reads passes of a policy, and engine {recipe.engine['name']!r} serves a "
+            "policy that cannot be opened here; leave the credit out."
         )
     credit, episodes, rows = weigh_stored(paths, recipe, section, stage.iteration)
     keys = {one.key for one in explored}
