@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from perturn.config.parsing import parse
+from perturn.config.recipe import Recipe
 from perturn.config.sections import Base, Launch, Lora, Train
 from perturn.estimate.dry_run import make_plan
 from perturn.estimate.fit import ACCURACY, Gpus, Training, remedies, say_fit
 from perturn.estimate.memory import ModelShape, cache_bytes, model_shape, training_memory
+from perturn.estimate.overlap import side_by_side
 from perturn.policy.adapters import lora_config
 from perturn.policy.models import add_adapters, empty_model
 from support.benchmarks import benchmark
@@ -159,6 +162,7 @@ def test_a_prediction_is_marked_and_says_what_would_fit():
     assert beside[1] is False
 
 
+@pytest.mark.slow
 def test_a_dry_run_has_the_need_of_each_process(recipe):
     """Of the two trainings of the recipe; a GPU of 0.1 GB has no room for a process."""
     two = ["launch={processes: 2, sharding: fsdp2}"]
@@ -175,6 +179,18 @@ def test_a_dry_run_has_the_need_of_each_process(recipe):
         "Prediction: sft",
         "Prediction: align",
     ]
+
+
+def test_an_online_run_hands_over_adapters_where_it_trains_adapters(tmp_path):
+    """4 bytes a parameter, of all weights or of the adapters."""
+    data = benchmark("staleness")._recipe("handed", tmp_path, 0)
+    whole, adapters = (
+        side_by_side(parse(Recipe, data | {"align": data["align"] | lora}), SEVEN)[-1]
+        for lora in ({}, {"lora": {"rank": 16}})
+    )
+
+    assert "each iteration hands 30 GB of weights to the engine" in whole
+    assert "each iteration hands 0.16 GB of adapters to the engine" in adapters
 
 
 @pytest.mark.slow

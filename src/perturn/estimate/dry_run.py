@@ -152,7 +152,7 @@ def make_plan(
     if machine is not None:
         left = [step.name for step in steps if step.state != "done"]
         fitting, too_large = _fitting(recipe, left, found, machine, gpu_gb)
-        how += fitting + side_by_side(recipe, machine.parameters)
+        how += fitting + side_by_side(recipe, machine.shape)
         if recipe.staleness and command is None:
             how.append(_overlapping(recipe, found, steps))
     return Plan(str(folder), steps, how, list(found.problems), too_large, startup)

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from statistics import fmean
 
 from perturn.config.recipe import Recipe
+from perturn.config.stages import keeps_adapters
 from perturn.estimate.episode_lengths import Episodes
 from perturn.estimate.loop_simulator import Loop, episode_turns, expected_seconds
+from perturn.estimate.memory import ModelShape
 from perturn.estimate.stage_costs import LAUNCH_SECONDS, LOADED_BYTES
 
 
@@ -56,12 +58,12 @@ def replicas_of(recipe: Recipe) -> int:
     return 0 if recipe.cluster is None else recipe.cluster.engines
 
 
-def side_by_side(recipe: Recipe, parameters: int) -> list[str]:
+def side_by_side(recipe: Recipe, shape: ModelShape) -> list[str]:
     """Return sentences on replicas, and on the weights that an online run hands over.
 
     Args:
         recipe: Of the run.
-        parameters: Of the model.
+        shape: Of the model.
     """
     told = []
     if (nodes := replicas_of(recipe)) > 1:
@@ -72,9 +74,11 @@ def side_by_side(recipe: Recipe, parameters: int) -> list[str]:
             f"the cores of this machine if not; they start within {LAUNCH_SECONDS:.0f} s."
         )
     if recipe.iterations > 1 and recipe.align is not None:
-        weights = 4 * parameters
+        lora = recipe.align.lora if keeps_adapters(recipe, "align") else None
+        weights = 4 * (shape.adapters(lora.rank) if lora else shape.parameters)
+        what = "adapters" if lora else "weights"
         told.append(
-            f"Prediction: each iteration hands {weights / 1e9:.2g} GB of weights to the engine through the run folder, "
+            f"Prediction: each iteration hands {weights / 1e9:.2g} GB of {what} to the engine by file, "
             f"which takes about {2 * weights / LOADED_BYTES:.0f} s of the time above."
         )
     return told
