@@ -336,9 +336,8 @@ def config_digest(model: Any) -> str:
         for key, value in model.config.to_dict().items()
         if key not in ("_name_or_path", "transformers_version", "architectures", "use_cache", "dtype")
     }
-    return hashlib.blake2b(
-        json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16
-    ).hexdigest()
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def device() -> torch.device:
