@@ -75,7 +75,7 @@ image:
 gpu: setup
 	$(BIN)/python benchmarks/gpu.py --out benchmarks/gpu.json
 
-# Four methods with two seeds on ALFWorld's games where they are, else five with three on made-up ones; made anew, apart from what is recorded.
+# Four methods with two seeds, on ALFWorld's games where they are, else on made-up ones; made anew, apart from what is recorded.
 GAMES := $(firstword $(wildcard $(ALFWORLD_DATA) $(PERTURN_DATA)/alfworld ../shared/data/alfworld $(HOME)/.cache/alfworld))
 lab: setup
 ifdef GAMES

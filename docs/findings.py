@@ -182,7 +182,7 @@ _PAGES = """
 
 | page | question |
 |---|---|
-| [The laboratory](results/lab.md) | five methods with three seeds, in minutes |
+| [The laboratory](results/lab.md) | whether any method gains: four methods with two seeds |
 | [The demo](results/demo.md), [on ScienceWorld](results/demo-scienceworld.md) | what `make demo` shows |
 | [Learning offline](results/offline.md) | eleven ways, each tuned, on ten bases |
 | [From a weaker policy](results/weak.md) | six losses on pairs, where SFT solves 42 % |

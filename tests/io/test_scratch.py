@@ -1,9 +1,19 @@
 """Temporary folders of processes that end, and of processes that are killed."""
 
+import shutil
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
 
 import pytest
+from filelock import FileLock
+
+from perturn.io import scratch
 
 HOLDS = """
 import sys
@@ -48,3 +58,37 @@ def test_the_next_process_removes_what_a_killed_process_has_left(start, tmp_path
     for process in (living, last):
         process.communicate()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_threads_that_ask_at_once_keep_their_folders(start, tmp_path, monkeypatch):
+    """Sixteen first calls at the same time: nobody removes a folder of another, nor does the next process."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(scratch, "_own", cache(scratch._own.__wrapped__))
+    monkeypatch.setattr(shutil, "rmtree", _slow(shutil.rmtree))
+    monkeypatch.setattr(FileLock, "acquire", _slow(FileLock.acquire))
+    meet = threading.Barrier(16)
+
+    def ask(_):
+        meet.wait()
+        return scratch.scratch_folder()
+
+    with ThreadPoolExecutor(16) as threads:
+        folders = list(threads.map(ask, range(16)))
+    start()
+    gone = [each.name for each in folders if not Path(each.name).exists()]
+    for each in folders:
+        each.cleanup()
+
+    assert gone == []
+
+
+def _slow(call):
+    """Let other threads work before and after a call."""
+
+    def slow(*given, **named):
+        time.sleep(0.001)
+        got = call(*given, **named)
+        time.sleep(0.001)
+        return got
+
+    return slow

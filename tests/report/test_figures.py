@@ -119,3 +119,17 @@ def test_a_score_of_zero_is_seen(run, make):
 
     assert base["x"] == [0.0]
     assert base["marker"]["line"] == {"color": base["marker"]["color"], "width": 2}
+
+
+def test_numbers_of_a_loss_have_a_title_and_a_unit(run, make):
+    """A KL is named in full and is in nats; a number that nobody described has its key as title."""
+    make.put_rows(
+        run / "metrics" / "align.jsonl",
+        [{"step": step, "loss": 0.5, "behavior_kl": 0.01 * step, "my_number": 1.0 * step} for step in (1, 2)],
+    )
+
+    page = make.page_of(run).text
+
+    assert "KL to the behavior policy" in page
+    assert "k3 of the sampling policy against the policy now, in nats a token." in page
+    assert "My number" in page

@@ -54,3 +54,4 @@ def test_invalid_and_cut_actions_are_signals():
 
 def test_every_signal_says_what_it_means():
     assert all(meaning(name).endswith(".") for name in SIGNALS)
+    assert not any(meaning(name).startswith("Return") for name in SIGNALS)

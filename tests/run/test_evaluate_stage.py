@@ -20,7 +20,7 @@ STAMP = {
     "seed": 3,
 }
 LINE = (
-    "alfworld-gigpo-react on alfworld-0.4.2; split unseen, n = 134, panel 0123456789ab; at most 50 turns; "
+    "alfworld-gigpo-react on alfworld-0.4.2; split unseen, n = 134, task list 0123456789ab; at most 50 turns; "
     "history of 2 turns; admissible commands listed; temperature 0.4, top-p 1.0, at most 512 tokens a turn; seed 3"
 )
 GREEDY = {

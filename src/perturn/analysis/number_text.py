@@ -105,7 +105,7 @@ def protocol_line(stamp: Mapping[str, Any]) -> str:
     panel = (
         f"split {stamp['split']}" if stamp.get("split") else "",
         f"n = {stamp['n']}" if "n" in stamp else "",
-        f"panel {stamp['panel_sha256'][:12]}" if stamp.get("panel_sha256") else "",
+        f"task list {stamp['panel_sha256'][:12]}" if stamp.get("panel_sha256") else "",
     )
     history = stamp.get("history")
     parts = [

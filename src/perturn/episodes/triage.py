@@ -24,12 +24,12 @@ STILL_TURNS = 5
 
 
 def broken(trajectory: Trajectory) -> bool:
-    """Return the environment or the engine raised; the episode is marked FAILED."""
+    """Return whether the environment or the engine raised; the episode is marked FAILED."""
     return failed(trajectory)
 
 
 def failure(trajectory: Trajectory) -> bool:
-    """Return an action broke the format, or the environment did not understand it."""
+    """Return whether an action broke the format, or the environment did not understand it."""
     return any(not turn.valid for turn in trajectory.turns)
 
 
@@ -47,7 +47,7 @@ def loop(trajectory: Trajectory) -> bool:
 
 
 def stagnation(trajectory: Trajectory) -> bool:
-    """Return five turns in a row brought no reward and showed nothing that had not been seen before."""
+    """Return whether five turns in a row brought no reward and showed nothing that had not been seen before."""
     seen: set[str] = set()
     still = 0
     for index, turn in enumerate(trajectory.turns):
@@ -83,8 +83,8 @@ def signals_of(trajectory: Trajectory) -> list[str]:
 
 
 def meaning(name: str) -> str:
-    """Return the meaning of a signal, in one sentence."""
-    return (SIGNALS[name].__doc__ or "").strip()
+    """Return what an episode with a signal shows: the docstring of the signal, without "Return whether"."""
+    return (SIGNALS[name].__doc__ or "").strip().removeprefix("Return whether ")
 
 
 def action_of(text: str, tool_calls: Sequence[object]) -> str:

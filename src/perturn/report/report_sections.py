@@ -68,6 +68,23 @@ _DENSITY = (
         "Turn weights", ("weight/chosen", "weight/rejected"), "Mean weight of a turn, as the credit wrote it."
     ),
 )
+_LOGGED = {
+    "advantage": ("Advantage", "Mean weight of a turn, by its position, in the unit of the credit."),
+    "advantage_spread": ("Spread of the advantage", "Standard deviation of the weights, by position of the turn."),
+    "behavior_kl": ("KL to the behavior policy", "k3 of the sampling policy against the policy now, in nats a token."),
+    "clip": ("Factor on the clip range", "As the credit wrote it, without unit."),
+    "clip_share": ("Clip share", "Share of tokens whose gradient the clip removed."),
+    "clipped_away": ("Clipped away", "Ratio times |advantage| where the clip removed the gradient, 0 elsewhere."),
+    "effective_batch_size": ("Effective batch size", "How many pairs lead the chosen side, of the pairs of a step."),
+    "entropy": ("Entropy", "Of the policy, in nats a token."),
+    "importance": ("Importance", "Weight of a token for the difference between sampling and training, without unit."),
+    "importance_capped": ("Importance at its cap", "Share of tokens."),
+    "kl": ("KL", "Of the policy against its reference, in nats: k3 of a token, or of a trajectory with loss kto."),
+    "mismatch": ("Engine against training", "k3 between sampling and training, in nats a token."),
+    "pair_weight": ("Weight of a pair", "As the loss computes it, without unit."),
+    "ratio": ("Ratio", "Probability of a token now over its probability before this training, without unit."),
+}  # fmt: skip
+"""Title and caption of other logged numbers, by the first part of their key: docs/methods/logged.md."""
 
 
 _ITERATIONS = (
@@ -310,7 +327,8 @@ def _others(runs: Mapping[str, Sequence[Row]], *charts: Chart) -> Iterator[Chart
         if key not in drawn:
             groups.setdefault(key.rsplit("/", 1)[0], []).append(key)
     for name, keys in groups.items():
-        yield Chart(name.replace("_", " ").capitalize(), tuple(keys))
+        title, caption = _LOGGED.get(name, (name.replace("_", " ").capitalize(), ""))
+        yield Chart(title, tuple(keys), caption)
 
 
 def draw(name: str, title: str, caption: str, figure: Any) -> list[Figure]:
