@@ -1,9 +1,13 @@
 """Temporary folders of processes that end, and of processes that are killed."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+from filelock import FileLock
+
+from perturn.io import scratch
 
 HOLDS = """
 import sys
@@ -48,3 +52,18 @@ def test_the_next_process_removes_what_a_killed_process_has_left(start, tmp_path
     for process in (living, last):
         process.communicate()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_another_process_is_removing_is_not_taken(tmp_path, monkeypatch):
+    """Its lock is held, and its file is there still: the next folder is this process's own."""
+    names = [tmp_path / "perturn-scratch-1", tmp_path / "perturn-scratch-2"]
+    for each in names:
+        each.mkdir()
+    made = iter(names)
+    monkeypatch.setattr(scratch.tempfile, "mkdtemp", lambda prefix: str(next(made)))
+    monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path / "empty"))
+
+    with FileLock(names[0] / "lock"):
+        folder, lock = scratch._own.__wrapped__(os.getpid())
+    assert (folder, lock.is_locked) == (names[1], True)
+    lock.release()

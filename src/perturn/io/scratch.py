@@ -34,7 +34,7 @@ def _own(process: int) -> tuple[Path, FileLock]:
         lock = FileLock(own / _LOCK, blocking=False)
         with suppress(Timeout, FileNotFoundError):  # another process took it for one that is gone
             lock.acquire()
-        if (own / _LOCK).exists():
+        if lock.is_locked and (own / _LOCK).exists():
             atexit.register(_remove, own, process)
             return own, lock
 
