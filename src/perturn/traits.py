@@ -76,6 +76,8 @@ class EngineTraits:
     """Installed packages that its answers depend on; the run's manifest keeps their versions."""
     cache_gigabytes: float | None = None
     """Its memory for keys and values, for `--dry-run`; None: not known."""
+    gpu_share: float | None = None
+    """Share of a GPU that it holds while a policy is trained, for `--dry-run`; None: its model and the cache."""
     adapter_rank: int = 0
     """Largest rank of adapters that it takes by themselves, beside the model that they are added to; adapters of a
     higher rank are merged for it."""

@@ -68,7 +68,7 @@ def test_a_program_that_hangs_is_killed_with_all_that_it_started(tmp_path):
     for seconds in LIMITS:
         row = {"id": "h", "bad": "hang", "pids": str(pids)}
         (one,) = played(agents(tmp_path, [row], seconds=seconds)).values()
-        if one.turns:
+        if one.turns and pids.exists():
             break
 
     assert f"it worked for environment.seconds={seconds:g} and had not ended" in one.error

@@ -299,7 +299,7 @@ def test_a_repeated_key_in_a_file_is_refused(file):
         writer.append(trajectory())
     file.write_bytes(file.read_bytes() * 2)
 
-    with pytest.raises(DataError, match=r"trajectories.jsonl:2: task\.id: .* got those of line 1"):
+    with pytest.raises(DataError, match=r"trajectories.jsonl:2: task\.id: .* got the same key in line 1\."):
         list(read_trajectories(file))
 
 

@@ -202,7 +202,7 @@ ENDED = {"choices": [{"finish_reason": "abort"}]}
         ("/inference/v1/generate", (403, {}), "started with --enable-scale-out"),
         ("/inference/v1/generate", (200, ENDED), "ended an answer by 'abort'"),
         ("/weight_info", (404, {}), "VLLM_SERVER_DEV_MODE=1"),
-        ("/collective_rpc", (500, {}), "the folder must be one that the server can read"),
+        ("/collective_rpc", (500, {}), "the server must be able to read the folder"),
         ("/reset_prefix_cache", (200, {"success": False}), "give each run its servers"),
     ],
 )

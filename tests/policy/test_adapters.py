@@ -144,7 +144,14 @@ def changed(folder, **settings):
 BAD = [
     (lambda folder: changed(folder, base_model_name_or_path=None), "do not say what model they belong to"),
     (lambda folder: changed(folder, base_model_name_or_path=folder), "name their own folder as their model"),
-    (lambda folder: changed(folder, base_model_name_or_path="/no/model"), "'/no/model' does not exist"),
+    (
+        lambda folder: changed(folder, base_model_name_or_path="/no/model"),
+        "for the model in /no/model, which is gone",
+    ),
+    (
+        lambda folder: changed(folder, base_model_name_or_path="../gone"),
+        "/gone, which is gone; put that folder back",
+    ),
     (lambda folder: open(f"{folder}/adapter_model.safetensors", "w").close(), "cannot be read"),
     (lambda folder: open(f"{folder}/adapter_config.json", "w").close(), "cannot be read"),
     (lambda folder: open(f"{folder}/model.safetensors", "w").close(), "holds a model .* and adapters"),

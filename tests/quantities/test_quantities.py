@@ -70,8 +70,8 @@ def test_what_credits_of_groups_read_has_exact_values():
 
 
 def test_a_quantity_without_an_exact_value_says_so():
-    with pytest.raises(ValueError, match="quantity GoalDistance has no exact value on a small process"):
-        find("distance")[0].exact(None, None)
+    with pytest.raises(ValueError, match="quantity Mood has no exact value on a small process"):
+        Mood().exact(None, None)
 
 
 def test_exact_values_by_hand():

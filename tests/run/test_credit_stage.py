@@ -223,7 +223,7 @@ def test_the_credits_of_groups_can_all_be_given(explored):
         credit_run(explored, [f"credit.name={name}"], reference="base")
 
     assert make_credit({"name": "rloo"}) == CREDITS["rloo"]()
-    assert len(list((explored / "credits").iterdir())) == len(given) == len(CREDITS) - 13
+    assert len(list((explored / "credits").iterdir())) == len(given) == len(CREDITS) - 14
     with pytest.raises(ConfigError, match=r"reads how far .*guess-number-1\.0 has no method remaining"):
         credit_run(explored, ["credit.name=first-error"])
     with pytest.raises(PerturnError, match=r"the expert of guess-number-1\.0 "):

@@ -309,6 +309,7 @@ def test_a_policy_behind_a_server_cannot_be_read(place):
     recipe = recipe_of(place, *ARPO, "engine={name: api, base_url: 'http://127.0.0.1:1/v1'}")
 
     with pytest.raises(
-        ConfigError, match=r"explore\.name=entropy-branches reads the policy that explored, and engine 'api'"
+        ConfigError,
+        match=r"explore\.name=entropy-branches reads the exploring policy, whose weights engine 'api' does not give",
     ):
         check_explorer(recipe, ())

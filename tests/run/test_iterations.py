@@ -43,8 +43,8 @@ def test_every_policy_is_scored_and_the_report_shows_the_last_iteration(twice):
     assert names == ["base", "sft", "dpo-001", "dpo-002"]
     assert found.pairs == read_pairs(twice / "pairs-002.jsonl")
     assert {one.policy.partition("@")[0] for one in found.explored} == {"dpo-001"}
-    assert "those of iteration 2" in found.notes[0]
-    assert "those of iteration 2" in write_report(twice, output=twice.parent / "page.html").read_text()
+    assert "are from iteration 2" in found.notes[0]
+    assert "are from iteration 2" in write_report(twice, output=twice.parent / "page.html").read_text()
 
 
 @pytest.mark.slow

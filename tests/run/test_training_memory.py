@@ -1,14 +1,16 @@
 """Memory of a training by formula: parts worked by hand, what fits on a GPU, and one measured training."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Base, Launch, Lora, Train
+from perturn.config.stages import stages
 from perturn.estimate.dry_run import make_plan
-from perturn.estimate.fit import ACCURACY, Gpus, Training, remedies, say_fit
+from perturn.estimate.fit import ACCURACY, Gpus, Training, engine_bytes, remedies, say_fit
 from perturn.estimate.memory import ModelShape, cache_bytes, model_shape, training_memory
 from perturn.estimate.overlap import side_by_side
 from perturn.policy.adapters import lora_config
@@ -179,6 +181,55 @@ def test_a_dry_run_has_the_need_of_each_process(recipe):
         "Prediction: sft",
         "Prediction: align",
     ]
+
+
+def test_an_engine_that_leaves_no_room_is_named():
+    """What fits without the engine is no question of the training's settings alone."""
+    said, fits = say_fit("align", training(lora=Lora()), Gpus(80.0), engine=72e9)
+
+    assert fits is False
+    assert "It would fit without the engine: take engine.name=vllm with engine.sleep=true" in said
+    beside, _ = say_fit("align", training(), Gpus(80.0), engine=75e9)
+    assert "It would fit without the engine, with " in beside
+
+
+def test_a_training_of_few_bytes_is_not_divided_into_parts():
+    """Nor is an engine of few bytes named."""
+    small = ModelShape(1000, 10, 10, 1, 10, 10, 10, 1, True)
+    said, _ = say_fit("sft", replace(training(), shape=small), Gpus(80.0), engine=1e6)
+
+    assert said == "Prediction: sft needs 0.5 GB of a GPU, and fits in 80 GB."
+
+
+@pytest.mark.parametrize(
+    ("engine", "share"),
+    [
+        ({}, 0.9),
+        ({"sleep": True}, 0.0),
+        ({"options": {"gpu_memory_utilization": 0.6}}, 0.6),
+        ({"servers": ["http://gpu1:8000"]}, 0.0),
+    ],
+)
+def test_vllm_holds_its_share_of_a_gpu_unless_it_sleeps(engine, share, tmp_path):
+    """It takes the share when it starts, whatever the model needs; servers have GPUs of their own."""
+    data = benchmark("staleness")._recipe("shared", tmp_path, 0)
+    recipe = parse(Recipe, data | {"engine": {"name": "vllm", **engine}})
+    stage = next(stage for stage in stages(recipe) if stage.section == "align")
+    found = SimpleNamespace(prompt=1, heard=1, said=1, explore=1, policy_turns=lambda learned: 1)
+
+    assert engine_bytes(recipe, stage, found, training(), Gpus(80.0)) == share * 80e9
+
+
+def test_adapters_that_add_up_are_counted_with_the_rank_of_the_last_iteration(tmp_path):
+    """Without minibatches, three iterations of rank 16 end with rank 48; servers get whole models."""
+    data = benchmark("staleness")._recipe("added", tmp_path, 0)
+    data |= {"iterations": 3, "align": data["align"] | {"lora": {"rank": 16}, "minibatches": None}}
+    here = side_by_side(parse(Recipe, data), SEVEN)[-1]
+    servers = {"name": "vllm", "servers": ["http://gpu1:8000"]}
+    far = side_by_side(parse(Recipe, data | {"engine": servers, "staleness": 0}), SEVEN)[-1]
+
+    assert "each iteration hands up to 0.48 GB of adapters to the engine" in here
+    assert "each iteration hands 30 GB of weights to the engine" in far
 
 
 def test_an_online_run_hands_over_adapters_where_it_trains_adapters(tmp_path):

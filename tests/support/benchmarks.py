@@ -11,5 +11,7 @@ def benchmark(name):
         file = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
         spec = importlib.util.spec_from_file_location(name, file)
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        path = list(sys.path)
         spec.loader.exec_module(module)
+        sys.path[:] = path  # benchmarks find each other by it, and tests have modules of the same names
     return sys.modules[name]

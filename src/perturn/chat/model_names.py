@@ -191,6 +191,12 @@ def adapters_in(name: str) -> Adapters | None:
         )
     if user_path(base, "model.name").resolve() == folder.resolve():
         raise ModelError(f"the adapters in {name!r} name their own folder as their model; see {_ADAPTERS}.")
+    if is_local(base) and not user_path(base, "model.name").is_dir():
+        where = os.path.abspath(folder / base) if base.startswith("../") else base
+        raise ModelError(
+            f"the adapters in {name!r} are for the model in {where}, which is gone; put that folder back, or write "
+            f"where it is now as base_model_name_or_path in {folder / _ADAPTERS}."
+        )
     return Adapters(folder, base)
 
 

@@ -90,6 +90,7 @@ GpuMemory = Annotated[
     typer.Option(
         "--gpu-memory",
         min=1,
+        max=1e6,
         help="Gigabytes of a GPU that --dry-run plans for; default: of the GPUs of this machine.",
     ),
 ]

@@ -171,7 +171,7 @@ def _fitting(
             seen.add(stage.section)
             work = training_work(recipe, stage, found)
             training = locate("perturn.estimate.fit:training_of")(recipe, stage, work, found, machine, "cuda")
-            engine = locate("perturn.estimate.fit:engine_bytes")(recipe, stage, found, training)
+            engine = locate("perturn.estimate.fit:engine_bytes")(recipe, stage, found, training, gpus)
             said, fits = locate("perturn.estimate.fit:say_fit")(stage.section, training, gpus, engine)
             (fit if fits else too_large).append(said)
     return fit + [locate("perturn.estimate.fit:ACCURACY")] * bool(fit or too_large), too_large

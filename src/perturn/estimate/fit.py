@@ -99,14 +99,27 @@ def training_of(
     )
 
 
-def engine_bytes(recipe: Recipe, stage: Stage, found: Episodes, training: Training) -> float:
-    """Return the bytes that an engine holds beside a training: in an online run it stays open, with its cache."""
+def engine_bytes(
+    recipe: Recipe, stage: Stage, found: Episodes, training: Training, gpus: Gpus | None = None
+) -> float:
+    """Return the bytes that an engine holds beside a training: in an online run it stays open, with its cache.
+
+    Args:
+        recipe: Of the run.
+        stage: The training.
+        found: Number and lengths of episodes.
+        training: The training.
+        gpus: The GPUs that it is for; None: it is for the memory of this machine.
+    """
     if recipe.iterations == 1 or stage.section != "align" or replicas_of(recipe) or recipe.explore is None:
         return 0.0
+    traits = engine_settings(recipe).traits
+    if gpus is not None and traits.gpu_share is not None and (gpus.gigabytes or not traits.gpu_share):
+        return traits.gpu_share * (gpus.gigabytes or 0.0) * 1e9
     tokens = found.prompt + found.policy_turns(learned=True) * (found.heard + found.said)
     together = min(recipe.explore.concurrency, max(1, found.explore))
     cache = together * tokens * cache_bytes(training.shape, training.compute_bytes)
-    limit = engine_settings(recipe).traits.cache_gigabytes
+    limit = traits.cache_gigabytes
     return training.shape.parameters * training.compute_bytes + min(cache, limit * 1e9 if limit else cache)
 
 
@@ -216,10 +229,9 @@ def say_fit(name: str, training: Training, gpus: Gpus, engine: float = 0.0) -> t
     parts = {key: value for key, value in found.to_dict().items() if key not in ("peak", "host", "start")}
     listed = ", ".join(f"{key} {value / 1e9:.1f}" for key, value in parts.items() if value >= 5e7)
     each = f"each of {launch.processes} GPUs" if launch.processes > 1 else "a GPU"
-    said = (
-        f"Prediction: {name} needs {need / 1e9:.1f} GB of {each} ({listed or 'little'} GB, not all at a time"
-    )
-    said += f"; an engine beside it holds {engine / 1e9:.1f}" * bool(engine) + ")"
+    of_engine = f"an engine beside it holds {engine / 1e9:.1f} GB" * (engine >= 5e7)
+    words = "; ".join(filter(None, (f"{listed} GB, not all at a time" * bool(listed), of_engine)))
+    said = f"Prediction: {name} needs {need / 1e9:.1f} GB of {each}" + f" ({words})" * bool(words)
     if launch.processes > 1 or launch.cpu_offload:
         said += f" and {launch.processes * found.host / 1e9:.0f} GB of the machine's memory"
     if gpus.gigabytes is None:
@@ -227,6 +239,16 @@ def say_fit(name: str, training: Training, gpus: Gpus, engine: float = 0.0) -> t
     if need <= gpus.gigabytes * 1e9:
         return f"{said}, and fits in {gpus.gigabytes:.0f} GB.", True
     ways = remedies(training, gpus.gigabytes * 1e9, beside)
+    if not ways and engine and (alone := remedies(training, gpus.gigabytes * 1e9, GPU_PROCESS)):
+        without = (
+            f"It would fit without the engine, with {alone[0]}"
+            if alone[0]
+            else "It would fit without the engine"
+        )
+        remedy = (
+            f"{without}: take engine.name=vllm with engine.sleep=true, or an engine with GPUs of its own."
+        )
+        return f"{said}. It does not fit in {gpus.gigabytes:.0f} GB. {remedy}", False
     if not ways:
         return f"{said}. It does not fit in {gpus.gigabytes:.0f} GB, with no setting that was tried.", False
     section = f"Each of these would make it fit: {'; '.join(ways[:_SHOWN])}."

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from statistics import fmean
 
 from perturn.config.recipe import Recipe
-from perturn.config.stages import keeps_adapters
 from perturn.estimate.episode_lengths import Episodes
 from perturn.estimate.loop_simulator import Loop, episode_turns, expected_seconds
 from perturn.estimate.memory import ModelShape
 from perturn.estimate.stage_costs import LAUNCH_SECONDS, LOADED_BYTES
+from perturn.run.served_policy import handed_rank
 
 
 def predict(recipe: Recipe, found: Episodes, exploring: float, others: Iterable[float]) -> str:
@@ -74,11 +74,11 @@ def side_by_side(recipe: Recipe, shape: ModelShape) -> list[str]:
             f"the cores of this machine if not; they start within {LAUNCH_SECONDS:.0f} s."
         )
     if recipe.iterations > 1 and recipe.align is not None:
-        lora = recipe.align.lora if keeps_adapters(recipe, "align") else None
-        weights = 4 * (shape.adapters(lora.rank) if lora else shape.parameters)
-        what = "adapters" if lora else "weights"
+        rank = handed_rank(recipe)
+        weights = 4 * (shape.adapters(rank) if rank else shape.parameters)
+        most = "up to " * (rank > (recipe.align.lora.rank if recipe.align.lora else 0))  # ranks add up
         told.append(
-            f"Prediction: each iteration hands {weights / 1e9:.2g} GB of {what} to the engine by file, "
-            f"which takes about {2 * weights / LOADED_BYTES:.0f} s of the time above."
+            f"Prediction: each iteration hands {most}{weights / 1e9:.2g} GB of {'adapters' if rank else 'weights'} to "
+            f"the engine by file, which takes {most or 'about '}{2 * weights / LOADED_BYTES:.0f} s of the time above."
         )
     return told

