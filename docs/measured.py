@@ -85,6 +85,7 @@ def block(name: str, found: dict[str, Any]) -> str:
     ]
     if found["gradients"]:
         parts.append(table(found, OF_GRADIENTS, cost=True))
+        parts += withheld(found)
     said = "\n".join(f"- {claim}: {', '.join(names)}." for claim, names in claims(found["sentences"]).items())
     parts.append(
         f"What the intervals allow to say:\n\n{said}"
@@ -96,6 +97,15 @@ def block(name: str, found: dict[str, Any]) -> str:
             f"Left out, since the run lacks what they read: {', '.join(f'`{n}`' for n in found['left_out'])}."
         )
     return "\n\n".join(parts)
+
+
+def withheld(found: dict[str, Any]) -> list[str]:
+    """Return why a row has no figure that the others have, a sentence each."""
+    return [
+        f"The {name} has no {OF_GRADIENTS[figure]}: {why}."
+        for name, row in found["credits"].items()
+        for figure, why in row.get("withheld", {}).items()
+    ]
 
 
 def claims(sentences: Sequence[str]) -> dict[str, list[str]]:

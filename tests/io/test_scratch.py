@@ -1,5 +1,6 @@
 """Temporary folders of processes that end, and of processes that are killed."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -80,6 +81,19 @@ def test_threads_that_ask_at_once_keep_their_folders(start, tmp_path, monkeypatc
         each.cleanup()
 
     assert gone == []
+
+
+def test_a_folder_that_another_process_is_removing_is_not_taken(tmp_path, monkeypatch):
+    """Its lock is held, and its file is there still: the next folder is this process's own."""
+    names = [tmp_path / "perturn-scratch-1", tmp_path / "perturn-scratch-2"]
+    for each in names:
+        each.mkdir()
+    made = iter(names)
+    monkeypatch.setattr(scratch.tempfile, "mkdtemp", lambda prefix: str(next(made)))
+    monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path / "empty"))
+
+    with FileLock(names[0] / "lock"):
+        assert scratch._own.__wrapped__(os.getpid()) == names[1]
 
 
 def _slow(call):

@@ -11,7 +11,7 @@ from perturn.errors import RunError
 from perturn.measure.advantages import measure, needed, returns_of
 from perturn.measure.forecast import forecast
 from perturn.measure.points import ContinuationFile, Point, choose, plan, read_continuations
-from perturn.measure.worlds import check_world
+from perturn.measure.worlds import WorldCheck, check_world
 from perturn.types import Action, EpisodeProtocol, Observation, Sampling, Task
 
 PROTOCOL = EpisodeProtocol(name="plain", format="action", system="Play.", max_turns=3)
@@ -194,9 +194,11 @@ def test_more_episodes_keep_the_chosen_ones():
 def test_a_forecast_says_what_an_interval_needs():
     """Variance 1/4, half-width 0.98: K = 2 (1.96 / 0.98)^2 / 4 = 2, and at least 4."""
     episodes = episodes_of(Fixed)
-    planned = plan(episodes, "deterministic")
+    world = WorldCheck("deterministic", episodes=6, came_back=6, under_another_seed=6)
+    planned = plan(episodes, world.kind)
 
-    found = forecast(planned, episodes, [], continuations=8, wanted=0.1)
+    found = forecast(world, planned, episodes, [], continuations=8, wanted=0.1)
+    assert found.world == world
     assert needed(0.25, 0.98) == 4
     assert needed(0.25, 0.196) == 50
     assert found.to_play == 8 * found.points

@@ -104,11 +104,12 @@ def test_adapters_of_a_higher_rank_than_an_engine_takes_are_merged(iterations, m
     assert_close(load_model(path)(IDS).logits, said[1], atol=1e-4, rtol=1e-4)
 
 
-def test_adapters_of_another_kind_are_read_by_peft(tiny_folder, tmp_path):
-    """With DoRA the scale of a weight changes too: no product is added, and no engine is given them alone."""
-    model = changed(tiny_folder, 0, use_dora=True)
-    model.save_pretrained(tmp_path / "dora")
-    name = str(tmp_path / "dora")
+@pytest.mark.parametrize("kind", [{"use_dora": True}, {"init_lora_weights": "pissa"}])
+def test_adapters_of_another_kind_are_read_by_peft(tiny_folder, tmp_path, kind):
+    """DoRA scales a weight, PiSSA subtracts from it: no product is added, and no engine is given them alone."""
+    model = changed(tiny_folder, 0, **kind)
+    model.save_pretrained(tmp_path / "other")
+    name = str(tmp_path / "other")
 
     assert adapters_in(name).low_rank is None
     assert_close(load_model(name)(IDS).logits, model(IDS).logits, atol=1e-4, rtol=1e-4)

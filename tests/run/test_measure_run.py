@@ -46,6 +46,9 @@ def test_a_run_is_measured_and_measured_again(run, monkeypatch):
     assert found["credits"]["uniform"]["by_outcome"]
     assert not found["credits"]["rloo"]["by_outcome"]
     assert found["credits"][MEASURED]["cost"] > 2
+    assert found["credits"][MEASURED]["cosine"] is None
+    assert "noise" in found["credits"][MEASURED]["withheld"]["cosine"]
+    assert found["credits"]["gigpo"]["cosine"] is not None
     assert found["credits"]["rloo"]["cost"] == 1
     assert found["credits"]["rloo"]["correlation"] is None
     assert json.loads(RunPaths(run).measured().read_text()) == again
@@ -122,10 +125,14 @@ def test_the_command_says_what_it_found_and_what_it_needs(run, monkeypatch):
     words = ["measure", str(run), "--credits", "rloo,gigpo", "--episodes", "6", "--continuations", "4"]
 
     said = CliRunner().invoke(app, words)
-    planned = CliRunner().invoke(app, [*words, "--dry-run", "--width", "0.2", "--json"])
+    forecast = [*words, "--dry-run", "--width", "0.2"]
+    planned = CliRunner().invoke(app, [*forecast, "--json"])
     assert said.exit_code == 0
     assert "rloo" in said.output
-    assert "deterministic" in said.output
+    world = "The world is deterministic (6 of 6 episodes went as before)."
+    assert world in said.output
+    assert f"{MEASURED} has no cosine" in said.output
+    assert CliRunner().invoke(app, forecast).output.startswith(world)
     assert json.loads(planned.output)["to_play"] == 0
     assert forecast_run(run, WANTED).needed >= 4
 

@@ -68,7 +68,8 @@ def measure(
 def _print_forecast(planned: Mapping[str, Any]) -> None:
     source = "continuations that were played" if planned["from_pilot"] else "whole episodes of a task"
     results.print(
-        f"{planned['episodes']} episodes of {planned['turns']} turns have {planned['points']} points. "
+        f"{_answers(planned['world'])}. {planned['episodes']} episodes of {planned['turns']} turns have "
+        f"{planned['points']} points. "
         f"{planned['continuations']} continuations from each leave {planned['to_play']} to play, about "
         f"{planned['turns_to_play']} turns.",
         soft_wrap=True,
@@ -80,18 +81,26 @@ def _print_forecast(planned: Mapping[str, Any]) -> None:
     )
 
 
+def _answers(world: Mapping[str, Any]) -> str:
+    """Return how the world answers, and the evidence."""
+    return (
+        f"The world is {world['kind']} ({world['came_back']} of {world['episodes']} episodes went as before)"
+    )
+
+
 def _print(found: Mapping[str, Any]) -> None:
-    world = found["world"]
     results.print(
         f"{found['measured']} of {found['turns']} turns of {found['episodes']} episodes, {found['tasks']} tasks, "
-        f"{found['continuations']} continuations; the world is {world['kind']} ({world['came_back']} of "
-        f"{world['episodes']} episodes went as before)",
+        f"{found['continuations']} continuations. {_answers(found['world'])}.",
         soft_wrap=True,
     )
     results.print(_table(f"turns against the measured advantage, {found['environment']}", OF_TURNS, found))
     results.print(
         _table("gradients of the policy, and passes over an episode", OF_GRADIENTS, found, cost=True)
     )
+    for name, row in found["credits"].items():
+        for figure, why in row.get("withheld", {}).items():
+            results.print(f"{name} has no {OF_GRADIENTS[figure]}: {why}", markup=False, soft_wrap=True)
     for sentence in found["sentences"]:
         results.print(sentence, markup=False, soft_wrap=True)
     for name, why in found["left_out"].items():

@@ -10,10 +10,20 @@ from typing import Any
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Files of a folder of adapters."""
 _OTHER = (
-    *("alpha_pattern", "fan_in_fan_out", "layer_replication", "lora_bias", "modules_to_save", "rank_pattern"),
-    *("target_parameters", "trainable_token_indices", "use_dora", "use_qalora", "use_rslora"),
+    *("alora_invocation_tokens", "alpha_pattern", "arrow_config", "fan_in_fan_out", "kasa_config"),
+    *(
+        "layer_replication",
+        "lora_bias",
+        "modules_to_save",
+        "monteclora_config",
+        "rank_pattern",
+        "target_parameters",
+    ),
+    *("trainable_token_indices", "use_bdlora", "use_dora", "use_qalora", "use_rslora", "velora_config"),
 )
 """Settings of peft with which adapters are no longer a product of two matrices for each linear layer."""
+_STARTS = (True, False, "gaussian", "orthogonal", "eva")
+"""Values of `init_lora_weights` with which peft leaves the weights beneath as they are; PiSSA changes them."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,6 @@ def low_rank(folder: Path) -> LowRank | None:
     config = adapter_config(folder)
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
         return None
-    if any(config.get(name) for name in _OTHER):
+    if config.get("init_lora_weights", True) not in _STARTS or any(config.get(name) for name in _OTHER):
         return None
     return LowRank(int(config["r"]), config["lora_alpha"] / config["r"])

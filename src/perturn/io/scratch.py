@@ -37,6 +37,7 @@ def _own(process: int) -> Path:
         # An error: another process or thread took the folder, before it was locked, for a folder to remove.
         with suppress(Timeout, FileNotFoundError):
             lock.acquire()
+        if lock.is_locked and (own / _LOCK).exists():
             atexit.register(_remove, own, process, lock)  # which holds the lock that long
             return own
 

@@ -11,6 +11,7 @@ import numpy as np
 from perturn.credit.returns import recorded_rewards
 from perturn.measure.advantages import needed, returns_of, spread_within
 from perturn.measure.points import Continuation, Plan
+from perturn.measure.worlds import WorldCheck
 from perturn.types import Trajectory
 
 PILOT = 50
@@ -21,6 +22,7 @@ PILOT = 50
 class Forecast:
     """Work of a measurement."""
 
+    world: WorldCheck
     episodes: int
     turns: int
     points: int
@@ -43,6 +45,7 @@ class Forecast:
 
 
 def forecast(
+    world: WorldCheck,
     plan: Plan,
     explored: Sequence[Trajectory],
     done: Sequence[Continuation],
@@ -55,6 +58,7 @@ def forecast(
     the mean variance of the returns of the episodes of a task, which is at least as large on average (total variance).
 
     Args:
+        world: How the world answers.
         plan: Episodes and points.
         explored: All episodes of the iteration.
         done: Continuations that were played.
@@ -71,6 +75,7 @@ def forecast(
     lengths = {one.key: len(one.turns) for one in plan.episodes}
     turns = sum(many * (lengths[point.task, point.sample] - point.turn) for point, many in left.items())
     return Forecast(
+        world=world,
         episodes=len(plan.episodes),
         turns=sum(lengths.values()),
         points=len(points),

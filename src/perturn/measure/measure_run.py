@@ -44,6 +44,8 @@ _logger = logging.getLogger(__name__)
 
 MEASURED = "measured advantage"
 """Name of the measured advantage among the credits."""
+WITHHELD = {"cosine": "one noise would stand on both sides of its product, and pull it above 1"}
+"""Figures that the measured advantage has not as a credit, and why."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,9 @@ def forecast_run(folder: Path, wanted: Wanted) -> Forecast:
     recipe = resolve_recipe(folder)
     with Run(recipe) as run, Session(run) as session:
         stage, explored, chosen = _episodes(run, wanted)
-        _, planned = _planned(session, stage, chosen)
+        world, planned = _planned(session, stage, chosen)
         done = read_continuations(run.paths.continuations(stage.mark))
-        return forecast(planned, explored, done, wanted.continuations, wanted.width)
+        return forecast(world, planned, explored, done, wanted.continuations, wanted.width)
 
 
 def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[Trajectory]]:
@@ -250,7 +252,15 @@ def _rows(
         length = sum(len(one.turns) for one in chosen)
         cost = 1 + sum(one.turns for one in played) / length
         own = _plain(figures_of(turns, turns.advantage, gradients))
-        found[MEASURED] = {"settings": {}, "by_outcome": False, "cost": cost, "by_third": {}} | own
+        own |= dict.fromkeys(WITHHELD)
+        found[MEASURED] = {
+            "settings": {},
+            "by_outcome": False,
+            "cost": cost,
+            "by_third": {},
+            "withheld": WITHHELD,
+        }
+        found[MEASURED] |= own
     return found
 
 
