@@ -114,7 +114,7 @@ def test_a_policy_goes_with_its_scores_and_its_recipe(run, tmp_path):
     assert "base_model" not in yaml.safe_load(head)  # it is a folder of ours
     for row in summarize(run)["policies"]:
         assert f"| {row['name']} | 2 | {row['mean_score']:.3f} " in text
-    assert "tiny-action on guess-number-1.0; split test, n = 2, panel" in text
+    assert "tiny-action on guess-number-1.0; split test, n = 2, task list" in text
     assert (run / "recipe.yaml").read_text().strip() in text
 
 
