@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM
 
 from perturn.chat.model_names import load_tokenizer
 from perturn.chat.tokens import NO_TURN, Renderer
@@ -15,6 +14,7 @@ from perturn.data.store import read_trajectories
 from perturn.data.token_lag import lag_figures, lags, stale_keys
 from perturn.errors import ConfigError
 from perturn.policy.logprobs import action_logprobs
+from perturn.policy.models import load_model
 from perturn.policy.packing import lay_out
 from perturn.run.stages.staleness_checks import check_staleness
 from perturn.types import Action, Task, Trajectory, Turn
@@ -26,6 +26,11 @@ from .online import GROUPS, recipe_of
 
 WORDS = [*GROUPS, "iterations=4", "evaluate.every=1", "evaluate.tasks.n=2", "credit.name=rloo"]
 """All policies stay, as all are scored."""
+LORA = (
+    "align.lora={rank: 2, target_modules: [q_proj, v_proj, down_proj]}",
+    "align.minibatches=null",
+    "align.learning_rate=3.0e-2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +39,19 @@ def policy_folder(whole_vocabulary):
     return whole_vocabulary
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        (1, ()),
+        pytest.param((2, ()), marks=pytest.mark.slow),
+        pytest.param((1, LORA), marks=pytest.mark.slow),
+    ],
+    ids=["1", "2", "1 with adapters"],
+)
 def stale(request, run_once):
     """Four iterations, and how old a token may be."""
-    return request.param, run_once(f"stale-{request.param}", *WORDS, f"staleness={request.param}")
+    most, words = request.param
+    return most, run_once(f"stale-{most}-{len(words)}", *WORDS, *words, f"staleness={most}")
 
 
 def explored(run, number):
@@ -78,7 +92,7 @@ def test_each_token_has_its_logprob_under_the_policy_of_its_version(stale):
     names = ["sft", *(f"ppo-clip-{number:03d}" for number in range(1, 4))]
     folders = [str(run / "checkpoints" / name) for name in names]
     renderer = Renderer(load_tokenizer(folders[0]))
-    models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for folder in folders]
+    models = [load_model(folder) for folder in folders]
 
     parted = 0.0
     for one in (one for number in range(1, 5) for one in explored(run, number)):
