@@ -147,7 +147,7 @@ def _differences(case: str, found: torch.Tensor) -> None:
 
 
 def _sampled(model: Any, conversations: int) -> torch.Tensor:
-    """Log-probabilities that the engine sampled with, less those of the packed forward pass."""
+    """Return the log-probabilities of the forward pass minus the log-probabilities that the engine sampled with."""
     draw = random.Random(0)
     engine = LocalEngine(model, Words())
     words = Words()

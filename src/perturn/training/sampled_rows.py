@@ -231,13 +231,7 @@ def weigh_groups(
         compared = [[index for members in compared for index in members]]
     counting = [index for index, one in enumerate(trajectories) if counts(one, failures)]
     position = {index: number for number, index in enumerate(counting)}
-    for name, values in needed.items():
-        if len(values) != len(counting):
-            raise ConfigError(
-                f"{name} must have one entry for each of the {len(counting)} trajectories that count in the statistics "
-                f"of their groups, got {len(values)}; those that FAILED have none (see "
-                "perturn.data.group_account.counted)."
-            )
+    _check_lengths(needed, len(counting))
     found = {
         index: Weighed(torch.zeros(len(one.turns), dtype=torch.float64))
         for index, one in enumerate(trajectories)
@@ -261,6 +255,21 @@ def weigh_groups(
                 f"{group[0].task.id!r:.80}: {type(error).__name__}: {told(error)}"
             ) from error
     return found
+
+
+def _check_lengths(needed: Needed, counting: int) -> None:
+    """Reject what a credit needs if it has not one entry for each trajectory that counts.
+
+    Raises:
+        ConfigError: Naming the entry.
+    """
+    for name, values in needed.items():
+        if len(values) != counting:
+            raise ConfigError(
+                f"{name} must have one entry for each of the {counting} trajectories that count in the statistics "
+                f"of their groups, got {len(values)}; those that FAILED have none (see "
+                "perturn.data.group_account.counted)."
+            )
 
 
 def weigh_rows(examples: Sequence[Example], rows: Sequence[Row], credit: Credit) -> list[Example]:
