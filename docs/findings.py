@@ -8,7 +8,6 @@ numbers are from `summary.json` of the studies, which follow from their raw rows
 lies is refused when the numbers no longer say so.
 """
 
-import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from generated_files import write_or_check
+
 FIGURES = "figures/results"
 CREDITS = ("rloo", "grpo", "gigpo", "hgpo", "anchor-rloo", "spo", "infopo", "spa", "pav", "ppo", "hiper")
 MEAN = f"mean of {', '.join(CREDITS)}"
@@ -346,26 +346,7 @@ def signed(points: float, digits: int = 1) -> str:
 
 def main(arguments: list[str] | None = None) -> str | None:
     """Write the page and its figures; return the text of the first error, or None."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail where a file is not as made"
-    )
-    parser.add_argument("--root", type=Path, default=ROOT, help="folder of docs/ and studies/")
-    asked = parser.parse_args(arguments)
-    try:
-        made = outputs(asked.root / "studies/results")
-    except (OSError, ValueError) as error:
-        return str(error)
-    for name, text in made.items():
-        file = asked.root / "docs" / name
-        if asked.check and (not file.is_file() or file.read_text(encoding="utf-8") != text):
-            return f"{name} is not what the studies say; run `python docs/findings.py`."
-        if not asked.check:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
-    return None
+    return write_or_check("findings.py", __doc__, lambda root: outputs(root / "studies/results"), arguments)
 
 
 if __name__ == "__main__":

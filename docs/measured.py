@@ -8,7 +8,6 @@ Each block `<!-- measure NAME -->` ... `<!-- end -->` gets what `studies/results
 scores with what training gained.
 """
 
-import argparse
 import json
 import re
 from collections.abc import Sequence
@@ -18,8 +17,8 @@ from typing import Any
 
 import predicts
 from findings import STYLE
+from generated_files import write_or_check
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE, FIGURES = "results/measure.md", "figures/measure"
 _LEARNING = re.compile(r"<!-- predicts (\S+) -->.*?<!-- end -->", re.DOTALL)
 _BLOCK = re.compile(r"<!-- measure (\S+) -->.*?<!-- end -->", re.DOTALL)
@@ -179,27 +178,12 @@ def forest(title: str, rows: dict[str, Sequence[float]], null: float) -> str:
 
 def main(arguments: list[str] | None = None) -> str | None:
     """Write the page and its figures; return the text of the first error, or None."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail where a file is not as made"
-    )
-    parser.add_argument("--root", type=Path, default=ROOT, help="folder of docs/ and studies/")
-    asked = parser.parse_args(arguments)
-    docs = asked.root / "docs"
-    try:
-        made = outputs((docs / PAGE).read_text(encoding="utf-8"), asked.root / "studies/results/measure")
-    except OSError as error:
-        return str(error)
-    for name, text in made.items():
-        file = docs / name
-        if asked.check and (not file.is_file() or file.read_text(encoding="utf-8") != text):
-            return f"{name} is not what the rows say; run `python docs/measured.py`."
-        if not asked.check:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
-    return None
+
+    def made(root: Path) -> dict[str, str]:
+        page = (root / "docs" / PAGE).read_text(encoding="utf-8")
+        return outputs(page, root / "studies/results/measure")
+
+    return write_or_check("measured.py", __doc__, made, arguments)
 
 
 if __name__ == "__main__":

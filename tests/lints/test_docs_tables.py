@@ -191,7 +191,7 @@ def test_a_page_of_results_that_was_changed_by_hand_fails_the_check(tmp_path):
 
     said = script.main(["--check", "--root", str(tmp_path)])
 
-    assert said == "results.md is not what the studies say; run `python docs/findings.py`."
+    assert said == "results.md is not what the recorded rows say; run `python docs/findings.py`."
 
 
 def test_a_sentence_that_the_numbers_do_not_bear_is_refused():
@@ -238,7 +238,7 @@ def test_the_page_of_measured_turns_is_what_its_rows_say(tmp_path):
         text.replace("turns of", "words of", 2), encoding="utf-8"
     )
     said = measured.main(["--check", "--root", str(tmp_path)])
-    assert said == "results/measure.md is not what the rows say; run `python docs/measured.py`."
+    assert said == "results/measure.md is not what the recorded rows say; run `python docs/measured.py`."
 
 
 def test_a_forest_of_scores_has_its_line_at_chance_and_the_largest_first():
