@@ -77,12 +77,11 @@ ALLOWED = {
     "rotary.py:steady_length": _MODEL,
     "rotary.py:usable_length": _MODEL,
     "api/episodes.py:_maker": _CALLER,
-    "estimate/dry_run.py:_cores": _SYSTEM,
+    "train_processes.py:usable_cores": _SYSTEM,
     "estimate/memory.py:model_shape": _MODEL,
     "envs/agent/adapters/openenv_adapter.py:_call": "an observation of OpenEnv, which has kinds of its own",
     "engines/tinker/service.py:Service.failure": "an error of the client, or of what it is made of",
     "config/parsing.py:_value": "a section of a recipe, which may be written as one setting",
-    "study/run_study.py:_cores": _SYSTEM,
     "traits.py:traits_of": "a class of the user's, which needs no traits",
 }
 """`getattr` and `hasattr` with a literal name, by module and function: on what foreign object, and why."""

@@ -1,4 +1,4 @@
-"""The processes that train together, as `accelerate launch` and `torchrun` start and number them."""
+"""The processes that train together, as `accelerate launch` and `torchrun` start and number them, and their cores."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ DRIVER = "PERTURN_DRIVER"
 def world_size() -> int:
     """Return how many processes there are."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def leads() -> bool:

@@ -10,16 +10,23 @@ from typing import Any
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Files of a folder of adapters."""
 _OTHER = (
-    *("alora_invocation_tokens", "alpha_pattern", "arrow_config", "fan_in_fan_out", "kasa_config"),
-    *(
-        "layer_replication",
-        "lora_bias",
-        "modules_to_save",
-        "monteclora_config",
-        "rank_pattern",
-        "target_parameters",
-    ),
-    *("trainable_token_indices", "use_bdlora", "use_dora", "use_qalora", "use_rslora", "velora_config"),
+    "alora_invocation_tokens",
+    "alpha_pattern",
+    "arrow_config",
+    "fan_in_fan_out",
+    "kasa_config",
+    "layer_replication",
+    "lora_bias",
+    "modules_to_save",
+    "monteclora_config",
+    "rank_pattern",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+    "use_rslora",
+    "velora_config",
 )
 """Settings of peft with which adapters are no longer a product of two matrices for each linear layer."""
 _STARTS = (True, False, "gaussian", "orthogonal", "eva")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections import defaultdict
@@ -49,6 +48,7 @@ from perturn.run.session import backend_settings
 from perturn.run.stages.branch_stage import explorer_of
 from perturn.run.stages.collect_stage import AT_ONCE
 from perturn.table import locate
+from perturn.train_processes import usable_cores
 
 if TYPE_CHECKING:
     from perturn.estimate.machine_speed import Machine
@@ -237,7 +237,7 @@ def _cost(
     if stage.name in ("expert", "lessons"):
         file, episodes = recipe.expert and recipe.expert.file, getattr(found, stage.name)
         work = f"episodes of {file}" if file and stage.name == "expert" else f"{episodes} episodes"
-        opening = opening_seconds(None, found, episodes, AT_ONCE, _cores())
+        opening = opening_seconds(None, found, episodes, AT_ONCE, usable_cores())
         return work, opening + episodes * found.turns * found.seconds, found.memory_gb
     if stage.command == "credit":
         return _credit_cost(recipe, found, machine)
@@ -282,7 +282,7 @@ def _cost(
     nodes = replicas_of(recipe) or 1
     alone, together = ceil(episodes / nodes), max(1, part.concurrency // nodes)
     seconds = generation_seconds(machine, found, alone, together, learned, most, candidates)
-    seconds += opening_seconds(machine, found, episodes, part.concurrency, _cores())
+    seconds += opening_seconds(machine, found, episodes, part.concurrency, usable_cores())
     if taught:
         seconds += passing_seconds(machine, 2 * judged_tokens(found, episodes, at_turns=candidates > 1))
     if replicas_of(recipe):
@@ -315,11 +315,6 @@ def _controlled(found: Episodes, control: TurnControl) -> Episodes:
     """Return lengths where turns are controlled, if every extension is given."""
     limit = (control.limit or found.limit) + (control.extend or 0) * control.times
     return replace(found, limit=limit, turns=min(found.turns, limit))
-
-
-def _cores() -> int:
-    """Return cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _how(machine: Machine, found: Episodes) -> list[str]:

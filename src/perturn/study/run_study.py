@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from perturn.study.study_files import Files, write_results
 from perturn.study.study_progress import Board
 from perturn.study.tables.study_page import write_study_page
 from perturn.table import locate
+from perturn.train_processes import usable_cores
 
 
 def open_study(file: Path, overrides: Sequence[str] = (), workers: int | None = None) -> Board:
@@ -98,7 +98,7 @@ def cells_at_once(board: Board, workers: int | None = None) -> int | None:
                 f"{given:g}; set cluster.{name}={processes}, or launch.processes=1."
             )
         return workers
-    cores, here = _cores(), locate("perturn.policy.models:device")().type
+    cores, here = usable_cores(), locate("perturn.policy.models:device")().type
     if processes == 1:
         return workers or (cores if here == "cpu" else 1)
     most = max(1, cores // processes) if here == "cpu" else 1
@@ -111,15 +111,10 @@ def cells_at_once(board: Board, workers: int | None = None) -> int | None:
     return workers or most
 
 
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _crew(board: Board, workers: int | None) -> Crew:
     """Who does the cells: the nodes of the recipe's cluster, or this machine."""
     size = cells_at_once(board, workers)
     if board.plan.cluster is not None:
         return Nodes(board.plan.cluster, board.plan.study.folder, size)
     assert size is not None
-    return Processes(size, max(1, _cores() // size))
+    return Processes(size, max(1, usable_cores() // size))
