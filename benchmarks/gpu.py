@@ -4,8 +4,9 @@ r"""Everything that is worth knowing of one GPU: tests, a training step, rollout
     python benchmarks/gpu.py --out FILE --only rollouts     one part; a part that FILE has already is not run again
     python benchmarks/gpu.py --out FILE --table             the table of a file, in Markdown
 
-Each part runs in processes of its own, and its rows are written to the file before the next part begins. A part that
-fails leaves its error as its row, and the command ends with 1.
+Each part runs in processes of its own, and each row is written to the file as soon as it is known. A part that is
+killed keeps its rows and is run again by the next call. A part that fails leaves its error beside its rows, and the
+command ends with 1.
 """
 
 from __future__ import annotations
@@ -48,26 +49,33 @@ def main() -> None:
     found = json.loads(options.out.read_text()) if options.out.exists() else {}
     if not options.table:
         found = {"about": found.get("about") or about(), "parts": found.get("parts", {})}
+
+        def keep(part: dict[str, Any]) -> None:
+            found["parts"][name] = part
+            options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
         for name in options.only:
             if "error" in found["parts"].get(name, {"error": "missing"}):
-                found["parts"][name] = run(PARTS[name], quick=options.quick)
-                options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+                run(PARTS[name], keep, quick=options.quick)
     print(table(found))
     failed = [name for name, part in found["parts"].items() if "error" in part]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}; see their errors in {options.out}")
 
 
-def run(part: Callable[[bool], Iterator[Row]], *, quick: bool) -> dict[str, Any]:
-    """Run one part: its rows and seconds, and its error if it has one, which leaves the rows before it."""
-    began, rows, found = time.perf_counter(), [], {}
+def run(
+    part: Callable[[bool], Iterator[Row]], keep: Callable[[dict[str, Any]], None], *, quick: bool
+) -> None:
+    """Run one part, and hand `keep` its rows after each of them; then its seconds, or its error beside the rows."""
+    began, rows, ended = time.perf_counter(), [], {}
     try:
         for row in part(quick):
             rows.append(row)
+            keep({"rows": rows, "error": "stopped before its end; run it again"})
             print(json.dumps(row), file=sys.stderr, flush=True)
     except subprocess.CalledProcessError as error:
-        found = {"error": (error.stderr or error.stdout or str(error))[-4000:]}
-    return {"rows": rows, "seconds": round(time.perf_counter() - began), **found}
+        ended = {"error": (error.stderr or error.stdout or str(error))[-4000:]}
+    keep({"rows": rows, "seconds": round(time.perf_counter() - began), **ended})
 
 
 def about() -> dict[str, str]:
@@ -155,7 +163,7 @@ def _compared(row: Row, case: str) -> Row:
 
 def rollouts(quick: bool) -> Iterator[Row]:
     """Count turns a second of the local engine, and of `generate` on the whole history."""
-    cases = ["135M:64"] if quick else ["15M:64", "135M:16", "135M:64", "135M:256", "1B:64"]
+    cases = ["135M:64"] if quick else ["135M:64", "135M:16", "1B:64", "135M:256", "15M:64"]
     for line in lines(str(SIDES / "rollouts_gpu.py"), "--cases", *cases):
         row = json.loads(line)
         yield {
