@@ -149,7 +149,12 @@ class Perturn(Side):
         folder = tempfile.mkdtemp()
         found = iter(
             reference_logprobs(
-                self.trainer.model, sides, folder=Path(folder), identity="", precision=self.trainer._autocast
+                self.trainer.model,
+                sides,
+                folder=Path(folder),
+                identity="",
+                token_budget=self.trainer.args.token_budget,  # as the trainer does
+                precision=self.trainer._autocast,
             )
         )
         self.reference = {id(pair): (next(found), next(found)) for pair in pairs}

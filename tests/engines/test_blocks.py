@@ -37,6 +37,16 @@ def test_conversations_of_about_one_length_lie_side_by_side():
     assert long.block.capacity == 128
 
 
+def test_blocks_grow_with_the_conversations_of_their_size():
+    """Memory is never more than twice what the conversations need, and few blocks hold many of them."""
+    blocks = Blocks(slots=8, first=2)
+    slots = [blocks.take(1) for _ in range(17)]
+    other = blocks.take(100)
+
+    assert [each.slots for each in dict.fromkeys(slot.block for slot in slots)] == [2, 2, 4, 8, 8]
+    assert other.block.slots == 2, "of another size"
+
+
 def test_the_fullest_block_is_filled_first():
     blocks = Blocks(slots=3)
     slots = [blocks.take(1) for _ in range(4)]

@@ -41,14 +41,14 @@ class Block:
         """A block made later has a larger one."""
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys and values by layer, each [slots, key heads, capacity, features]."""
-        self._slots, self._bytes = slots, 0
+        self.slots, self._bytes = slots, 0
         self.free = list(range(slots))
         self._ever = 0  # slots before this one have been given out
 
     @property
     def slot_bytes(self) -> int:
         """Memory of one slot."""
-        return self._bytes // self._slots
+        return self._bytes // self.slots
 
     @property
     def token_bytes(self) -> int:
@@ -73,7 +73,7 @@ class Block:
         return self.layers[layer]
 
     def _buffer(self, like: Tensor) -> Tensor:
-        buffer = like.new_empty(self._slots, like.shape[1], self.capacity, like.shape[3])
+        buffer = like.new_empty(self.slots, like.shape[1], self.capacity, like.shape[3])
         buffer[: self._ever] = 0.0
         return buffer
 
@@ -93,19 +93,27 @@ class Slot:
 class Blocks:
     """All blocks that somebody holds a slot of, by size."""
 
-    def __init__(self, slots: int) -> None:
-        """Make an empty cache for blocks of a number of conversations."""
-        self._slots = slots
+    def __init__(self, slots: int, first: int | None = None) -> None:
+        """Make an empty cache.
+
+        Args:
+            slots: Of a block, at most.
+            first: Of the first block of a size. Each later block has as many as the blocks of its size have together.
+                None: all blocks have `slots`.
+        """
+        self._most, self._first = slots, slots if first is None else first
         self._blocks: defaultdict[int, WeakSet[Block]] = defaultdict(WeakSet)
 
     def take(self, tokens: int) -> Slot:
         """Return a slot for so many tokens, in the block where most conversations are already, of these the oldest."""
         capacity = capacity_for(tokens)
-        unfilled = [block for block in self._blocks[capacity] if block.free]
-        block = min(unfilled, key=lambda block: (len(block.free), block.number), default=None) or Block(
-            self._slots, capacity
-        )
-        self._blocks[capacity].add(block)
+        blocks = self._blocks[capacity]
+        unfilled = [block for block in blocks if block.free]
+        block = min(unfilled, key=lambda block: (len(block.free), block.number), default=None)
+        if block is None:
+            slots = max(self._first, sum(each.slots for each in blocks))
+            block = Block(min(slots, self._most), capacity)
+            blocks.add(block)
         return block.take()
 
 

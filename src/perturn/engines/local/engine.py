@@ -40,7 +40,9 @@ _PASS = 2048
 _DRAFT = 16
 """Most tokens that are guessed of an answer at once."""
 _SLOTS = 16
-"""Conversations whose keys and values lie side by side on a CPU, where memory is taken as it is written; else 1."""
+"""Conversations whose keys and values lie side by side on a CPU, where memory is taken as it is written."""
+_OTHER_SLOTS = (16, 4)
+"""On other devices: at most, and in the first block of a size. A block's memory is taken at once there."""
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 """Largest mean difference over the vocabulary, in nats, that rounding explains, by dtype of the weights."""
 
@@ -96,7 +98,7 @@ class LocalEngine:
         self._beginnings = Beginnings()
         self._drafts = Drafts(tokens.end_ids) if speculate else None
         self._pace = Pace()
-        self._blocks = Blocks(_SLOTS if model.device.type == "cpu" else 1)
+        self._blocks = Blocks(_SLOTS) if model.device.type == "cpu" else Blocks(*_OTHER_SLOTS)
         check_layers(model)
         alone = words_alone(model)
         self._attention = model.config._attn_implementation

@@ -40,7 +40,10 @@ NAME = "perturn-history"
 """Name of our attention among transformers' implementations."""
 
 CALL_BYTES = 2**20
-"""Keys and values of a layer that are read in about the time that a call takes besides."""
+"""Keys and values of a layer that a CPU reads in about the time that a call takes besides."""
+
+_OTHER_CALL_BYTES = 2**28
+"""The same for other devices: at 3 TB/s they are read in 90 microseconds, in which ten kernels are started."""
 
 _FEW = 8
 """Conversations with at most this many new tokens attend together; a conversation with more attends alone."""
@@ -199,17 +202,18 @@ def _divide(spans: Sequence[_Span], device: torch.device) -> list[_Alone | _Toge
         if span.new <= _FEW:
             by_block[span.slot.block].append(span)
     for block, members in by_block.items():
-        parts += [_Together(block, run, device) for run in _runs(block, members)]
+        parts += [_Together(block, run, device) for run in _runs(block, members, device)]
     return parts
 
 
-def _runs(block: Block, members: list[_Span]) -> list[list[_Span]]:
+def _runs(block: Block, members: list[_Span], device: torch.device) -> list[list[_Span]]:
     """Return a block's conversations by slot, divided where reading the gap takes longer than another call."""
     ordered = sorted(members, key=lambda span: span.slot.index)
     unread = max(span.old for span in members) * block.token_bytes
+    most = CALL_BYTES if device.type == "cpu" else _OTHER_CALL_BYTES
     runs = [ordered[:1]]
     for before, after in pairwise(ordered):
-        if (after.slot.index - before.slot.index - 1) * unread > CALL_BYTES:
+        if (after.slot.index - before.slot.index - 1) * unread > most:
             runs.append([])
         runs[-1].append(after)
     return runs
@@ -291,8 +295,10 @@ class _Together:
             2, 3
         )  # [slots, key heads, their heads * width, features]
         # torch's kernel for CPUs takes four times as long for one row of bfloat16 as two products of matrices do.
-        products = asking.shape[2] == 1 and query.dtype == torch.bfloat16 and query.device.type == "cpu"
-        tokens = self._rounded if products else self._longest
+        on_cpu = query.device.type == "cpu"
+        products = asking.shape[2] == 1 and query.dtype == torch.bfloat16 and on_cpu
+        # A kernel of a GPU copies a mask whose rows do not begin at a multiple of 8 numbers.
+        tokens = self._rounded if products or not on_cpu else self._longest
         keys, values = (each.narrow(0, self._first, self._count).narrow(2, 0, tokens) for each in held)
         mask = self._mask(ask.window, query.dtype)[:, :tokens].view(self._count, 1, 1, self._width, tokens)
         mask = mask.expand(-1, -1, shared if self._width > 1 else 1, -1, -1).flatten(2, 3)
