@@ -247,7 +247,7 @@ def _example(example: Example) -> Example:
 
 
 def online(quick: bool) -> None:
-    """Run three online iterations of a policy of 135M parameters on one GPU, with full weights and with LoRA."""
+    """Run two online iterations of a policy of 135M parameters on one GPU, with full weights and with LoRA."""
     variants = {"full": (), "LoRA": ("align.lora={rank: 16, alpha: 32}", "align.learning_rate=1.0e-4")}
     for name, words in variants.items():
         with tempfile.TemporaryDirectory() as folder:

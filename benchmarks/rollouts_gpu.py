@@ -3,8 +3,9 @@ r"""Turns a second of the local engine on a GPU against re-encoding the history 
     python benchmarks/rollouts_gpu.py --out benchmarks/rollouts_gpu.json        a few minutes
 
 Conversations of 10 turns, observations of 60 tokens and greedy actions of 20, bfloat16, random weights. A ratio is ours
-over theirs in turns a second, in one process. `busy` is the share of the wall's time in which a kernel ran, over a play
-that the profiler watched; `host_us` is the rest, in microseconds a turn: what the thread that feeds the GPU costs.
+over theirs in turns a second, in one process. `busy` is the share of the wall's time in which a kernel ran, over two
+turns of each conversation that the profiler watched. `host_us` is the rest, in microseconds a turn: what the thread
+that feeds the GPU costs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from rollouts_sides import Script, Shape, make_scripts, play_ours, time_peer
+from rollouts_sides import Shape, make_scripts, play_ours, time_peer
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from training_sides import make_model
@@ -47,12 +47,13 @@ def compare(size: str, conversations: int) -> dict[str, Any]:
         "ratio": round(seconds / spent, 2),
         "agree": round(agree, 3),
         "gpu_gigabytes": round(torch.cuda.max_memory_allocated() / 1e9, 2),
-        **watched(model, scripts, shape),
+        **watched(model, replace(shape, turns=2)),
     }
 
 
-def watched(model: Any, scripts: Sequence[Script], shape: Shape) -> dict[str, float]:
+def watched(model: Any, shape: Shape) -> dict[str, float]:
     """Share of the time in which a kernel ran, and what is left, in microseconds a turn."""
+    scripts = make_scripts(shape)
     with profile(activities=[ProfilerActivity.CUDA]) as record:
         played = play_ours(model, scripts, shape)
         torch.cuda.synchronize()

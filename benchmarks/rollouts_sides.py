@@ -114,7 +114,7 @@ class Played:
 
 def play_ours(model: Any, scripts: Sequence[Script], shape: Shape) -> Played:
     """Perturn's local engine."""
-    engine = LocalEngine(model, Words(), cache_gigabytes=8.0)
+    engine = LocalEngine(model, Words(), cache_gigabytes=8.0 if model.device.type == "cpu" else 40.0)
     found = play_with(engine, scripts, shape)
     engine.close()
     return found

@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from perturn.engines.local.cache_blocks import Blocks, capacity_for
+from perturn.engines.local.cache_blocks import Blocks, capacity_for, slots_of
 from perturn.engines.local.kv_cache import History
 
 
@@ -28,7 +28,7 @@ def test_sizes_grow_by_half_and_hold_what_is_asked():
 
 
 def test_conversations_of_about_one_length_lie_side_by_side():
-    blocks = Blocks(slots=2)
+    blocks = Blocks(lambda _: 2)
     short, other, third, long = (blocks.take(tokens) for tokens in (10, 64, 5, 65))
 
     assert short.block is other.block
@@ -37,18 +37,34 @@ def test_conversations_of_about_one_length_lie_side_by_side():
     assert long.block.capacity == 128
 
 
-def test_blocks_grow_with_the_conversations_of_their_size():
-    """Memory is never more than twice what the conversations need, and few blocks hold many of them."""
-    blocks = Blocks(slots=8, first=2)
-    slots = [blocks.take(1) for _ in range(17)]
-    other = blocks.take(100)
+@pytest.mark.parametrize(
+    ("device", "token_bytes", "capacity", "slots"),
+    [
+        ("cpu", 10, 64, 16),
+        ("cuda", 5000, 64, 1),
+        ("cuda", 10, 100, 12),
+        ("cuda", 10, 64, 19),
+        ("cuda", 1, 64, 64),
+    ],
+)
+def test_a_gpu_has_as_many_slots_in_a_block_as_an_eighth_of_the_memory_holds(
+    device, token_bytes, capacity, slots
+):
+    assert slots_of(device, 100_000, token_bytes, capacity) == slots
 
-    assert [each.slots for each in dict.fromkeys(slot.block for slot in slots)] == [2, 2, 4, 8, 8]
-    assert other.block.slots == 2, "of another size"
+
+def test_a_block_may_hold_fewer_of_the_longer_conversations():
+    blocks = Blocks(lambda capacity: 256 // capacity)
+    short, other, long, longer = (blocks.take(tokens) for tokens in (10, 64, 100, 128))
+
+    assert short.block is other.block
+    assert short.block.slots == 4
+    assert long.block is longer.block
+    assert long.block.slots == 2
 
 
 def test_the_fullest_block_is_filled_first():
-    blocks = Blocks(slots=3)
+    blocks = Blocks(lambda _: 3)
     slots = [blocks.take(1) for _ in range(4)]
     assert slots[3].block is not slots[0].block
     full, slots[0] = slots[0].block, None
@@ -59,7 +75,7 @@ def test_the_fullest_block_is_filled_first():
 def test_of_two_blocks_as_full_the_older_one_is_filled_first():
     """Not the one that lies first in memory, so that a play repeats; 20 times, since chance may hit it."""
     for _ in range(20):
-        blocks = Blocks(slots=2)
+        blocks = Blocks(lambda _: 2)
         slots = [blocks.take(1) for _ in range(8)]
         older = slots[2].block
         del slots[7], slots[5], slots[3]
@@ -68,7 +84,7 @@ def test_of_two_blocks_as_full_the_older_one_is_filled_first():
 
 
 def test_a_slot_is_free_when_nobody_holds_it():
-    blocks = Blocks(slots=2)
+    blocks = Blocks(lambda _: 2)
     one, two = blocks.take(1), blocks.take(1)
     block = one.block
     del one
@@ -79,7 +95,7 @@ def test_a_slot_is_free_when_nobody_holds_it():
 
 
 def test_a_block_without_conversations_is_gone():
-    blocks = Blocks(slots=2)
+    blocks = Blocks(lambda _: 2)
     slot = written(blocks.take(1), 1.0)
     assert len(blocks._blocks[64]) == 1
     del slot
@@ -92,7 +108,7 @@ def test_what_was_never_written_is_zero_wherever_somebody_lies(late, monkeypatch
     """Neighbours attend in one call, under a mask: what is masked must be a number. Fresh memory is made NaN here."""
     made = torch.Tensor.new_empty
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *args: made(*args).fill_(torch.nan))
-    blocks = Blocks(slots=3)
+    blocks = Blocks(lambda _: 3)
     slots = [blocks.take(1) for _ in range(1 if late else 2)]
     written(slots[0], 1.0)
     slots += [blocks.take(1)] if late else []
@@ -106,7 +122,7 @@ def test_what_was_never_written_is_zero_wherever_somebody_lies(late, monkeypatch
 
 
 def test_a_history_that_outgrows_its_slot_takes_everything_along():
-    history = History(Blocks(slots=2), ids=[1, 2, 3])
+    history = History(Blocks(lambda _: 2), ids=[1, 2, 3])
     history.reserve(3)
     written(history.slot, 5.0)
     left = history.slot.block
@@ -122,7 +138,7 @@ def test_a_history_that_outgrows_its_slot_takes_everything_along():
 
 def test_memory_is_counted_by_slot():
     """Two layers of 2 and 3 heads of 4 float32, keys and values, 64 tokens: 2 * 5 * 4 * 4 * 64 bytes."""
-    history = History(Blocks(slots=16))
+    history = History(Blocks(lambda _: 16))
     assert history.nbytes == 0
     history.reserve(1)
     written(history.slot, 1.0)

@@ -79,7 +79,7 @@ KEY_HEADS = [(4, torch.float32), (2, torch.bfloat16), (2, torch.float32), (4, to
 )
 def test_each_gets_its_own_whatever_their_order(heads, lengths):
     """Two sizes of slots in every order of rows; some feed one token, some a few, some too many."""
-    (key_heads, dtype), blocks = heads, Blocks(slots=4)
+    (key_heads, dtype), blocks = heads, Blocks(lambda _: 4)
     talks = [Conversation(blocks, seed, key_heads, dtype) for seed in range(4)]
     feeds = [list(zip(talks, lengths, strict=True))]
     feeds += [[(each, 1) for each in order] for order in itertools.permutations(talks)]
@@ -94,7 +94,7 @@ def test_each_gets_its_own_whatever_their_order(heads, lengths):
 def test_slots_between_that_are_silent(dtype, bytes_of_a_call, monkeypatch):
     """Every other one of six that lie side by side, read over or in calls of their own."""
     monkeypatch.setattr(_history, "CALL_BYTES", bytes_of_a_call)
-    blocks = Blocks(slots=6)
+    blocks = Blocks(lambda _: 6)
     talks = [Conversation(blocks, seed, 4, dtype) for seed in range(6)]
     feed([(each, 20 + index) for index, each in enumerate(talks)])
     made = []
@@ -108,7 +108,7 @@ def test_slots_between_that_are_silent(dtype, bytes_of_a_call, monkeypatch):
 
 def test_tokens_that_are_dropped_are_written_over():
     """Of 1, 4 and 7 new tokens all are dropped, and others fed: they get what they get without them."""
-    blocks = Blocks(slots=4)
+    blocks = Blocks(lambda _: 4)
     talks = [Conversation(blocks, seed, 2, torch.float32) for seed in range(3)]
     feed([(each, 20) for each in talks])
     others = [Conversation(blocks, 9 + seed, 2, torch.float32) for seed in range(3)]
@@ -123,7 +123,7 @@ def test_tokens_that_are_dropped_are_written_over():
 
 def test_bfloat16_attends_past_a_multiple_of_the_step():
     """63, 64 and 65 tokens: what is read is rounded up, and never beyond the slot."""
-    talk = Conversation(Blocks(slots=2), 0, 4, torch.bfloat16)
+    talk = Conversation(Blocks(lambda _: 2), 0, 4, torch.bfloat16)
     feed([(talk, 60)])
     for _ in range(140):
         assert_close(*feed([(talk, 1)]), **TOLERANCE[torch.bfloat16])
@@ -132,9 +132,9 @@ def test_bfloat16_attends_past_a_multiple_of_the_step():
 def beginnings(key_heads, dtype):
     """Three nodes in a row, of 64, 32 and 64 tokens, with keys and values."""
     tree, draw = Beginnings(), torch.Generator().manual_seed(9)
-    end = tree.join([*range(161)], History(Blocks(1)))
+    end = tree.join([*range(161)], History(Blocks(lambda _: 1)))
     for tokens in (96, 64):
-        tree.join([*range(tokens + 1)], History(Blocks(1)))
+        tree.join([*range(tokens + 1)], History(Blocks(lambda _: 1)))
     for node in end.path:
         key, value = (torch.randn(key_heads, node.tokens, FEATURES, generator=draw).to(dtype) for _ in "kv")
         node.held = {0: (key, value)}
@@ -146,7 +146,7 @@ def beginnings(key_heads, dtype):
 def test_what_lies_apart_is_seen_by_all_that_go_on_from_it(heads, window):
     """Of seven conversations four go on from all nodes, two or one, some copied in part; one has nothing apart."""
     key_heads, dtype = heads
-    path, blocks = beginnings(key_heads, dtype), Blocks(slots=4)
+    path, blocks = beginnings(key_heads, dtype), Blocks(lambda _: 4)
     talks = [Conversation(blocks, seed, key_heads, dtype, window) for seed in range(7)]
     for talk, (nodes, apart) in zip(
         talks, [(3, 3), (3, 3), (3, 1), (2, 2), (1, 1), (2, 0), (0, 0)], strict=True
@@ -161,7 +161,7 @@ def test_what_lies_apart_is_seen_by_all_that_go_on_from_it(heads, window):
 
 def test_one_product_for_all_that_go_on_from_a_node(monkeypatch):
     """Four conversations: one call to what lies apart, and one to their slots."""
-    path, blocks = beginnings(4, torch.float32), Blocks(slots=4)
+    path, blocks = beginnings(4, torch.float32), Blocks(lambda _: 4)
     talks = [Conversation(blocks, seed, 4, torch.float32) for seed in range(4)]
     for talk in talks:
         talk.begin(path[:1], 1)
@@ -177,7 +177,7 @@ def test_one_product_for_all_that_go_on_from_a_node(monkeypatch):
 
 def test_a_conversation_that_outgrows_its_slot_keeps_what_lies_apart():
     """64 tokens apart and 60 in a slot of 64, then 20 more."""
-    talk = Conversation(Blocks(slots=2), 0, 4, torch.float32)
+    talk = Conversation(Blocks(lambda _: 2), 0, 4, torch.float32)
     talk.begin(beginnings(4, torch.float32)[:1], 1)
     feed([(talk, 60)])
     assert talk.history.slot.block.capacity == 64

@@ -20,6 +20,12 @@ from perturn.engines.local.prefix_tree import Beginning
 
 _STEP = 64
 """Capacities are multiples of so many tokens."""
+_SLOTS = 16
+"""Slots of a block on a CPU, where memory is taken as it is written."""
+_MOST_SLOTS = 64
+"""Slots of a block on other devices, at most."""
+_PARTS = 8
+"""Blocks that the memory for keys and values has room for there, at least: a block's memory is taken at once."""
 _NUMBERS = count()
 
 
@@ -29,6 +35,20 @@ def capacity_for(tokens: int) -> int:
     while capacity < tokens:
         capacity = -(-(capacity + capacity // 2) // _STEP) * _STEP
     return capacity
+
+
+def slots_of(device: str, budget: int, token_bytes: int, capacity: int) -> int:
+    """Return how many conversations lie side by side in a block.
+
+    Args:
+        device: Type of the device.
+        budget: Bytes for all keys and values.
+        token_bytes: Bytes of a token's keys and values in all layers.
+        capacity: Tokens of a slot.
+    """
+    if device == "cpu":
+        return _SLOTS
+    return min(max(budget // (_PARTS * capacity * token_bytes), 1), _MOST_SLOTS)
 
 
 class Block:
@@ -93,15 +113,13 @@ class Slot:
 class Blocks:
     """All blocks that somebody holds a slot of, by size."""
 
-    def __init__(self, slots: int, first: int | None = None) -> None:
+    def __init__(self, slots: Callable[[int], int]) -> None:
         """Make an empty cache.
 
         Args:
-            slots: Of a block, at most.
-            first: Of the first block of a size. Each later block has as many as the blocks of its size have together.
-                None: all blocks have `slots`.
+            slots: How many conversations a block holds, from its capacity in tokens.
         """
-        self._most, self._first = slots, slots if first is None else first
+        self._slots = slots
         self._blocks: defaultdict[int, WeakSet[Block]] = defaultdict(WeakSet)
 
     def take(self, tokens: int) -> Slot:
@@ -111,8 +129,7 @@ class Blocks:
         unfilled = [block for block in blocks if block.free]
         block = min(unfilled, key=lambda block: (len(block.free), block.number), default=None)
         if block is None:
-            slots = max(self._first, sum(each.slots for each in blocks))
-            block = Block(min(slots, self._most), capacity)
+            block = Block(self._slots(capacity), capacity)
             blocks.add(block)
         return block.take()
 

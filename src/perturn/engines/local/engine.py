@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perturn.engines.local.cache_blocks import Blocks, capacity_for
+from perturn.engines.local.cache_blocks import Blocks, capacity_for, slots_of
 from perturn.engines.local.draft_tokens import CONTEXT, Drafts, Pace
 from perturn.engines.local.kv_cache import CALL_BYTES, NAME, History, attending
 from perturn.engines.local.packed_linear import pack_linears
@@ -39,10 +40,6 @@ _PASS = 2048
 """Most tokens in one pass through the model; longer prompts are fed in several."""
 _DRAFT = 16
 """Most tokens that are guessed of an answer at once."""
-_SLOTS = 16
-"""Conversations whose keys and values lie side by side on a CPU, where memory is taken as it is written."""
-_OTHER_SLOTS = (16, 4)
-"""On other devices: at most, and in the first block of a size. A block's memory is taken at once there."""
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 """Largest mean difference over the vocabulary, in nats, that rounding explains, by dtype of the weights."""
 
@@ -98,7 +95,7 @@ class LocalEngine:
         self._beginnings = Beginnings()
         self._drafts = Drafts(tokens.end_ids) if speculate else None
         self._pace = Pace()
-        self._blocks = Blocks(_SLOTS) if model.device.type == "cpu" else Blocks(*_OTHER_SLOTS)
+        self._blocks = Blocks(lambda _: 1)  # for the comparison
         check_layers(model)
         alone = words_alone(model)
         self._attention = model.config._attn_implementation
@@ -110,6 +107,7 @@ class LocalEngine:
         except BaseException:
             self.close()
             raise
+        self._blocks = Blocks(partial(slots_of, model.device.type, self._budget, self._token_bytes))
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Take prompts on; `advance` answers them.
@@ -265,7 +263,7 @@ class LocalEngine:
         """Start with what others have in common with it, which is computed when the first of them comes."""
         for number, node in enumerate(shared):
             if not node.held:
-                alone = History(Blocks(1))
+                alone = History(Blocks(lambda _: 1))
                 alone.begin(shared[:number], 0)
                 ids = node.ids
                 for first in range(0, len(ids), _PASS):
