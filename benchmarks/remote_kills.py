@@ -23,8 +23,11 @@ import sys
 import time
 import urllib.request
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).parents[1]
 EPISODES, SCORED = 8, 4
@@ -55,7 +58,7 @@ def main() -> None:
     parser.add_argument("--place", required=True, type=Path, help="folder to work in")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--iterations", type=int, default=4, help="of each run")
-    parser.add_argument("--longest", type=float, default=90.0, help="seconds before a kill, at most")
+    parser.add_argument("--longest", type=float, default=90.0, help="CPU seconds before a kill, at most")
     parser.add_argument("--out", type=Path, help="file of the rows; FOLDER/kills.jsonl by default")
     options = parser.parse_args()
     place: Path = options.place.resolve()
@@ -67,8 +70,8 @@ def main() -> None:
     (place / "online.yaml").write_text(recipe)
     trial = Trial(options.server_python, place, port, random.Random(len(noted)))
     try:
-        while not noted or left(noted, options.kills) or noted[-1].get("code") != 0:
-            ended = sum(one["what"] == "ended" and one["code"] == 0 for one in noted)
+        while not noted or left(noted, options.kills) or not has_ended(noted[-1]):
+            ended = sum(map(has_ended, noted))
             noted.append(
                 trial.life(f"online-{ended}", options.longest if left(noted, options.kills) else None)
             )
@@ -81,6 +84,11 @@ def main() -> None:
         trial.stop_server()
 
 
+def has_ended(note: dict[str, Any]) -> bool:
+    """Whether a run has ended as it should."""
+    return bool(note["what"] == "ended" and note["code"] == 0)
+
+
 def left(noted: list[dict[str, Any]], kills: int) -> int:
     """How many kills are still to come."""
     return kills - sum(one["what"] == "kill" for one in noted)
@@ -89,7 +97,7 @@ def left(noted: list[dict[str, Any]], kills: int) -> int:
 def check(noted: list[dict[str, Any]], iterations: int) -> None:
     """Stop where a run has failed without a kill, or has ended with other episodes than its recipe asks for."""
     last = noted[-1]
-    if last["what"] == "ended" and not (last["code"] == 0 and as_expected(last["episodes"], iterations)):
+    if last["what"] == "ended" and not (has_ended(last) and as_expected(last["episodes"], iterations)):
         raise SystemExit(f"{last['run']} ended with code {last['code']} and episodes {last['episodes']}")
 
 
@@ -101,25 +109,25 @@ class Trial:
         self._server = start_server(python, place, port)
 
     def life(self, name: str, longest: float | None) -> dict[str, Any]:
-        """Give a run's command, and kill its process or the server after some seconds; None: wait for its end.
+        """Give a run's command, and kill its process or the server at a random moment.
 
         Args:
             name: Of the run.
-            longest: Seconds before the kill, at most.
+            longest: CPU seconds of both before the kill, at most; None: wait for the end of the run.
 
         Returns:
             What happened.
         """
-        began = time.monotonic()
         client = subprocess.Popen(
             [sys.executable, "-m", "perturn", "run", str(self._place / "online.yaml"), f"name={name}"],
             cwd=self._place,
             stdout=(self._place / "client.log").open("ab"),
             stderr=subprocess.STDOUT,
         )
-        peak = watch(client, math.inf if longest is None else self._draw.uniform(10, longest))
+        seconds = math.inf if longest is None else self._draw.uniform(0, longest)
+        watched = watch(client, self._server, seconds)
         run = self._place / "runs" / name
-        note: dict[str, Any] = {"run": name, "seconds": round(time.monotonic() - began, 1), "peak_gb": peak}
+        note: dict[str, Any] = {"run": name, **watched}
         if client.returncode is not None:
             return {"what": "ended", **note, "code": client.returncode, "episodes": counts_of(run)}
         whom = self._draw.choice(["client", "server"])
@@ -142,14 +150,39 @@ class Trial:
             self._server.wait()
 
 
-def watch(process: subprocess.Popen[bytes], seconds: float) -> float:
-    """Wait for a process, or for some seconds; returns its largest memory so far, in GB."""
-    end, peak = time.monotonic() + seconds, 0
-    while process.poll() is None and time.monotonic() < end:
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+def watch(
+    client: subprocess.Popen[bytes], server: subprocess.Popen[bytes], seconds: float
+) -> dict[str, float]:
+    """Wait for a client, or until client and server have computed for so long.
+
+    Args:
+        client: The process of the command.
+        server: The server, with the processes that it has started.
+        seconds: CPU seconds of both.
+
+    Returns:
+        CPU seconds, seconds, and the client's largest memory in GB.
+    """
+    before, began = cpu_seconds(server.pid), time.monotonic()
+    used, peak = 0.0, 0
+    while client.poll() is None and used < seconds:
+        used = cpu_seconds(client.pid) + cpu_seconds(server.pid) - before
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{client.pid}/status").read_text())
         peak = int(found[1]) if found else peak  # a process that has just ended has none
         time.sleep(0.2)
-    return round(peak * 1024 / 1e9, 3)
+    seconds = round(time.monotonic() - began, 1)
+    return {"cpu_seconds": round(used, 1), "seconds": seconds, "peak_gb": round(peak * 1024 / 1e9, 3)}
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process and of those that it has started."""
+    found = 0.0
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                found += sum(each.cpu_times()[:2])
+    return found
 
 
 def prepare(place: Path) -> None:
@@ -178,7 +211,7 @@ def start_server(python: str, place: Path, port: int) -> subprocess.Popen[bytes]
     words += ["--checkpoints-base", str(place / "saved"), "--database-url", f"sqlite:///{place}/tinker.db"]
     own = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(place / "jax")}
     log = (place / "server.log").open("ab")
-    server = subprocess.Popen(words, stdout=log, stderr=log, env=os.environ | own, start_new_session=True)
+    server = subprocess.Popen(words, stdout=log, stderr=log, env=os.environ | own, process_group=0)
     for _ in range(3600):
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/healthz", timeout=1).close()
