@@ -151,7 +151,7 @@ HOST_skyrl := skyrl==0.3.0 skyrl-gym
 HOST_tinker-cookbook := tinker-cookbook==0.6.1
 HOST_trl :=
 HOSTS := $(HOST_verl) $(HOST_skyrl) $(HOST_tinker-cookbook)
-HOSTS_NEED := aiohappyeyeballs aiohttp aiosignal antlr4-python3-runtime==4.9.3 blobfile cachetools chz cloudpickle codetiming distro \
+HOSTS_NEED := aiohappyeyeballs aiohttp aiosignal antlr4-python3-runtime==4.9.3 blobfile cachetools chz cloudpickle codetiming distro fastapi \
 	frozenlist func_timeout hydra-core importlib_metadata jaxtyping loguru lxml msgspec multidict omegaconf orjson propcache \
 	pycryptodomex pylatexenc pyrage pyvers pyzmq tensordict termcolor tiktoken tinker==0.38.0 tml-renderers torchdata transferqueue \
 	wadler_lindig yarl zipp

@@ -1,18 +1,21 @@
 """Kills of client and server of a run through a service at random moments, after which the run ends with its episodes.
 
-    python benchmarks/remote_kills.py --server-python PYTHON --place FOLDER --kills 20
+    python benchmarks/remote_kills.py --server-python PYTHON --place FOLDER --kills 20 --out kills.jsonl
+    python benchmarks/remote_kills.py --server-python PYTHON --place OTHER --kills 0 --iterations 10
 
 `PYTHON` has `skyrl[tinker,jax]`; this one has tinker. A killed server is started again with its database and its saved
-states. A run that ended is followed by another, until there were so many kills. `FOLDER/kills.jsonl` has a line for
-each kill and for each run that ended, so that a second call goes on.
+states. A run that ended is followed by another, until there were so many kills; the last run goes on to its end. The
+rows have a line for each kill and for each run that ended, so that a second call goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -20,87 +23,166 @@ import sys
 import time
 import urllib.request
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).parents[1]
-ITERATIONS, EPISODES, SCORED = 4, 8, 4
+EPISODES, SCORED = 8, 4
 RECIPE = """
 name: online
 model: {{name: {place}/model}}
 environment: {{name: alfworld-like}}
 protocol: {{name: alfworld-lab, max_turns: 4}}
-engine: {{name: tinker, base_url: "{url}", patience: 5}}
-backend: {{name: tinker, base_url: "{url}", patience: 5}}
-iterations: 4
+engine: {{name: tinker, base_url: "{url}", patience: 30}}
+backend: {{name: tinker, base_url: "{url}", patience: 30}}
+iterations: {iterations}
 explore: {{per_iteration: 2, samples: 4, sampling: {{temperature: 1.0, max_new_tokens: 16}}, concurrency: 8}}
 rows: {{name: groups}}
 credit: {{name: anchor-rloo}}
 align: {{loss: {{name: ppo-clip}}, minibatches: 2, lora: {{rank: 8}}, max_grad_norm: null, save_steps: 1}}
-evaluate: {{tasks: {{split: valid_seen, n: 4}}, sampling: {{max_new_tokens: 16}}, every: 4}}
+evaluate: {{tasks: {{split: valid_seen, n: 4}}, sampling: {{max_new_tokens: 16}}, every: {iterations}}}
 output: {place}/runs
 """
 """Recipe with 8 episodes an iteration, and two scores of 4 episodes."""
 
 
 def main() -> None:
-    """Kill, until there were enough."""
+    """Kill, until there were enough and the last run has ended."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--server-python", required=True, help="Python with SkyRL")
     parser.add_argument("--place", required=True, type=Path, help="folder to work in")
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--longest", type=float, default=90.0, help="seconds before a kill, at most")
+    parser.add_argument("--iterations", type=int, default=4, help="of each run")
+    parser.add_argument("--longest", type=float, default=90.0, help="CPU seconds before a kill, at most")
+    parser.add_argument("--out", type=Path, help="file of the rows; FOLDER/kills.jsonl by default")
     options = parser.parse_args()
     place: Path = options.place.resolve()
     prepare(place)
-    journal = place / "kills.jsonl"
+    journal = options.out or place / "kills.jsonl"
     noted = [json.loads(line) for line in journal.read_text().splitlines()] if journal.is_file() else []
-    draw, port = random.Random(len(noted)), free_port()
-    (place / "online.yaml").write_text(RECIPE.format(place=place, url=f"http://127.0.0.1:{port}"))
-    kills, ended = (sum(one["what"] == what for one in noted) for what in ("kill", "ended"))
-    server = start_server(options.server_python, place, port)
+    port = free_port()
+    recipe = RECIPE.format(place=place, url=f"http://127.0.0.1:{port}", iterations=options.iterations)
+    (place / "online.yaml").write_text(recipe)
+    trial = Trial(options.server_python, place, port, random.Random(len(noted)))
     try:
-        while kills < options.kills:
-            name = f"online-{ended}"
-            client = subprocess.Popen(
-                [sys.executable, "-m", "perturn", "run", str(place / "online.yaml"), f"name={name}"],
-                cwd=place,
-                stdout=(place / "client.log").open("ab"),
-                stderr=subprocess.STDOUT,
+        while not noted or left(noted, options.kills) or not has_ended(noted[-1]):
+            ended = sum(map(has_ended, noted))
+            noted.append(
+                trial.life(f"online-{ended}", options.longest if left(noted, options.kills) else None)
             )
-            try:
-                client.wait(draw.uniform(10, options.longest))
-            except subprocess.TimeoutExpired:
-                whom = draw.choice(["client", "server"])
-                note = {"what": "kill", "whom": whom, "run": name, "stages": stages_of(place / "runs" / name)}
-                if whom == "client":
-                    client.kill()
-                    client.wait()
-                else:
-                    os.killpg(server.pid, signal.SIGKILL)
-                    server.wait()
-                    began = time.monotonic()
-                    client.wait(900)
-                    note |= {
-                        "client_stopped_after": round(time.monotonic() - began, 1),
-                        "code": client.returncode,
-                    }
-                    server = start_server(options.server_python, place, port)
-                kills += 1
-            else:
-                note = {"what": "ended", "run": name, "code": client.returncode}
-                note["episodes"] = counts_of(place / "runs" / name)
-                ended += client.returncode == 0
+            line = json.dumps(noted[-1])
             with journal.open("a") as lines:
-                print(json.dumps(note), file=lines)
-            print(json.dumps(note), flush=True)
-            if note.get("code") == 0 and not as_expected(note["episodes"]):
-                raise SystemExit(f"{name} has other episodes than it asked for: {note['episodes']}")
+                print(line, file=lines)
+            print(line, flush=True)
+            check(noted, options.iterations)
     finally:
-        if server.poll() is None:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+        trial.stop_server()
+
+
+def has_ended(note: dict[str, Any]) -> bool:
+    """Whether a run has ended as it should."""
+    return bool(note["what"] == "ended" and note["code"] == 0)
+
+
+def left(noted: list[dict[str, Any]], kills: int) -> int:
+    """How many kills are still to come."""
+    return kills - sum(one["what"] == "kill" for one in noted)
+
+
+def check(noted: list[dict[str, Any]], iterations: int) -> None:
+    """Stop where a run has failed without a kill, or has ended with other episodes than its recipe asks for."""
+    last = noted[-1]
+    if last["what"] == "ended" and not (has_ended(last) and as_expected(last["episodes"], iterations)):
+        raise SystemExit(f"{last['run']} ended with code {last['code']} and episodes {last['episodes']}")
+
+
+class Trial:
+    """A server, and one client after another."""
+
+    def __init__(self, python: str, place: Path, port: int, draw: random.Random) -> None:
+        self._python, self._place, self._port, self._draw = python, place, port, draw
+        self._server = start_server(python, place, port)
+
+    def life(self, name: str, longest: float | None) -> dict[str, Any]:
+        """Give a run's command, and kill its process or the server at a random moment.
+
+        Args:
+            name: Of the run.
+            longest: CPU seconds of both before the kill, at most; None: wait for the end of the run.
+
+        Returns:
+            What happened.
+        """
+        client = subprocess.Popen(
+            [sys.executable, "-m", "perturn", "run", str(self._place / "online.yaml"), f"name={name}"],
+            cwd=self._place,
+            stdout=(self._place / "client.log").open("ab"),
+            stderr=subprocess.STDOUT,
+        )
+        seconds = math.inf if longest is None else self._draw.uniform(0, longest)
+        watched = watch(client, self._server, seconds)
+        run = self._place / "runs" / name
+        note: dict[str, Any] = {"run": name, **watched}
+        if client.returncode is not None:
+            return {"what": "ended", **note, "code": client.returncode, "episodes": counts_of(run)}
+        whom = self._draw.choice(["client", "server"])
+        note = {"what": "kill", "whom": whom, **note, "stages": stages_of(run)}
+        if whom == "client":
+            client.kill()
+            client.wait()
+            return note
+        self.stop_server()
+        began = time.monotonic()
+        client.wait(900)
+        note |= {"client_stopped_after": round(time.monotonic() - began, 1), "code": client.returncode}
+        self._server = start_server(self._python, self._place, self._port)
+        return note
+
+    def stop_server(self) -> None:
+        """Kill the server and what it has started."""
+        if self._server.poll() is None:
+            os.killpg(self._server.pid, signal.SIGKILL)
+            self._server.wait()
+
+
+def watch(
+    client: subprocess.Popen[bytes], server: subprocess.Popen[bytes], seconds: float
+) -> dict[str, float]:
+    """Wait for a client, or until client and server have computed for so long.
+
+    Args:
+        client: The process of the command.
+        server: The server, with the processes that it has started.
+        seconds: CPU seconds of both.
+
+    Returns:
+        CPU seconds, seconds, and the client's largest memory in GB.
+    """
+    before, began = cpu_seconds(server.pid), time.monotonic()
+    used, peak = 0.0, 0
+    while client.poll() is None and used < seconds:
+        used = cpu_seconds(client.pid) + cpu_seconds(server.pid) - before
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{client.pid}/status").read_text())
+        peak = int(found[1]) if found else peak  # a process that has just ended has none
+        time.sleep(0.2)
+    seconds = round(time.monotonic() - began, 1)
+    return {"cpu_seconds": round(used, 1), "seconds": seconds, "peak_gb": round(peak * 1024 / 1e9, 3)}
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process and of those that it has started."""
+    found = 0.0
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                found += sum(each.cpu_times()[:2])
+    return found
 
 
 def prepare(place: Path) -> None:
@@ -129,8 +211,8 @@ def start_server(python: str, place: Path, port: int) -> subprocess.Popen[bytes]
     words += ["--checkpoints-base", str(place / "saved"), "--database-url", f"sqlite:///{place}/tinker.db"]
     own = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(place / "jax")}
     log = (place / "server.log").open("ab")
-    server = subprocess.Popen(words, stdout=log, stderr=log, env=os.environ | own, start_new_session=True)
-    for _ in range(600):
+    server = subprocess.Popen(words, stdout=log, stderr=log, env=os.environ | own, process_group=0)
+    for _ in range(3600):
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/healthz", timeout=1).close()
             return server
@@ -163,11 +245,11 @@ def counts_of(run: Path) -> dict[str, int]:
     return dict(found)
 
 
-def as_expected(episodes: dict[str, int]) -> bool:
+def as_expected(episodes: dict[str, int], iterations: int) -> bool:
     """Whether each exploration and score has the episodes that the recipe asks for, once each."""
     explored = [count for name, count in episodes.items() if name.startswith("explore")]
     scored = [count for name, count in episodes.items() if not name.startswith("explore")]
-    return explored == [EPISODES] * ITERATIONS and scored == [SCORED] * 2
+    return explored == [EPISODES] * iterations and scored == [SCORED] * 2
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from perturn.adapters.host_credits import STATES, host_credit
 from perturn.adapters.prime_rl import weigh_rollouts, weigh_traces
 from perturn.credit import CREDITS
 from perturn.errors import DataError
+from support.hosts import host
 
 
 @dataclass
@@ -99,7 +100,7 @@ def test_states_and_rewards_come_from_info_of_traces_and_of_rollouts():
 
 @pytest.mark.slow
 def test_traces_of_verifiers():
-    vf = pytest.importorskip("verifiers.v1")
+    vf = host("verifiers.v1")
     from perturn.adapters.prime_rl import PerTurnCredit
 
     episodes = [episode_of(vf, reward) for reward in (1.0, 0.0)]

@@ -13,11 +13,12 @@ from perturn.adapters.host_batches import HostEpisode
 from perturn.credit import CREDITS
 from perturn.errors import ConfigError
 from support.host_batches import random_batch
+from support.hosts import host
 
 if sys.version_info < (3, 12):  # where pydantic rejects SkyRL's TypedDicts
     typing.TypedDict = typing_extensions.TypedDict
-trainers = pytest.importorskip("skyrl.train.trainer")
-batches = pytest.importorskip("skyrl.backends.skyrl_train.training_batch")
+trainers = host("skyrl.train.trainer")
+batches = host("skyrl.backends.skyrl_train.training_batch")
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,12 @@ from perturn.adapters import tinker_cookbook as adapter
 from perturn.adapters.host_batches import HostEpisode
 from perturn.credit import CREDITS
 from perturn.errors import DataError
+from support.hosts import host
 
-processing = pytest.importorskip("tinker_cookbook.rl.data_processing")
-tinker = pytest.importorskip("tinker")
-types = pytest.importorskip("tinker_cookbook.rl.types")
-completers = pytest.importorskip("tinker_cookbook.completers")
+processing = host("tinker_cookbook.rl.data_processing")
+tinker = host("tinker")
+types = host("tinker_cookbook.rl.types")
+completers = host("tinker_cookbook.completers")
 
 pytestmark = pytest.mark.slow
 

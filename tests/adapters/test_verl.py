@@ -10,8 +10,9 @@ from perturn.adapters.host_credits import host_credit
 from perturn.credit import CREDITS
 from perturn.errors import ConfigError
 from support.host_batches import random_batch
+from support.hosts import host
 
-algos = pytest.importorskip("verl.trainer.ppo.core_algos")
+algos = host("verl.trainer.ppo.core_algos")
 
 BATCHES = 1000
 
@@ -81,8 +82,8 @@ def test_what_an_estimator_is_not_given_is_rejected():
 
 def test_the_trainers_step_hands_over_states_and_joins_outputs_of_a_session(monkeypatch):
     """Verl's own `_compute_advantage` runs; its queue between processes is replaced by tensors in memory."""
-    tq = pytest.importorskip("transfer_queue")
-    base = pytest.importorskip("verl.trainer.ppo.v1.trainer_base")
+    tq = host("transfer_queue")
+    base = host("verl.trainer.ppo.v1.trainer_base")
     from omegaconf import OmegaConf
     from tensordict import NonTensorStack, TensorDict
 
