@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
@@ -11,6 +12,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from perturn.errors import ConfigError, closest
+from perturn.io.plain_data import told
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -60,12 +62,8 @@ class Table(Mapping[str, T], Generic[T]):
         if point is None:
             entry = self._own[name]
             return cast(T, locate(entry)) if isinstance(entry, str) else entry
-        try:
+        with guarded(f"{name!r} of {_package(point)} cannot be loaded from {point.value!r}"):
             return cast(T, point.load())
-        except Exception as error:
-            raise ConfigError(
-                f"{name!r} of {_package(point)} cannot be loaded from {point.value!r}: {type(error).__name__}: {error}"
-            ) from error
 
     def target(self, name: str) -> str:
         """Return where an entry is, as `module:object`; empty if it is an object already."""
@@ -140,6 +138,25 @@ def check_names(entry: type, *, kind: str, known: Collection[str], traits: type 
             )
 
 
+def check_members(entry: object, members: Iterable[str], kind: str, protocol: str) -> None:
+    """Reject an entry that lacks a member of its protocol.
+
+    Args:
+        entry: The entry, made with its settings.
+        members: Names of the members.
+        kind: What the entry is, such as `loss`.
+        protocol: Where the protocol is defined.
+
+    Raises:
+        ConfigError: Such as `loss Mine must have 'rewards', and has none; see perturn.losses.Loss.`
+    """
+    for member in members:
+        if member not in dir(entry):
+            raise ConfigError(
+                f"{kind} {type(entry).__name__} must have {member!r}, and has none; see {protocol}."
+            )
+
+
 def at_defaults(entry: Callable[..., T]) -> T | None:
     """Return an entry with its default settings; None where a setting has no default.
 
@@ -149,16 +166,45 @@ def at_defaults(entry: Callable[..., T]) -> T | None:
     settings = signature(entry).parameters.values()
     if any(each.default is each.empty for each in settings):
         return None
-    try:
+    with making(entry):
         return entry()
-    except Exception as error:  # an entry may be code of others
-        raise ConfigError(not_made(entry, error)) from error
 
 
-def not_made(entry: Any, error: Exception) -> str:
-    """Return the message about an entry whose class raised."""
-    where = f"{entry.__module__}.{entry.__qualname__}"
-    return f"{where} cannot be made: {type(error).__name__}: {error}. Correct its class."
+@contextmanager
+def guarded(says: str, remedy: str = "", passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Run code of others: an exception becomes a `ConfigError` with its type and its text.
+
+    Args:
+        says: What cannot be done.
+        remedy: What to do, after the text.
+        passes: Exceptions that are raised as they are.
+
+    Raises:
+        ConfigError: Such as `credit 'mine' cannot be measured: TypeError: no number.`
+    """
+    try:
+        yield
+    except passes:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{says}: {type(error).__name__}: {told(error)}{remedy}") from error
+
+
+@contextmanager
+def making(entry: Any, before: str = "", passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Make an entry, which may be code of others: an exception becomes a `ConfigError` that names its class.
+
+    Args:
+        entry: Its class.
+        before: What stands before the text.
+        passes: Exceptions that are raised as they are.
+
+    Raises:
+        ConfigError: Such as `my_package.Mine cannot be made: KeyError: 'x'. Correct its class.`
+    """
+    where = f"{before}{entry.__module__}.{entry.__qualname__}"
+    with guarded(f"{where} cannot be made", ". Correct its class.", passes):
+        yield
 
 
 def require_library(package: str, who: str, extra: str, otherwise: str = "") -> None:

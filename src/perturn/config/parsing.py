@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -20,10 +20,10 @@ from perturn.bounds import EntryOf
 from perturn.config.explorer_settings import EXPLORER
 from perturn.config.key_suggestions import entry_of, keys_of, picks, unknown_key, unknown_name
 from perturn.config.row_maker_settings import ROWS
-from perturn.errors import ConfigError, PerturnError, closest
+from perturn.errors import ConfigError, PerturnError, check_type, closest
 from perturn.io.read_input import parse_yaml
 from perturn.io.yaml_scalars import quoting, text_of, value_of, value_of_key
-from perturn.table import name_of, not_made
+from perturn.table import making, name_of
 from perturn.table_index import table as table_of
 
 T = TypeVar("T")
@@ -127,14 +127,12 @@ def parse(
             values[key] = None if value is None else build_entry(mark, value, path, root=top)
         else:
             values[key] = _value(hints.get(key, Any), value, path, top)
+    passes = (ValueError, PerturnError) if guarded else (Exception,)
     try:
-        return kind(**values)
+        with making(kind, f"{where}: ", passes):
+            return kind(**values)
     except ValueError as error:
         raise ConfigError(_join(where, str(error))) from None
-    except Exception as error:
-        if not guarded or isinstance(error, PerturnError):
-            raise
-        raise ConfigError(f"{where}: {not_made(kind, error)}") from error
 
 
 def build(
@@ -186,11 +184,8 @@ def section_of(given: Any, where: str) -> Mapping[str, Any]:
     """
     if isinstance(given, str):
         return {"name": given}
-    if not isinstance(given, Mapping):
-        raise ConfigError(
-            f"{where} must be a name, a section with a name, or an object of a class, got {given!r:.80}."
-        )
-    return given
+    check_type(where, given, Mapping, "a name, a section with a name, or an object of a class")
+    return cast(Mapping[str, Any], given)
 
 
 def _null_name(where: str, table: Mapping[str, Any]) -> ConfigError:

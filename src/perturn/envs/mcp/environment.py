@@ -166,8 +166,7 @@ class Mcp:
         """Return schemas of the tools that the policy may call."""
         by_name = {tool["function"]["name"]: tool for tool in servers.tools}
         for name in self._tools or ():
-            if name not in by_name:
-                raise ConfigError(f"environment.tools names {name!r}.{did_you_mean(name, by_name)}")
+            check_known(name, by_name, f"environment.tools names {name!r}")
         return tuple(by_name[name] for name in self._tools or by_name)
 
     def _called(self, servers: McpServers, calls: Sequence[ToolCall]) -> Observation:
