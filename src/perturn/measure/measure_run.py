@@ -152,7 +152,8 @@ def _faults(recipe: Recipe, wanted: Wanted) -> Iterator[str]:
             "perturn measure continues episodes that a run has explored; give a run whose recipe has explore and "
             "environment."
         )
-    elif plays_itself(recipe.environment):
+        return
+    if plays_itself(recipe.environment):
         yield (
             f"environment {recipe.environment['name']!r} plays its episodes itself, so that they cannot be continued "
             "from a turn."
@@ -162,7 +163,7 @@ def _faults(recipe: Recipe, wanted: Wanted) -> Iterator[str]:
             "the rewards of this run are a judge's, and continuations are not rated; measure a run with the rewards of "
             "its environment."
         )
-    elif not recipe.explore.sampling.temperature:
+    if not recipe.explore.sampling.temperature:
         yield (
             "the episodes were sampled at temperature 0, at which all continuations are alike; explore with "
             "explore.sampling.temperature, such as 1.0."
