@@ -48,11 +48,9 @@ def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
         )
 
 
-def measured_pairs(
-    recipe: Recipe, pairs: Sequence[PreferencePair], sense: str | None = None
-) -> list[PreferencePair]:
+def measured_pairs(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
     """Return the pairs, with the remaining path of their turns if the recipe asks for it; see `measured`."""
-    sides = measured(recipe, [side for pair in pairs for side in (pair.chosen, pair.rejected)], sense)
+    sides = measured(recipe, [side for pair in pairs for side in (pair.chosen, pair.rejected)])
     return [PreferencePair(*both) for both in zip(sides[::2], sides[1::2], strict=True)]
 
 
