@@ -20,6 +20,8 @@ from support.recorded import Recordings
 
 # Torch reads it when it is imported, which is later; processes that tests start inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
+# No test sees a power cut, so that nothing has to be on the disk; to wait for that takes milliseconds a file.
+os.fsync = lambda descriptor: None
 pytest_addoption = budget.pytest_addoption
 pytest_configure = budget.pytest_configure
 

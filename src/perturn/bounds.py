@@ -6,8 +6,10 @@ import ast
 import inspect
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from perturn.checks import check_choice
@@ -100,7 +102,7 @@ def check_bounds(settings: Any) -> None:
     Raises:
         ValueError: For the first value outside.
     """
-    for name, hint in typing.get_type_hints(type(settings), include_extras=True).items():
+    for name, hint in hints_of(type(settings)).items():
         value = getattr(settings, name)
         for bound in bounds(hint):
             side = bound.broken_by(value) if isinstance(value, int | float) else None
@@ -119,8 +121,23 @@ def bounded(kind: type[T]) -> type[T]:
 
 def efforts(kind: Any) -> set[str]:
     """Return the settings of a class that are marked as `EFFORT`, among its fields or constructor arguments."""
-    hints = typing.get_type_hints(kind if is_dataclass(kind) else kind.__init__, include_extras=True)
-    return {name for name, hint in hints.items() if EFFORT in marks(hint)}
+    return {name for name, hint in hints_of(kind).items() if EFFORT in marks(hint)}
+
+
+def hints_of(kind: Any, *, marked: bool = True) -> Mapping[str, Any]:
+    """Return the types of a dataclass's fields or of a class's constructor arguments by name; evaluated once.
+
+    Args:
+        kind: The class.
+        marked: Whether the types keep what `Annotated` adds to them.
+    """
+    return _hints_of(kind, marked)
+
+
+@lru_cache(maxsize=1000)
+def _hints_of(kind: Any, marked: bool) -> Mapping[str, Any]:
+    source = kind if is_dataclass(kind) else kind.__init__
+    return MappingProxyType(typing.get_type_hints(source, include_extras=marked))
 
 
 def bounds(hint: Any) -> Iterator[Bound]:

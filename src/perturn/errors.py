@@ -2,8 +2,10 @@
 
 import difflib
 import re
+import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import UnionType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -126,6 +128,22 @@ def check_known(word: object, known: Collection[str], says: str) -> None:
     """
     if word not in known:
         raise ConfigError(f"{says}.{did_you_mean(str(word), known)}")
+
+
+def check_type(name: str, value: object, kind: type | UnionType, expected: str) -> None:
+    """Raise unless a value is of a type.
+
+    Args:
+        name: The argument or setting.
+        value: What was given.
+        kind: A class, or a union of classes.
+        expected: The type in words.
+
+    Raises:
+        ConfigError: Such as `sampling must be a perturn.types.Sampling, got 1.0.`
+    """
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name} must be {expected}, got {reprlib.repr(value)}.")
 
 
 def check_none(faults: Iterable[str]) -> None:

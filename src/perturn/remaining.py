@@ -25,11 +25,6 @@ class Remaining:
         """Whether the action brought the success no nearer: the way after it is longer than a right one leaves."""
         return self.after is None or (self.before is not None and self.after >= self.before)
 
-    @property
-    def leads_away(self) -> bool:
-        """Whether the way is even longer than before the action."""
-        return self.before is not None and (self.after is None or self.after > self.before)
-
 
 def remaining_of(trajectory: Trajectory) -> list[Remaining]:
     """Return the way to a success around each turn, as it was measured [turns].

@@ -70,6 +70,25 @@ worlds: {processes: 0}
 """
 GROUPS = ["rows={name: groups}", "credit.name=anchor-rloo", "align.loss={name: ppo-clip, kl: 0.1}"]
 """Words that make of it a policy gradient on groups."""
+SPO = [
+    *GROUPS,
+    "credit.name=spo",
+    "explore.name=branches",
+    "explore.every=1",
+    "explore.branches=3",
+    "iterations=2",
+    "evaluate=null",
+]
+"""Advantages of branches from each turn."""
+PAV = [*SPO, "credit.name=pav", "credit.alpha=0.5", "explore.policy=sft"]
+PAIRS = [
+    "rows.name=branch-pairs",
+    "explore.name=branches",
+    "explore.every=1",
+    "explore.branches=3",
+    "iterations=2",
+    "evaluate=null",
+]
 
 
 def begin(place, name, *words):

@@ -350,7 +350,8 @@ def test_an_engine_that_lacks_a_part_of_its_contract_is_refused(monkeypatch):
     recipe = Recipe("r", ModelSettings("m"), {"name": "e"}, ProtocolSettings("p"), engine={"name": "half"})
 
     with pytest.raises(
-        ConfigError, match=r"engine 'half' lacks check, open; its settings must keep the Protocol"
+        ConfigError,
+        match=r"engine Half must have 'check', and has none; see perturn\.engines\.EngineSettings\.",
     ):
         engine_settings(recipe)
 

@@ -29,7 +29,7 @@ from perturn.envs.world_process import ProcessWorlds, runs_here
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import Job, play, play_alone
 from perturn.episodes.seeds import make_jobs
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, check_none, check_type
 from perturn.explore import Explorer
 from perturn.explore.protocol import ExploreInputs
 from perturn.faults import closing_world
@@ -106,7 +106,7 @@ def collect(
     """
     explorer = make_explorer(explore, samples, concurrency)
     speaks, rates = user_of(user), judge_of(judge)
-    _check_sampling(sampling)
+    check_type("sampling", sampling, Sampling | None, "a perturn.types.Sampling")
     earlier, experts = trajectories_in(earlier, "earlier"), trajectories_in(experts, "experts")
     if not isinstance(iteration, int) or iteration < 1:
         raise ConfigError(f"iteration must be a number >= 1, got {iteration!r}.")
@@ -116,7 +116,7 @@ def collect(
             raise ConfigError(f"{env.name} has no expert; give a model as policy.")
         tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
         rules = told_of(_rules(protocol, env, tasks[0]), None if policy == "expert" else speaks)
-    _check_explorer(explorer, policy, experts)
+    check_none(_faults(explorer, policy, experts))
     left = [one for one in earlier if unfinished(one)] if explorer.traits.resumes_earlier else []
     inputs = ExploreInputs(seed, iteration, tasks, left)
     jobs = explorer.jobs(inputs, 0)
@@ -138,20 +138,14 @@ def collect(
         return [*explored, *resumed]
 
 
-def _check_explorer(explorer: Explorer, policy: Policy, experts: Sequence[Trajectory]) -> None:
-    """Reject an explorer that the policy or the expert's episodes do not serve.
-
-    Raises:
-        ConfigError: Naming what to give instead.
-    """
+def _faults(explorer: Explorer, policy: Policy, experts: Sequence[Trajectory]) -> Iterator[str]:
+    """Yield what an explorer needs of the policy or of the expert's episodes that is not there."""
     if explorer.traits.expert and not experts:
-        raise ConfigError("the explorer resumes an expert's episodes; give experts=collect('expert', ...).")
+        yield ("the explorer resumes an expert's episodes; give experts=collect('expert', ...).")
     if policy == "expert" and (explorer.rounds or explorer.traits.resumes_earlier):
-        raise ConfigError("an expert's episodes are played whole and once; leave out explore=.")
+        yield ("an expert's episodes are played whole and once; leave out explore=.")
     if explorer.traits.reads_policy and isinstance(policy, Engine):
-        raise ConfigError(
-            "the explorer reads the policy, which an Engine does not show; give a model as policy."
-        )
+        yield ("the explorer reads the policy, which an Engine does not show; give a model as policy.")
 
 
 @dataclass(frozen=True)
@@ -215,7 +209,7 @@ def evaluate(
     """
     parse(ExploreSettings, {"concurrency": concurrency})
     speaks, rates = user_of(user), judge_of(judge)
-    _check_sampling(sampling)
+    check_type("sampling", sampling, Sampling | None, "a perturn.types.Sampling")
     make, concurrency = _maker(environment), _at_once(environment, concurrency)
     with closing_world(make()) as env:
         chosen = scored_panel(env, split, n)
@@ -278,17 +272,8 @@ def _section(environment: World) -> Section | None:
 def _rules(protocol: str | EpisodeProtocol | None, env: Environment, task: Task) -> EpisodeProtocol:
     if isinstance(protocol, EpisodeProtocol):
         return protocol
-    if not isinstance(protocol, str | None):
-        raise ConfigError(
-            f"protocol must be the name of rules or a perturn.types.EpisodeProtocol, got {reprlib.repr(protocol)}."
-        )
+    check_type("protocol", protocol, str | None, "the name of rules or a perturn.types.EpisodeProtocol")
     return make_protocol(ProtocolSettings(**rules_for(protocol, env, lambda: task).settings))
-
-
-def _check_sampling(sampling: Any) -> None:
-    """Reject what is no `Sampling`, before a world is opened."""
-    if not isinstance(sampling, Sampling | None):
-        raise ConfigError(f"sampling must be a perturn.types.Sampling, got {reprlib.repr(sampling)}.")
 
 
 def _in_order(jobs: Sequence[Job], played: Iterable[Trajectory]) -> list[Trajectory]:

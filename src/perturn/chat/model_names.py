@@ -249,9 +249,9 @@ def load_tokenizer(name: str, say: Callable[[str], None] = _logger.info) -> Any:
     return from_pretrained("AutoTokenizer", name, say)
 
 
-def load_config(name: str, say: Callable[[str], None] = _logger.info) -> Any:
+def load_config(name: str) -> Any:
     """Return the config of a model, by the same names."""
-    return from_pretrained("AutoConfig", name, say)
+    return from_pretrained("AutoConfig", name, _logger.info)
 
 
 def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings: Any) -> Any:

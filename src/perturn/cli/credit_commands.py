@@ -14,7 +14,7 @@ from perturn.cli.loop_commands import do_stages
 from perturn.data.run_paths import RunPaths
 from perturn.display.progress_bars import at_work
 from perturn.errors import ConfigError
-from perturn.table import locate
+from perturn.table import guarded, locate
 
 
 @command(
@@ -175,12 +175,9 @@ def _measure(name: str, overrides: list[str], discount: float | None, of_benchma
     made = locate(f"perturn.{where}")(section)
     ground = "benchmark_processes:AGENT_CREDIT_BENCH" if of_benchmark else "processes:PROCESSES"
     processes = locate(f"perturn.credit_check.{ground}")
-    try:
-        summary: dict[str, Any] = locate("perturn.credit_check.meter:summary")(
-            name, made, discount, processes
-        )
-    except Exception as error:  # a credit is code of others
-        raise ConfigError(f"credit {name!r} cannot be measured: {type(error).__name__}: {error}") from error
+    measured = locate("perturn.credit_check.meter:summary")
+    with guarded(f"credit {name!r} cannot be measured"):
+        summary: dict[str, Any] = measured(name, made, discount, processes)
     return summary | ({"library": made.library} if released else {})
 
 

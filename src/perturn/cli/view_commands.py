@@ -14,7 +14,7 @@ from rich.table import Table
 from perturn.cli._base import AsJson, RunFolder, command, existing, results, say_json
 from perturn.config.shipped_recipes import describe_shipped
 from perturn.display.progress_bars import at_work
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import check_known
 from perturn.table_index import LISTED, describe, methods
 
 
@@ -143,8 +143,8 @@ def list_table(
     as_json: AsJson = False,
 ) -> None:
     """List the entries of a table, such as losses or recipes."""
-    if what not in (None, *LISTED):
-        raise ConfigError(f"unknown table {what!r}.{did_you_mean(str(what), LISTED)}")
+    if what is not None:
+        check_known(what, LISTED, f"unknown table {what!r}")
     entries: Mapping[str, Any]
     if what in ("losses", "credits", "quantities"):
         entries = {name: asdict(one) for name, one in methods(what).items()}

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from perturn.bounds import EntryOf, marks
+from perturn.bounds import EntryOf, hints_of, marks
 from perturn.config.peer_settings import peers
 from perturn.errors import closest, did_you_mean
 from perturn.table import Table, missing_methods
@@ -37,7 +37,7 @@ def keys_of(kind: Any, where: str = "") -> Iterator[str]:
         kind: The dataclass.
         where: Dotted path that its keys begin with.
     """
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = hints_of(kind)
     for field in dataclasses.fields(kind):
         path = f"{where}.{field.name}" if where else field.name
         yield path
@@ -52,7 +52,7 @@ def keys_of(kind: Any, where: str = "") -> Iterator[str]:
 
 def picks(kind: Any, where: str = "") -> Iterator[tuple[str, str]]:
     """Yield the dotted keys of a settings dataclass that pick an entry, such as `rows.name`, each with its table."""
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = hints_of(kind)
     for field in dataclasses.fields(kind):
         path = f"{where}.{field.name}" if where else field.name
         if mark := entry_of(hints[field.name]):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perturn.bounds import EntryOf, Outside, marks
+from perturn.bounds import EntryOf, Outside, hints_of, marks
 from perturn.config.recipe import Recipe
 from perturn.table_index import table
 
@@ -66,9 +66,7 @@ def _within(value: Any, hint: Any, where: str) -> Iterator[Named]:
 
 def _settings(values: Mapping[str, Any], kind: Any, where: str) -> Iterator[Named]:
     """Yield the inputs among the settings of a class."""
-    hints = typing.get_type_hints(
-        kind if dataclasses.is_dataclass(kind) else kind.__init__, include_extras=True
-    )
+    hints = hints_of(kind)
     for name, value in values.items():
         if name in hints:
             yield from _within(value, hints[name], f"{where}.{name}".lstrip("."))

@@ -10,20 +10,21 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from perturn.bounds import EntryOf
+from perturn.bounds import EntryOf, hints_of
 from perturn.config.explorer_settings import EXPLORER
 from perturn.config.key_suggestions import entry_of, keys_of, picks, unknown_key, unknown_name
 from perturn.config.row_maker_settings import ROWS
-from perturn.errors import ConfigError, PerturnError, closest
+from perturn.errors import ConfigError, PerturnError, check_type, closest
 from perturn.io.read_input import parse_yaml
 from perturn.io.yaml_scalars import quoting, text_of, value_of, value_of_key
-from perturn.table import name_of, not_made
+from perturn.table import making, name_of
 from perturn.table_index import table as table_of
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ def to_yaml(recipe: Any) -> str:
 
 def to_mapping(settings: Any) -> dict[str, Any]:
     """Return settings as nested mappings from which `parse` makes them again; an entry's `name` comes first."""
-    found, hints = dataclasses.asdict(settings), typing.get_type_hints(type(settings), include_extras=True)
+    found, hints = dataclasses.asdict(settings), hints_of(type(settings))
     for name in found:
         value, mark = getattr(settings, name), entry_of(hints[name])
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -101,8 +102,7 @@ def parse(
         ConfigError: The first thing that is wrong, in one line.
     """
     settings, top = _settings(kind), root or (None if where else kind)
-    source = kind if dataclasses.is_dataclass(kind) else kind.__init__
-    hints, marked = typing.get_type_hints(source), typing.get_type_hints(source, include_extras=True)
+    hints, marked = hints_of(kind, marked=False), hints_of(kind)
     for key, value in data.items():
         if str(key) not in settings:
             known = [_join(where, name) for name in settings]
@@ -127,14 +127,12 @@ def parse(
             values[key] = None if value is None else build_entry(mark, value, path, root=top)
         else:
             values[key] = _value(hints.get(key, Any), value, path, top)
+    passes = (ValueError, PerturnError) if guarded else (Exception,)
     try:
-        return kind(**values)
+        with making(kind, f"{where}: ", passes):
+            return kind(**values)
     except ValueError as error:
         raise ConfigError(_join(where, str(error))) from None
-    except Exception as error:
-        if not guarded or isinstance(error, PerturnError):
-            raise
-        raise ConfigError(f"{where}: {not_made(kind, error)}") from error
 
 
 def build(
@@ -186,11 +184,8 @@ def section_of(given: Any, where: str) -> Mapping[str, Any]:
     """
     if isinstance(given, str):
         return {"name": given}
-    if not isinstance(given, Mapping):
-        raise ConfigError(
-            f"{where} must be a name, a section with a name, or an object of a class, got {given!r:.80}."
-        )
-    return given
+    check_type(where, given, Mapping, "a name, a section with a name, or an object of a class")
+    return cast(Mapping[str, Any], given)
 
 
 def _null_name(where: str, table: Mapping[str, Any]) -> ConfigError:
@@ -220,6 +215,18 @@ def _settings(kind: Any) -> dict[str, inspect.Parameter]:
     }
 
 
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    """Return the validator of a type, made once unless a class of others annotates with what has no hash."""
+    try:
+        hash(hint)
+    except TypeError:
+        return TypeAdapter(hint)
+    return _made_once(hint)
+
+
+_made_once = lru_cache(maxsize=1000)(TypeAdapter)
+
+
 def _value(hint: Any, value: Any, where: str, root: Any) -> Any:
     """Turn one value into the type its field declares."""
     _refuse_infinite(value, where)
@@ -231,7 +238,7 @@ def _value(hint: Any, value: Any, where: str, root: Any) -> Any:
                 return parse(part, value, where, root=root)
     value = _typed(hint, value, where)
     try:
-        found = TypeAdapter(hint).validate_python(value)
+        found = _adapter(hint).validate_python(value)
     except ValidationError as error:
         expected = error.errors()[0]["msg"].removeprefix("Input should be ")
         if any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint)))):

@@ -17,7 +17,7 @@ from perturn.checks import are_factors
 from perturn.errors import DataError, did_you_mean
 from perturn.io.plain_data import DEEPEST, fault, mismatch
 from perturn.io.read_input import explain, parse_json, path_of
-from perturn.turn_tree import misplaced
+from perturn.turns import misplaced
 from perturn.types import (
     OPENS,
     Action,

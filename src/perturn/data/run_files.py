@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, NotRequired
@@ -258,13 +260,18 @@ _ALWAYS = ("perturn", "torch", "transformers", "accelerate")
 
 def versions(recipe: Recipe) -> dict[str, str]:
     """Return versions of Python and of the packages that a result depends on, as far as they are installed."""
-    found = {"python": platform.python_version()}
-    for name in dict.fromkeys((*_ALWAYS, *_distributions(recipe))):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    names = dict.fromkeys((*_ALWAYS, *_distributions(recipe)))
+    found = {name: _version(name, tuple(sys.path)) for name in names}
+    return {"python": platform.python_version()} | {name: each for name, each in found.items() if each}
+
+
+@cache
+def _version(distribution: str, path: tuple[str, ...]) -> str | None:
+    """Return the version of a distribution that is installed on a path; None: it is not."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _distributions(recipe: Recipe) -> Iterator[str]:
@@ -297,6 +304,7 @@ def hardware() -> dict[str, Any]:
     }
 
 
+@cache
 def commit() -> str | None:
     """Return the commit of the source this runs from, marked if files differ from it; None outside a checkout."""
     here = Path(__file__).parent

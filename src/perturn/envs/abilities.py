@@ -60,6 +60,22 @@ def ability(environment: Environment, name: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], getattr(environment, name))
 
 
+def check_abilities(environment: Environment, *names: str, reader: str, otherwise: str) -> None:
+    """Reject an environment that lacks optional methods.
+
+    Args:
+        environment: The world.
+        names: Its methods.
+        reader: Who calls them, and for what.
+        otherwise: What to do in another environment than those that have them.
+
+    Raises:
+        ConfigError: Such as `base needs an expert: environment x has no method expert() ..., or leave base out.`
+    """
+    if problem := lacks(environment, *names):
+        raise ConfigError(f"{reader}: {problem}, or {otherwise}.")
+
+
 def lacks(environment: Environment, *names: str) -> str:
     """Say which of some abilities an environment lacks, and which environments have them all; empty if it has all."""
     missing = [name for name in names if name not in abilities_of(environment)]

@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 from importlib import import_module
 
 from perturn.episodes.formats import FORMATS
-from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.errors import check_known as check_listed
 from perturn.types import Message
 
 NO_EPISODE = "No episode is running: call reset(task, seed) before step, and after an end."
@@ -25,8 +26,7 @@ def check_known(what: str, name: str, known: Collection[str], environment: str) 
     Raises:
         ConfigError: If it is not.
     """
-    if name not in known:
-        raise ConfigError(f"Unknown {what} {name!r} of {environment}.{did_you_mean(name, known)}")
+    check_listed(name, known, f"Unknown {what} {name!r} of {environment}")
     return name
 
 

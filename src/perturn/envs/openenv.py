@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from perturn.envs.adapter_values import as_number, as_text, check_seeds, seed_tasks, task_seed
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
 from perturn.io.read_input import parse_json
+from perturn.table import require_library
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
@@ -50,8 +50,7 @@ class OpenEnv:
             name: Name and version of the environment, stamped on every trajectory.
             timeout: Seconds an answer may take.
         """
-        if find_spec("websockets") is None:
-            raise ConfigError('openenv needs websockets; run: pip install "perturn[openenv]"')
+        require_library("websockets", "openenv", "openenv")
         self._seeds = check_seeds(seeds)
         self._url = _websocket(base_url)
         self._action_field, self._text_field = action_field, text_field

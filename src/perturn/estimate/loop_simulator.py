@@ -77,9 +77,9 @@ def simulate(loop: Loop, episode: Play, seed: int = 0) -> Timeline:
     return _Run(loop, episode, Random(seed)).timeline()
 
 
-def expected_seconds(loop: Loop, episode: Play, runs: int = 20) -> float:
+def expected_seconds(loop: Loop, episode: Play) -> float:
     """Return the mean seconds of some simulated runs."""
-    return fmean(simulate(loop, episode, seed).seconds for seed in range(runs))
+    return fmean(simulate(loop, episode, seed).seconds for seed in range(20))
 
 
 @dataclass

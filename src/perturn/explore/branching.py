@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from perturn.config.sections import COUNT
 from perturn.data.forks import Forks
 from perturn.episodes.episode import Job
 from perturn.episodes.seeds import seed_of
-from perturn.errors import ConfigError
+from perturn.errors import check_none
 from perturn.explore.protocol import ExploreInputs, Explorer, Forecast
 from perturn.types import Trajectory, failed, succeeded
 
@@ -68,21 +68,25 @@ class Brancher(Explorer):
         Raises:
             ConfigError: Saying what to set.
         """
+        check_none(self._faults(first, turns, setting))
+
+    def _faults(self, first: int, turns: int, setting: str) -> Iterator[str]:
+        """Yield why no episode is resumed, no branch is cut, or all branches of a turn are alike."""
         if first >= turns:
             remedy = (
                 f"take less than {turns}" if turns > 1 else "let them take two or more (protocol.max_turns)"
             )
-            raise ConfigError(
+            yield (
                 f"{f'explore.{setting} is' if setting else 'explore begins at turn'} {first}, and no episode has more "
                 f"than {turns} turns, so that none would be resumed; {remedy}."
             )
         if self.turns is not None and self.turns >= turns - first:
-            raise ConfigError(
+            yield (
                 f"explore.turns is {self.turns}, and no branch has more than {turns - first} turns, so that none would "
                 "be cut; take less, or leave it out."
             )
         if self.branches > 1 and not self.sampling.temperature:
-            raise ConfigError(
+            yield (
                 f"explore.branches is {self.branches}, and at temperature 0 all branches from a turn are alike; set "
                 "explore.branches=1, or explore.sampling.temperature, such as 1.0."
             )

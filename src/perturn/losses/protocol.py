@@ -9,7 +9,7 @@ from perturn.credit import Credit
 from perturn.errors import ConfigError
 from perturn.losses.token_inputs import TokenInput, token_inputs
 from perturn.losses.turn_logprobs import TurnLogprobs
-from perturn.table import at_defaults, check_names
+from perturn.table import at_defaults, check_members, check_names
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,7 @@ def check_loss(loss: Loss) -> None:
     """
     kind = type(loss).__name__
     check_names(type(loss), kind="loss", known=(*_MEMBERS, *_METHODS.values()), traits=LossTraits)
-    for member in _MEMBERS:
-        if member not in dir(loss):
-            raise ConfigError(f"loss {kind} must have {member!r}, and has none; see perturn.losses.Loss.")
+    check_members(loss, _MEMBERS, "loss", "perturn.losses.Loss")
     for trait, method in _METHODS.items():
         has, says = method in dir(loss), bool(getattr(loss.traits, trait))
         if has != says:

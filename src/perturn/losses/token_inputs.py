@@ -9,8 +9,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from perturn.errors import ConfigError, did_you_mean
-from perturn.table import Table, check_names
+from perturn.errors import ConfigError, check_known
+from perturn.table import Table, check_members, check_names
 
 FIELDS = ("policy", "reference", "behavior", "proximal")
 """Log-probabilities that `TurnLogprobs` has a field for; no input has such a name."""
@@ -80,8 +80,8 @@ def token_inputs(reads: Collection[str | TokenInput]) -> dict[str, TokenInput]:
     """
     found: dict[str, TokenInput] = {}
     for each in reads:
-        if isinstance(each, str) and each not in TOKEN_INPUTS:
-            raise ConfigError(f"there is no token input {each!r}.{did_you_mean(each, TOKEN_INPUTS)}")
+        if isinstance(each, str):
+            check_known(each, TOKEN_INPUTS, f"there is no token input {each!r}")
         entry = TOKEN_INPUTS[each]() if isinstance(each, str) else each
         _check(entry)
         if entry.name in found or entry.name in FIELDS:
@@ -97,12 +97,7 @@ def _check(entry: TokenInput) -> None:
     """Reject an input that lacks a member of `TokenInput`, or misspells a member."""
     members = ("name", "traits")
     check_names(type(entry), kind="token input", known=members, traits=TokenInputTraits)
-    for member in members:
-        if member not in dir(entry):
-            raise ConfigError(
-                f"token input {type(entry).__name__} must have {member!r}, and has none; see "
-                "perturn.losses.token_inputs.TokenInput."
-            )
+    check_members(entry, members, "token input", "perturn.losses.token_inputs.TokenInput")
     if entry.traits.policy is None and not callable(entry):
         raise ConfigError(
             f"token input {type(entry).__name__} must be callable on a Chunk, or name a frozen policy in "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import isfinite
@@ -20,7 +20,7 @@ from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
 from perturn.display.progress_bars import at_work, track
 from perturn.envs.world_process import plays_itself
-from perturn.errors import ConfigError, RunError
+from perturn.errors import RunError, check_none
 from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
 from perturn.measure.advantages import FEWEST, Measured, bounds_of, measure, returns_of
@@ -133,7 +133,8 @@ def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[T
         PerturnError: If the run has none that can be continued.
     """
     recipe, paths = run.recipe, run.paths
-    _refuse(recipe, wanted)
+    check_none(_faults(recipe, wanted))
+    refuse_unknown(recipe, wanted.credits)
     stage = _stage(run, wanted.iteration)
     explored = list(read_trajectories(paths.trajectories(stage.name)))
     chosen = choose(explored, wanted.episodes, recipe.seed)
@@ -144,36 +145,36 @@ def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[T
     return stage, explored, chosen
 
 
-def _refuse(recipe: Recipe, wanted: Wanted) -> None:
-    """Reject a run whose episodes cannot be continued."""
+def _faults(recipe: Recipe, wanted: Wanted) -> Iterator[str]:
+    """Yield why the episodes of a run cannot be continued as wanted."""
     if recipe.explore is None or recipe.environment is None:
-        raise ConfigError(
+        yield (
             "perturn measure continues episodes that a run has explored; give a run whose recipe has explore and "
             "environment."
         )
+        return
     if plays_itself(recipe.environment):
-        raise ConfigError(
+        yield (
             f"environment {recipe.environment['name']!r} plays its episodes itself, so that they cannot be continued "
             "from a turn."
         )
     if recipe.judge is not None:
-        raise ConfigError(
+        yield (
             "the rewards of this run are a judge's, and continuations are not rated; measure a run with the rewards of "
             "its environment."
         )
     if not recipe.explore.sampling.temperature:
-        raise ConfigError(
+        yield (
             "the episodes were sampled at temperature 0, at which all continuations are alike; explore with "
             "explore.sampling.temperature, such as 1.0."
         )
     if wanted.continuations < FEWEST or wanted.episodes < 1:
-        raise ConfigError(
+        yield (
             f"--continuations must be at least {FEWEST}, two for each half, and --episodes at least 1; got "
             f"{wanted.continuations} and {wanted.episodes}."
         )
     if not wanted.width > 0:
-        raise ConfigError(f"--width must be > 0, got {wanted.width}.")
-    refuse_unknown(recipe, wanted.credits)
+        yield (f"--width must be > 0, got {wanted.width}.")
 
 
 def _stage(run: Run, iteration: int | None) -> Stage:

@@ -30,7 +30,7 @@ from perturn.engines import Loaded
 from perturn.engines.local.weight_files import copy_weights, stored_weights
 from perturn.errors import ConfigError, ModelError, PerturnError
 from perturn.rotary import too_long, usable_length
-from perturn.table import locate
+from perturn.table import locate, require_library
 
 _logger = logging.getLogger(__name__)
 
@@ -197,10 +197,9 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
         ConfigError: If peft is missing, cannot add them, a module that is to have one is not there, or the output layer
             gets one.
     """
-    try:
-        from peft import PeftModel, get_peft_model
-    except ImportError as error:
-        raise ConfigError('peft_config needs peft; run: pip install "perturn[lora]"') from error
+    require_library("peft", "peft_config", "lora")
+    from peft import PeftModel, get_peft_model
+
     if isinstance(model, PeftModel):
         raise ConfigError(
             "the model has adapters already; leave peft_config out to train them further, or merge them first with "

@@ -12,7 +12,7 @@ from perturn.envs.load_environment import load_object
 from perturn.errors import ConfigError, did_you_mean
 from perturn.needs import Need, keyword, name_of
 from perturn.quantities.protocol import Computed, Ground, Planned, Quantity, QuantityTraits, Source
-from perturn.table import Table, check_names, missing_methods, not_made
+from perturn.table import Table, check_names, making, missing_methods
 from perturn.types import Trajectory
 
 QUANTITIES: Table[type[Quantity]] = Table(
@@ -69,10 +69,8 @@ def find(need: str | Need, reader: str = "the credit") -> tuple[Quantity, Need]:
     """
     name = name_of(need)
     kind = kind_of(name, reader)
-    try:
+    with making(kind, f"{reader} needs {name!r}: "):
         quantity = kind()
-    except Exception as error:  # a quantity may be code of others
-        raise ConfigError(f"{reader} needs {name!r}: {not_made(kind, error)}") from error
     if isinstance(need, Need):
         return quantity, need
     try:

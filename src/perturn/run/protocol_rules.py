@@ -17,7 +17,7 @@ from perturn.envs.named_protocols import PROTOCOLS
 from perturn.envs.remote_worlds import rules_of
 from perturn.envs.world_process import ProcessWorlds, runs_here
 from perturn.episodes.formats import FORMATS
-from perturn.errors import ConfigError, PerturnError, did_you_mean, within
+from perturn.errors import ConfigError, PerturnError, check_known, did_you_mean, within
 from perturn.faults import closing_world
 from perturn.run.task_lists import choose_tasks
 from perturn.types import Environment, EpisodeProtocol, Sampling, Task
@@ -209,10 +209,8 @@ def make_protocol(settings: ProtocolSettings | None) -> EpisodeProtocol:
     if settings is None or settings.name is None:
         missing = "protocol" if settings is None else "protocol.name"
         raise ConfigError(f"{missing} is missing, and this stage plays by one; set it in the recipe.")
-    if settings.format not in (None, *FORMATS):
-        raise ConfigError(
-            f"unknown protocol.format {settings.format!r}.{did_you_mean(str(settings.format), FORMATS)}"
-        )
+    if settings.format is not None:
+        check_known(settings.format, FORMATS, f"unknown protocol.format {settings.format!r}")
     named = PROTOCOLS.get(settings.name)
     if named is None and (settings.max_turns is None or settings.system is None):
         hint = did_you_mean(settings.name, PROTOCOLS)

@@ -19,7 +19,7 @@ from perturn.config.shipped_recipes import shipped, shipped_recipe
 from perturn.envs.abilities import abilities_of
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import ConfigError, check_known, did_you_mean
 from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
 from perturn.io.yaml_scalars import value_of
@@ -78,14 +78,13 @@ def write_recipe(
     Raises:
         ConfigError: If the file exists, or there is no such loss or environment.
     """
-    if file.exists():
-        raise ConfigError(f"{file} exists and is left as it is; choose another name, or remove it.")
+    _check_new(file)
     traits = {
         name: locate("perturn.losses.protocol:default_traits")(each) for name, each in table("losses").items()
     }
     kinds = {name: each.rows for name, each in traits.items() if each and each.rows != "single"}
-    if loss is not None and loss not in kinds:
-        raise ConfigError(f"unknown loss {loss!r} for an alignment.{did_you_mean(loss, kinds)}")
+    if loss is not None:
+        check_known(loss, kinds, f"unknown loss {loss!r} for an alignment")
     world: dict[str, Any] = {"environment": {"name": environment}}
     apply_overrides(world, [word for word in overrides if word.startswith("environment.")])
     chosen = _chosen(file.stem, world["environment"], model, loss, kinds, lora)
@@ -95,6 +94,12 @@ def write_recipe(
     settings = "\n".join(_fields(Recipe, recipe, chosen, "") if full else _short(chosen))
     write_whole(file, f"{_header(file, environment, model, full)}{settings}\n")
     read_recipe(file)
+
+
+def _check_new(file: Path) -> None:
+    """Reject to write over a file."""
+    if file.exists():
+        raise ConfigError(f"{file} exists and is left as it is; choose another name, or remove it.")
 
 
 def _check_rows(recipe: Recipe, losses: Mapping[str, Any]) -> None:
@@ -127,8 +132,7 @@ def copy_recipe(file: Path, name: str) -> None:
     Raises:
         ConfigError: If the file exists, or there is no such recipe.
     """
-    if file.exists():
-        raise ConfigError(f"{file} exists and is left as it is; choose another name, or remove it.")
+    _check_new(file)
     found = shipped_recipe(name)
     if found is None:
         raise ConfigError(f"no recipe {name!r} comes with the package.{did_you_mean(name, shipped())}")

@@ -35,7 +35,7 @@ from perturn.display.progress_bars import console
 from perturn.envs.load_environment import files_beside, load_object, module_files
 from perturn.errors import ConfigError, DataError, RunError
 from perturn.formats.column_files import HubName, hub_name, hub_rows
-from perturn.table import locate
+from perturn.table import guarded, locate
 from perturn.table_index import table
 from perturn.traits import traits_of
 
@@ -230,14 +230,10 @@ def _read_by(section: Section | None, key: str, kind: str) -> Iterator[tuple[str
 
 def _paths_of(reads: Any, settings: Mapping[str, Any], name: str) -> list[str | os.PathLike[str]]:
     """Return the paths that a class declares to read."""
-    try:
+    remedy = "; make it a list of paths, or a function from the settings to one."
+    with guarded(f"reads of {name} gives no paths", remedy):
         paths = reads(settings) if callable(reads) else reads
         return [os.fspath(paths)] if isinstance(paths, str | os.PathLike) else list(map(os.fspath, paths))
-    except Exception as error:  # a class is code of others
-        raise ConfigError(
-            f"reads of {name} gives no paths: {type(error).__name__}: {error}; make it a list of paths, or a function "
-            "from the settings to one."
-        ) from error
 
 
 def _beside(name: str) -> Files:

@@ -20,6 +20,7 @@ from perturn.select.protocol import (
     SelectorNeed,
     SelectorTraits,
 )
+from perturn.table import guarded
 from perturn.types import Action, Prompt, Task
 
 _SHARED = ("name", *asdict(Candidates()))
@@ -123,14 +124,10 @@ class Function:
         Raises:
             ConfigError: If the function fails, or gives anything else.
         """
-        try:
+        with guarded(f"{SELECT}.name: {self.name!r} failed"):
             found = [float(each) for each in self.function(*arguments)]
             if len(found) != count or not all(map(isfinite, found)):
                 raise ValueError(
                     f"it must give one finite number for each of the {count} {what}, got {len(found)}: {found!r:.80}."
                 )
-        except Exception as error:  # a function of others
-            raise ConfigError(
-                f"{SELECT}.name: {self.name!r} failed: {type(error).__name__}: {error}"
-            ) from error
-        return found
+            return found

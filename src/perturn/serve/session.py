@@ -18,7 +18,7 @@ from perturn.errors import BudgetError, ContextFull, EngineFailure
 from perturn.io.plain_data import fault, mended, mismatch
 from perturn.serve.exchange import Answer, Ask, Call, Refusal
 from perturn.serve.reader import Reader
-from perturn.turn_tree import OPENS, Opening
+from perturn.turns import OPENS, Opening
 from perturn.types import Action, Message, Prompt, Sampling, Status, Task, Trajectory, Turn
 
 TURN_SEEDS = 1_000_003

@@ -142,15 +142,13 @@ def make_loss(section: Mapping[str, Any], where: str = "loss") -> Loss:
     return loss
 
 
-def loss_and_credit(
-    loss: Mapping[str, Any], section: Mapping[str, Any] | None, where: str = "loss"
-) -> tuple[Loss, Credit]:
+def loss_and_credit(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> tuple[Loss, Credit]:
     """Return the loss and the credit of the sections `loss` and `credit`; see `choose_credit`.
 
     Raises:
-        ConfigError: If there is no such loss or credit, or a setting is wrong; `where` is the loss's place.
+        ConfigError: If there is no such loss or credit, or a setting is wrong.
     """
-    built = make_loss(loss, where)
+    built = make_loss(loss, "loss")
     return built, choose_credit(built, loss, section)
 
 

@@ -17,11 +17,11 @@ from perturn.errors import ConfigError, DataError, PerturnError
 from perturn.formats.read_rows import Row, Tally, read_row
 from perturn.formats.trl_rows import ONLY_KTO, label_of
 from perturn.group import Group, groups_of
-from perturn.io.plain_data import told
 from perturn.needs import Distance, reads
 from perturn.policy.examples import Example
 from perturn.policy.reference import asked, asked_clips
 from perturn.remaining import remaining_of
+from perturn.table import guarded
 from perturn.training.credit_choice import carries_own_turns
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed
 
@@ -243,17 +243,11 @@ def weigh_groups(
             continue
         theirs = {name: [values[position[index]] for index in members] for name, values in needed.items()}
         group = [trajectories[index] for index in members]
-        try:
+        says = f"the {len(group)} trajectories of task {group[0].task.id!r:.80}"
+        with guarded(f"credit {type(credit).__name__} cannot weigh {says}", passes=(PerturnError,)):
             weights, clips = asked(credit, group, **theirs), asked_clips(credit, group, **theirs)
             own = [carries_own_turns(credit, one) for one in group]
             found |= zip(members, map(Weighed, weights, clips, own), strict=True)
-        except PerturnError:
-            raise
-        except Exception as error:  # a credit is code of others
-            raise ConfigError(
-                f"credit {type(credit).__name__} cannot weigh the {len(group)} trajectories of task "
-                f"{group[0].task.id!r:.80}: {type(error).__name__}: {told(error)}"
-            ) from error
     return found
 
 

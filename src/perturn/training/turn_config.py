@@ -17,6 +17,7 @@ from perturn.config.peer_settings import peers
 from perturn.config.sections import Sft, Train
 from perturn.errors import ConfigError, check_none, closest
 from perturn.policy.examples import LOSS_ON, SHARED_PREFIX
+from perturn.table import guarded
 
 _MANY_STEPS = 1_000_000
 """Steps for which a schedule is tried, before it is known how many there will be."""
@@ -179,7 +180,9 @@ class TurnConfig(TrainingArguments):
             )
         except ValueError as error:
             raise ConfigError(f"AdamW cannot be made: {error}.") from error
-        try:
+        name = getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type)
+        says = f"scheduler {name!r} cannot be made with the arguments {self.lr_scheduler_kwargs or {}}"
+        with guarded(says, ". Take a schedule that needs no others, such as cosine."):
             get_scheduler(
                 self.lr_scheduler_type,
                 optimizer,
@@ -187,12 +190,6 @@ class TurnConfig(TrainingArguments):
                 num_training_steps=_MANY_STEPS,
                 scheduler_specific_kwargs=self.lr_scheduler_kwargs,  # type: ignore[arg-type]
             )
-        except Exception as error:  # a schedule takes whatever arguments it likes
-            name = getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type)
-            raise ConfigError(
-                f"scheduler {name!r} cannot be made with the arguments {self.lr_scheduler_kwargs or {}}: "
-                f"{type(error).__name__}: {error}. Take a schedule that needs no others, such as cosine."
-            ) from error
 
 
 def _unknown_setting(name: str, known: Collection[str]) -> str:

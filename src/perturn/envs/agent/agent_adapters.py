@@ -12,7 +12,7 @@ from typing import Any
 
 from perturn.envs.agent.agent_launch import function_program
 from perturn.envs.world_process import without_secrets
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import ConfigError, check_known
 
 _FOLDER = Path(__file__).with_name("adapters")
 ADAPTERS: Mapping[str, str] = {
@@ -31,10 +31,7 @@ def adapter_file(name: str) -> str:
     """
     if name.endswith(".py") and Path(name).is_file():
         return name
-    if name not in ADAPTERS:
-        raise ConfigError(
-            f"environment.adapter={name!r} is neither an adapter nor a file.{did_you_mean(name, ADAPTERS)}"
-        )
+    check_known(name, ADAPTERS, f"environment.adapter={name!r} is neither an adapter nor a file")
     return ADAPTERS[name]
 
 

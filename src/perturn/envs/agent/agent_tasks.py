@@ -8,7 +8,7 @@ from typing import Any
 
 from perturn.envs.json_rows import read_rows
 from perturn.envs.load_environment import load_object
-from perturn.errors import ConfigError, DataError, did_you_mean
+from perturn.errors import ConfigError, DataError, check_known
 from perturn.faults import task_fault
 from perturn.types import Task
 
@@ -33,8 +33,7 @@ def read_tasks(
         DataError: If a row is none, or cannot be a task.
     """
     if isinstance(source, Mapping):
-        if split not in source:
-            raise ConfigError(f"environment.tasks has no split {split!r}.{did_you_mean(split, source)}")
+        check_known(split, source, f"environment.tasks has no split {split!r}")
         return _tasks(source[split], split, listed, divided=False)
     found = _tasks(source, split, listed, divided=True)
     if not found:

@@ -21,6 +21,7 @@ from perturn.envs.mcp.mcp_servers import McpServers, ServerSettings
 from perturn.envs.user_talk import UserTalk
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
+from perturn.errors import check_known as check_listed
 from perturn.io.read_input import check_shape, user_path
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
@@ -166,8 +167,7 @@ class Mcp:
         """Return schemas of the tools that the policy may call."""
         by_name = {tool["function"]["name"]: tool for tool in servers.tools}
         for name in self._tools or ():
-            if name not in by_name:
-                raise ConfigError(f"environment.tools names {name!r}.{did_you_mean(name, by_name)}")
+            check_listed(name, by_name, f"environment.tools names {name!r}")
         return tuple(by_name[name] for name in self._tools or by_name)
 
     def _called(self, servers: McpServers, calls: Sequence[ToolCall]) -> Observation:

@@ -9,11 +9,11 @@ from typing import Any
 
 from perturn.errors import DataError
 from perturn.formats.json_stream import Record
-from perturn.formats.logs.log_entries import Entry, Fields, LostEntry, Reader, Rollout, Score, Step
+from perturn.formats.logs.log_entries import Entry, Fields, LostEntry, Reader, Score, Step
 from perturn.formats.logs.log_values import at_path, bad, mapping, score_value, text_id, unpacked
 from perturn.formats.logs.provider_messages import answer_of, messages_of
 from perturn.formats.rollouts.chat_markup import conversation_of
-from perturn.types import Action, Message
+from perturn.types import Action
 
 REWARD = "reward"
 """Name of the score of a rollout, where a format has one reward."""
@@ -224,8 +224,3 @@ def rows_of_columns(record: Mapping[str, Any], key: str, where: str) -> Iterator
 def cut_last(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """Return the steps of a rollout whose last answer was cut at a token limit."""
     return (*steps[:-1], replace(steps[-1], answer=replace(steps[-1].answer, ended=False))) if steps else ()
-
-
-def failed_rollout(where: str, task: str | None, error: str, messages: Sequence[Message] = ()) -> Rollout:
-    """Return a rollout that failed before its first answer."""
-    return Rollout(where, task, (), error=error)

@@ -10,8 +10,7 @@ from perturn.config.parsing import build
 from perturn.config.sections import Section
 from perturn.display.progress_bars import console
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
-from perturn.errors import ConfigError
-from perturn.table import check_names, locate
+from perturn.table import check_members, check_names, locate
 from perturn.traits import EngineTraits
 from perturn.types import Engine
 
@@ -28,12 +27,7 @@ def checked_settings(section: Section, where: str) -> EngineSettings:
     """
     settings: EngineSettings = build(ENGINES, section, where)
     check_names(type(settings), kind="engine", known=("check", "open"), traits=EngineTraits)
-    missing = [part for part in ("traits", "check", "open") if not hasattr(settings, part)]
-    if missing:
-        raise ConfigError(
-            f"engine {section['name']!r} lacks {', '.join(missing)}; its settings must keep the Protocol "
-            "perturn.engines.EngineSettings."
-        )
+    check_members(settings, ("traits", "check", "open"), "engine", "perturn.engines.EngineSettings")
     return settings
 
 

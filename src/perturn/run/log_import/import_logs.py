@@ -15,7 +15,7 @@ from perturn.config.row_maker_settings import RowInputs
 from perturn.data.records import line_of, parse_line
 from perturn.data.store import write_records
 from perturn.episodes.sequences import Cause
-from perturn.errors import ConfigError, DataError, StorageError, did_you_mean
+from perturn.errors import ConfigError, DataError, StorageError, check_known, did_you_mean
 from perturn.formats.logs.log_entries import Call, Fields, LostEntry, Rollout, Score, Trace
 from perturn.formats.logs.read_logs import format_of, read_log
 from perturn.formats.row_sources import Location
@@ -105,8 +105,7 @@ class LogSettings:
     """How episodes of one task are paired."""
 
     def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise ConfigError(f"unknown kind of rows {self.form!r}.{did_you_mean(self.form, FORMS)}")
+        check_known(self.form, FORMS, f"unknown kind of rows {self.form!r}")
         if self.keeps_unscored and self.form != "trajectories":
             raise ConfigError(
                 f"episodes without a score have no label, so they are no rows of {self.form}; leave them out."

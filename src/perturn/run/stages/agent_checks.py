@@ -10,7 +10,7 @@ from perturn.config.compatibility import explorer_name
 from perturn.config.recipe import Recipe
 from perturn.config.stages import rows_name
 from perturn.envs.world_process import plays_itself
-from perturn.errors import ConfigError
+from perturn.errors import check_none
 from perturn.quantities import wanted
 from perturn.run.protocol_rules import make_protocol
 from perturn.training.credit_choice import named_credit
@@ -27,27 +27,31 @@ def check_agent(recipe: Recipe) -> None:
     Raises:
         ConfigError: Saying what to take.
     """
-    if recipe.environment is None or not plays_itself(recipe.environment):
-        return
+    if recipe.environment is not None and plays_itself(recipe.environment):
+        check_none(_faults(recipe))
+
+
+def _faults(recipe: Recipe) -> Iterator[str]:
+    """Yield what a recipe asks of an agent that its program cannot do."""
     explorer = recipe.explore
     if explorer is not None and (explorer.rounds or explorer.traits.resumes_earlier):
-        raise ConfigError(
+        yield (
             f"explore.name={explorer_name(recipe)} resumes episodes, which an agent's program cannot do; take "
             "explore.name=rollouts."
         )
     for reader, name in _replaying(recipe):
-        raise ConfigError(
+        yield (
             f"{reader} needs {name}, which asks the environment about an episode, and an agent's program cannot be "
             "asked; take one without, such as credit.name=rloo."
         )
     protocol = make_protocol(recipe.protocol)
     for told in (key for key in _NOT_TOLD if getattr(protocol, key) != _PLAIN[key]):
-        raise ConfigError(
+        yield (
             f"protocol.{told} is set, and an agent's program writes its own prompts; leave it out, and let the program "
             "say it."
         )
     if recipe.evaluate is not None and recipe.evaluate.turns is not None:
-        raise ConfigError(
+        yield (
             "evaluate.turns tells a policy how many turns are left, and an agent's program writes its own prompts; "
             "leave it out, and set protocol.max_turns."
         )

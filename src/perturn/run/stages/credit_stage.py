@@ -17,7 +17,7 @@ from perturn.data.group_account import CreditRow, counted, ledger, read_credits,
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import RunPaths, begun
 from perturn.data.store import read_trajectories
-from perturn.envs.abilities import lacks
+from perturn.envs.abilities import check_abilities
 from perturn.errors import ConfigError, RunError
 from perturn.faults import closing_world
 from perturn.group import groups_of
@@ -239,12 +239,9 @@ def _make_credit(section: Mapping[str, Any], recipe: Recipe) -> Credit:
 def _check_stored(credit: Credit, recipe: Recipe, explored: Sequence[Stage], reference: str | None) -> None:
     """Reject a credit whose quantities cannot be computed of stored episodes."""
     if sense_in(credit.needs):
+        reader = f"credit {type(credit).__name__} reads how far an episode is from a success"
         with closing_world(world_maker(recipe)()) as env:
-            problem = lacks(env, "remaining")
-        if problem:
-            raise ConfigError(
-                f"credit {type(credit).__name__} reads how far an episode is from a success: {problem}."
-            )
+            check_abilities(env, "remaining", reader=reader, otherwise="take a credit that does not")
     references = {
         stage.iteration: reference or reference_of_iteration(recipe, stage.iteration) for stage in explored
     }

@@ -11,7 +11,7 @@ from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import sense_in
 from perturn.config.stages import rows_name
 from perturn.display.progress_bars import track
-from perturn.envs.abilities import lacks
+from perturn.envs.abilities import check_abilities, lacks
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import Job, episode
 from perturn.episodes.replay import play_script, replay
@@ -48,11 +48,9 @@ def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
         )
 
 
-def measured_pairs(
-    recipe: Recipe, pairs: Sequence[PreferencePair], sense: str | None = None
-) -> list[PreferencePair]:
+def measured_pairs(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:
     """Return the pairs, with the remaining path of their turns if the recipe asks for it; see `measured`."""
-    sides = measured(recipe, [side for pair in pairs for side in (pair.chosen, pair.rejected)], sense)
+    sides = measured(recipe, [side for pair in pairs for side in (pair.chosen, pair.rejected)])
     return [PreferencePair(*both) for both in zip(sides[::2], sides[1::2], strict=True)]
 
 
@@ -100,11 +98,9 @@ def _measured(env: Any, recorded: Trajectory, protocol: EpisodeProtocol, sense: 
 
 def check_corrector(recipe: Recipe, env: Environment) -> None:
     """Reject to correct episodes in a world whose expert cannot take over."""
-    if recipe.rows is not None and recipe.rows.traits.corrects and (problem := lacks(env, "correct")):
-        raise ConfigError(
-            f"rows.name={rows_name(recipe)} needs an expert who takes over from another: {problem}, or take another "
-            "row maker."
-        )
+    if recipe.rows is not None and recipe.rows.traits.corrects:
+        reader = f"rows.name={rows_name(recipe)} needs an expert who takes over from another"
+        check_abilities(env, "correct", reader=reader, otherwise="take another row maker")
 
 
 def corrected(recipe: Recipe, wanted: Sequence[tuple[Trajectory, int]]) -> list[Trajectory]:

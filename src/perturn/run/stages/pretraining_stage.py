@@ -11,13 +11,13 @@ from perturn.config.sections import Base
 from perturn.config.stages import Stage
 from perturn.data.run_folder import Run
 from perturn.data.store import read_trajectories
-from perturn.envs.abilities import lacks
+from perturn.envs.abilities import check_abilities
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import Episode, Job, episode, play_alone
 from perturn.episodes.replay import play_script
 from perturn.episodes.seeds import make_jobs
 from perturn.episodes.world_threads import Hear
-from perturn.errors import ConfigError, EngineFailure, RunError
+from perturn.errors import EngineFailure, RunError
 from perturn.faults import closing_world
 from perturn.run.protocol_rules import make_protocol
 from perturn.run.session import Session, WorldMaker, world_maker
@@ -80,10 +80,12 @@ def check_teacher(recipe: Recipe) -> None:
     if recipe.base is None:
         return
     with closing_world(world_maker(recipe)()) as env:
-        if problem := lacks(env, "expert", "clumsy", "aimless"):
-            raise ConfigError(
-                f"base needs an expert who also errs: {problem}, or leave base out and name a model."
-            )
+        check_abilities(
+            env,
+            *("expert", "clumsy", "aimless"),
+            reader="base needs an expert who also errs",
+            otherwise="leave base out and name a model",
+        )
 
 
 def _shown(env: Environment, job: Job, settings: Base, protocol: EpisodeProtocol) -> Episode:

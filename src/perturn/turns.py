@@ -1,0 +1,137 @@
+"""One turn of an episode: what the policy was shown, the action that answered it, and the turn that it follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perturn.errors import DataError
+from perturn.remaining import Remaining
+from perturn.rules import Message
+
+SPARSE = {"sparse": True}
+"""Metadata of a field that is written to a file only where it differs from its default."""
+OPENS = -1
+"""`Turn.follows` of a turn that follows no other: it opens a sequence of its own."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Messages and tools before the observation of a turn that opens another sequence of an episode."""
+
+    prompt: tuple[Message, ...] = ()
+    """Messages before the observation, such as a system text. They never carry loss."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Tool schemas given to the chat template."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables for the chat template."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """The policy's answer in one turn."""
+
+    text: str
+    """The message content, without the end-of-turn token."""
+    token_ids: tuple[int, ...] | None = None
+    """Ids as sampled, the end-of-turn token included if it was sampled. None for actions that came as text."""
+    logprobs: tuple[float, ...] | None = None
+    """Log-probability of each sampled id under the policy that sampled it, at temperature 1, in nats [tokens]."""
+    ended: bool = True
+    """Whether the policy ended its turn itself, rather than being cut at a token limit."""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """Native tool calls, in the chat-template form."""
+    candidates: tuple[int, ...] = ()
+    """Tokens of each of the actions that this one was chosen among, itself included; empty: there was no choice."""
+    reasoning: str = field(default="", metadata=SPARSE)
+    """Thought before the text, where it came as a field of its own; a chat template writes both."""
+    versions: tuple[int, ...] = field(default=(), metadata=SPARSE)
+    """Version of the policy that sampled each id: the iteration that made it, 0 for the policy that the loop began with
+    [tokens]. Empty: one policy sampled all, or none says."""
+
+    def __post_init__(self) -> None:
+        if self.token_ids is not None and not self.token_ids:
+            raise DataError("token_ids must hold at least one token or be None, got none.")
+        if self.versions and len(self.versions) != len(self.token_ids or ()):
+            raise DataError(
+                f"versions must be empty or one for each of {len(self.token_ids or ())} token_ids, got "
+                f"{len(self.versions)}."
+            )
+
+    def message(self) -> Message:
+        """Return the action as an assistant message."""
+        message: Message = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [dict(call) for call in self.tool_calls]
+        return message
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One observation and the action that answered it."""
+
+    observation: tuple[Message, ...]
+    """Messages since the previous action: user or tool messages. Empty if two actions follow each other."""
+    action: Action
+    reward: float = 0.0
+    """Reward of this action: the environment's, unless a judge's has taken its place."""
+    valid: bool = True
+    """Whether the action could be parsed and the environment understood it."""
+    state_key: str | None = None
+    """Key of the environment state the action was taken in; equal keys are the same state."""
+    recalled: tuple[Message, ...] | None = None
+    """The observation as later turns of a shortened history see it, where that is another; None: as it was."""
+    remaining: Remaining | None = None
+    """The way that is left before and after the action; None: not measured."""
+    trained: bool = field(default=True, metadata=SPARSE)
+    """Whether training may put loss on the action; see `carries_loss`."""
+    follows: int | None = field(default=None, metadata=SPARSE)
+    """Index of the turn whose context this turn extends. None: the turn before it; `OPENS`: none, so that the turn
+    opens another sequence, as after a compaction or in a sub-agent."""
+    opening: Opening | None = field(default=None, metadata=SPARSE)
+    """Messages and tools before the observation of a turn that opens another sequence; None: the trajectory's own."""
+    user_said: tuple[str, ...] = field(default=(), metadata=SPARSE)
+    """Texts of the user, in order, where the environment handed over the user's turn before this observation. A resumed
+    episode hears them again. They carry no loss."""
+    environment_reward: float | None = field(default=None, metadata=SPARSE)
+    """Reward that the environment gave, where `reward` is a judge's or has a judge's part; None: `reward` itself."""
+
+    @property
+    def own_reward(self) -> float:
+        """Reward that the environment gave."""
+        return self.reward if self.environment_reward is None else self.environment_reward
+
+    @property
+    def carries_loss(self) -> bool:
+        """Whether training puts loss on the action: it is to be trained, and it is not empty."""
+        action = self.action
+        written = action.text.strip() or action.tool_calls or action.token_ids or action.reasoning
+        return self.trained and bool(written)
+
+    @property
+    def observation_text(self) -> str:
+        """The observation as one text."""
+        return "\n".join(str(message.get("content") or "") for message in self.observation)
+
+
+def misplaced(turns: Sequence[Turn], history: int | None = None) -> str | None:
+    """Say which turn of an episode cannot stand where it says; None where all can.
+
+    Args:
+        turns: The turns of the episode, in the order they were taken.
+        history: How many earlier turns the policy saw at each turn; None: all of its sequence.
+    """
+    for index, turn in enumerate(turns):
+        if turn.follows is not None and not OPENS <= turn.follows < index:
+            return f"turns[{index}].follows: expected {OPENS} or the index of an earlier turn, got {turn.follows}"
+        if turn.opening is not None and (index == 0 or turn.follows != OPENS):
+            return (
+                f"turns[{index}].opening: expected it at a later turn with follows={OPENS} alone, since the first turn "
+                "has the prompt of the trajectory"
+            )
+    if history is not None and any(turn.follows not in (None, at - 1) for at, turn in enumerate(turns)):
+        return f"history: expected null where a turn has follows, got {history}"
+    return None
