@@ -2,6 +2,7 @@
 
     python benchmarks/cluster.py           turns a second in this process and on 1 and 2 nodes
     python benchmarks/cluster.py --json    one JSON object a row
+    python benchmarks/cluster.py --quick   one and two nodes alone, by a driver that is a member of the cluster
 
 All nodes are on this one machine, so what is shown is what Ray adds and that its nodes work side by side; not
 what more processors would bring, and no network. For that reason nothing in it computes. Two engines stand for two
@@ -226,7 +227,7 @@ def vary(
 
 
 def on_nodes(
-    tries: int, call: str, base: float, here: dict[float, float], print_row: Callable[..., None]
+    tries: int, call: str, base: float, here: dict[float, float], print_row: Callable[..., None], quick: bool
 ) -> None:
     """Measure one and two nodes, as a member of the cluster and as a client of it."""
     import ray  # not above: the processes of worlds import this file
@@ -241,7 +242,8 @@ def on_nodes(
     for nodes in (1, 2):
         local.add_node(num_cpus=2, **SMALL)
         local.wait_for_nodes()
-        for where, address in (("member", local.address), ("client", f"ray://127.0.0.1:{port}")):
+        ways = [("member", local.address), ("client", f"ray://127.0.0.1:{port}")]
+        for where, address in ways[:1] if quick else ways:
             cluster = Cluster(address, engines=nodes)
             worlds = ClusterWorlds(section("Sleeping"), Worlds(), cluster, CONVERSATIONS)
             if nodes == 1:
@@ -267,6 +269,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser.add_argument("--quick", action="store_true", help="one and two nodes alone")
     parser.add_argument("--call", type=float, default=0.01, help="seconds of `Clock` for each prompt")
     parser.add_argument("--tries", type=int, default=5)
     given = parser.parse_args()
@@ -281,11 +284,11 @@ def main() -> None:
     print_row(case="turns/s", where="here", nodes=0, **base, ratio=1.0)
 
     here = {}
-    for sigma in SIGMAS:
+    for sigma in () if given.quick else SIGMAS:
         found = collect(Continuous(str(sigma)), Short, given.tries, AT_ONCE)
         here[sigma] = found["turns_per_second"]
         print_row(case="varying answers", where="here", sigma=sigma, **found)
-    on_nodes(given.tries, call, base["turns_per_second"], here, print_row)
+    on_nodes(given.tries, call, base["turns_per_second"], here, print_row, given.quick)
 
 
 if __name__ == "__main__":

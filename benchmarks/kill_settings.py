@@ -173,7 +173,7 @@ SETTINGS = {
             kills=6,
         ),
         Setting("launch.processes=2, online", ("run", "online.yaml", *_TWO), equal="close", kills=6),
-        Setting("the same, sharding: fsdp2", ("run", "online.yaml", *_TWO, _SHARDED), equal="close", kills=6),
+        Setting("launch.processes=2, fsdp2", ("run", "online.yaml", *_TWO, _SHARDED), equal="close", kills=6),
         Setting("agents through the endpoint", ("run", "agents.yaml")),
         Setting(
             "cluster=local",

@@ -307,6 +307,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     total: Counter[str] = Counter()
     for setting in NAMES:
         own = [row for row in rows if row["setting"] == setting]
+        if not own:
+            continue
         roles = Counter(each["role"] for row in own for each in row["kills"])
         total += roles
         said = ", ".join(f"{role} {count}" for role, count in roles.most_common())

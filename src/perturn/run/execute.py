@@ -137,8 +137,8 @@ def _refuse_offload(recipe: Recipe) -> None:
     """Reject `cpu_offload` where there is no GPU. A dry run may ask what it costs."""
     if recipe.launch.cpu_offload and _waiting_trainings(recipe) and not locate("torch.cuda:is_available")():
         raise ConfigError(
-            "launch.cpu_offload keeps parts of the model out of the memory of a GPU, and this machine has none; leave it "
-            "out."
+            "launch.cpu_offload keeps parts of the model out of the memory of a GPU, and this machine has none; leave "
+            "it out."
         )
 
 
