@@ -2,6 +2,7 @@
 
     python benchmarks/cluster.py           turns a second in this process and on 1 and 2 nodes
     python benchmarks/cluster.py --json    one JSON object a row
+    python benchmarks/cluster.py --quick   one and two nodes alone, by a driver that is a member of the cluster
 
 All nodes are on this one machine, so what is shown is what Ray adds and that its nodes work side by side; not
 what more processors would bring, and no network. For that reason nothing in it computes. Two engines stand for two
@@ -13,6 +14,9 @@ limits of a model:
   does. The times are lognormal around 0.3 s with a standard deviation of the logarithm of `sigma`, and depend on the
   prompt alone. A replica that waited for its slowest answer would lose most of this engine's speed. A world sleeps
   20 ms a step.
+
+Turns are counted while all worlds are open. To open them takes seconds (`opening`), since each of `Sleeping` is a
+process of its own, which starts Python: that is work of this machine's processors, whose number does not grow here.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
@@ -35,7 +40,7 @@ from perturn.config.sections import Cluster, Worlds
 from perturn.engines.streaming import answer_all
 from perturn.envs.world_process import ProcessWorlds
 from perturn.episodes.play_many import Job, play
-from perturn.types import Action, EpisodeProtocol, Observation, Prompt, Sampling, Status, Task
+from perturn.types import Action, Environment, EpisodeProtocol, Observation, Prompt, Sampling, Status, Task
 
 CONVERSATIONS, TURNS, EPISODES = 16, 10, 64
 SIGMAS = (0.0, 0.5, 1.0, 1.5)
@@ -153,19 +158,38 @@ def section(world: str) -> dict[str, str]:
     return {"name": f"{Path(__file__).resolve()}:{world}"}
 
 
-def collect(engine, worlds, tries: int, concurrency: int = CONVERSATIONS) -> float:
-    """Turns a second, the median of some tries after one that warms up."""
+def opened(worlds: Callable[[], Environment], count: int) -> list[Environment]:
+    """So many worlds, each of which has begun an episode."""
+
+    def begin(number: int) -> Environment:
+        world = worlds()
+        world.reset(Task(f"t/{number}"), number)
+        return world
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(begin, range(count)))
+
+
+def collect(engine, worlds, tries: int, concurrency: int = CONVERSATIONS) -> dict[str, float]:
+    """Turns a second while all worlds are open, and seconds to open them: medians of some tries after a first one."""
     protocol = EpisodeProtocol("clock", format="action", max_turns=TURNS)
     jobs = [Job(Task(f"t/{number}"), number) for number in range(EPISODES)]
-    rates = []
+    rates, opening = [], []
     for _ in range(tries + 1):
-        began = time.monotonic()
-        found = list(
-            play(jobs, engine, worlds, protocol=protocol, sampling=Sampling(), concurrency=concurrency)
-        )
-        assert all(one.status is Status.COMPLETED for one in found)
-        rates.append(EPISODES * TURNS / (time.monotonic() - began))
-    return statistics.median(rates[1:])
+        started = time.monotonic()
+        ready = opened(worlds, concurrency)
+        began = ended = time.monotonic()
+        for one in play(
+            jobs, engine, ready.pop, protocol=protocol, sampling=Sampling(), concurrency=concurrency
+        ):
+            assert one.status is Status.COMPLETED
+            ended = time.monotonic()
+        rates.append(EPISODES * TURNS / (ended - began))
+        opening.append(began - started)
+    return {
+        "turns_per_second": round(statistics.median(rates[1:]), 1),
+        "opening_s": round(statistics.median(opening[1:]), 2),
+    }
 
 
 def milliseconds(call: Callable[[], object], count: int = 300) -> float:
@@ -196,36 +220,16 @@ def vary(
     """Turns a second of one replica of `Continuous`, against turns a second in this process by sigma."""
     for sigma, base in here.items():
         replicas = Replicas(cluster, Continuous, str(sigma))
-        rate = collect(replicas, Short, tries, AT_ONCE)
-        row = {"turns_per_second": round(rate, 1), "ratio": round(rate / base, 3)}
-        print_row(case="varying answers", where=where, sigma=sigma, **row)
+        found = collect(replicas, Short, tries, AT_ONCE)
+        ratio = round(found["turns_per_second"] / base, 3)
+        print_row(case="varying answers", where=where, sigma=sigma, **found, ratio=ratio)
         replicas.close()
 
 
-def main() -> None:
-    """Measure all."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a row")
-    parser.add_argument("--call", type=float, default=0.01, help="seconds of `Clock` for each prompt")
-    parser.add_argument("--tries", type=int, default=5)
-    given = parser.parse_args()
-    logging.getLogger("perturn").setLevel(logging.ERROR)
-
-    def print_row(**row: object) -> None:
-        print(json.dumps(row) if given.json else "  ".join(f"{value}" for value in row.values()), flush=True)
-
-    call = str(given.call)
-    calls("here", ProcessWorlds(section("Cheap"), Worlds()), Clock("0"), print_row)
-    base = collect(Clock(call), ProcessWorlds(section("Sleeping"), Worlds()), given.tries)
-    print_row(case="turns/s", where="here", nodes=0, turns_per_second=round(base, 1), ratio=1.0)
-
-    here = {}
-    for sigma in SIGMAS:
-        here[sigma] = collect(Continuous(str(sigma)), Short, given.tries, AT_ONCE)
-        print_row(case="varying answers", where="here", sigma=sigma, turns_per_second=round(here[sigma], 1))
-
+def on_nodes(
+    tries: int, call: str, base: float, here: dict[float, float], print_row: Callable[..., None], quick: bool
+) -> None:
+    """Measure one and two nodes, as a member of the cluster and as a client of it."""
     import ray  # not above: the processes of worlds import this file
     from ray.cluster_utils import Cluster as LocalCluster
 
@@ -238,7 +242,8 @@ def main() -> None:
     for nodes in (1, 2):
         local.add_node(num_cpus=2, **SMALL)
         local.wait_for_nodes()
-        for where, address in (("member", local.address), ("client", f"ray://127.0.0.1:{port}")):
+        ways = [("member", local.address), ("client", f"ray://127.0.0.1:{port}")]
+        for where, address in ways[:1] if quick else ways:
             cluster = Cluster(address, engines=nodes)
             worlds = ClusterWorlds(section("Sleeping"), Worlds(), cluster, CONVERSATIONS)
             if nodes == 1:
@@ -247,20 +252,43 @@ def main() -> None:
                 )
                 calls(where, cheap, Replicas(cluster, Clock, "0"), print_row)
                 del cheap
-                vary(where, cluster, here, given.tries, print_row)
+                vary(where, cluster, here, tries, print_row)
             replicas = Replicas(cluster, Clock, call)
-            rate = collect(replicas, worlds, given.tries)
-            print_row(
-                case="turns/s",
-                where=where,
-                nodes=nodes,
-                turns_per_second=round(rate, 1),
-                ratio=round(rate / base, 3),
-            )
+            found = collect(replicas, worlds, tries)
+            ratio = round(found["turns_per_second"] / base, 3)
+            print_row(case="turns/s", where=where, nodes=nodes, **found, ratio=ratio)
             replicas.close()
             del worlds, replicas
             ray.shutdown()
     local.shutdown()
+
+
+def main() -> None:
+    """Measure all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a row")
+    parser.add_argument("--quick", action="store_true", help="one and two nodes alone")
+    parser.add_argument("--call", type=float, default=0.01, help="seconds of `Clock` for each prompt")
+    parser.add_argument("--tries", type=int, default=5)
+    given = parser.parse_args()
+    logging.getLogger("perturn").setLevel(logging.ERROR)
+
+    def print_row(**row: object) -> None:
+        print(json.dumps(row) if given.json else "  ".join(f"{value}" for value in row.values()), flush=True)
+
+    call = str(given.call)
+    calls("here", ProcessWorlds(section("Cheap"), Worlds()), Clock("0"), print_row)
+    base = collect(Clock(call), ProcessWorlds(section("Sleeping"), Worlds()), given.tries)
+    print_row(case="turns/s", where="here", nodes=0, **base, ratio=1.0)
+
+    here = {}
+    for sigma in () if given.quick else SIGMAS:
+        found = collect(Continuous(str(sigma)), Short, given.tries, AT_ONCE)
+        here[sigma] = found["turns_per_second"]
+        print_row(case="varying answers", where="here", sigma=sigma, **found)
+    on_nodes(given.tries, call, base["turns_per_second"], here, print_row, given.quick)
 
 
 if __name__ == "__main__":

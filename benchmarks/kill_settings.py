@@ -154,6 +154,7 @@ class Setting:
 
 _WORLDS = "worlds.processes=4"
 _TWO = ("launch.processes=2", "align.learning_rate=1.0e-5")
+_SHARDED = "launch.sharding=fsdp2"
 _STALE = ("deterministic=false", "staleness=1", "credit.name=rloo")
 _WINDOW = ("explore.name=window", "explore.turns=1", "credit.name=turn-gae", "evaluate=null")
 SETTINGS = {
@@ -172,6 +173,7 @@ SETTINGS = {
             kills=6,
         ),
         Setting("launch.processes=2, online", ("run", "online.yaml", *_TWO), equal="close", kills=6),
+        Setting("launch.processes=2, fsdp2", ("run", "online.yaml", *_TWO, _SHARDED), equal="close", kills=6),
         Setting("agents through the endpoint", ("run", "agents.yaml")),
         Setting(
             "cluster=local",
@@ -205,6 +207,8 @@ _ROLES = {
     "Ray head": lambda words: "/gcs_server" in words,
 }
 """Which role a process has that a run has started, by the words of its command, in order."""
+ROLES = ["driver", "engine behind an API", *_ROLES]
+"""Roles that are killed."""
 
 
 def roles_of(driver: psutil.Process) -> dict[str, list[psutil.Process]]:

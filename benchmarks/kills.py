@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import kill_endpoint
 from kill_commands import Command, free_port, temporary_of
-from kill_settings import SETTINGS, Setting, differences, prepare, roles_of
+from kill_settings import ROLES, SETTINGS, Setting, differences, prepare, roles_of
 
 _LONGEST = 400.0
 """Seconds after which a command hangs."""
@@ -53,9 +54,9 @@ _IMPORTED = [
 class Trials:
     """Runs in one folder that are killed."""
 
-    def __init__(self, place: Path) -> None:
-        """Work in a folder."""
-        self.place = place
+    def __init__(self, place: Path, roles: Collection[str] = ()) -> None:
+        """Work in a folder; kill processes of these roles alone, if any are named."""
+        self.place, self.roles = place, roles
         prepare(place)
         (place / "logs").mkdir(exist_ok=True)
         self._context = multiprocessing.get_context("forkserver")
@@ -213,8 +214,9 @@ class _Killed:
             roles = roles_of(command.driver)
             if self._server is not None:
                 roles["engine behind an API"] = [self._server.driver]
-            others = sorted(set(roles) - {"driver"})
-            role = "driver" if not others or self._draw.random() < _DRIVER else self._draw.choice(others)
+            role = self._role(roles)
+            if role is None:
+                continue
             victim = self._draw.choice(roles[role])
             with suppress(psutil.NoSuchProcess):
                 stage = self._stage(command.driver)
@@ -223,6 +225,14 @@ class _Killed:
                 if self._server is not None and victim == self._server.driver:
                     self._server = self._trials.server(self._name)
         return command.wait(_LONGEST)
+
+    def _role(self, roles: Collection[str]) -> str | None:
+        """Draw which of the roles that are there is killed; None if no such role is to be."""
+        if wanted := self._trials.roles:
+            there = sorted(set(roles) & set(wanted))
+            return self._draw.choice(there) if there else None
+        others = sorted(set(roles) - {"driver"})
+        return "driver" if not others or self._draw.random() < _DRIVER else self._draw.choice(others)
 
     def _moment(self, command: Command) -> float:
         """Wait for the stage in which the next kill is to be, if there are stages; the seconds until the kill.
@@ -297,6 +307,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     total: Counter[str] = Counter()
     for setting in NAMES:
         own = [row for row in rows if row["setting"] == setting]
+        if not own:
+            continue
         roles = Counter(each["role"] for row in own for each in row["kills"])
         total += roles
         said = ", ".join(f"{role} {count}" for role, count in roles.most_common())
@@ -319,6 +331,7 @@ def main() -> None:
     parser.add_argument(
         "--first", type=int, default=0, help="number of the first trial, from which it is drawn"
     )
+    parser.add_argument("--roles", nargs="+", default=[], choices=ROLES, help="kill these alone")
     parser.add_argument("--table", action="store_true", help="print the table of the rows, and kill nothing")
     options = parser.parse_args()
     rows = (
@@ -327,7 +340,7 @@ def main() -> None:
     if options.table:
         print(table(rows))
         return
-    trials = Trials(options.place.resolve())
+    trials = Trials(options.place.resolve(), options.roles)
     while sum(len(row["kills"]) for row in rows) < options.kills:
         done = Counter(dict.fromkeys(NAMES, options.first))
         done.update(row["setting"] for row in rows)

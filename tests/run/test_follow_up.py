@@ -135,21 +135,35 @@ def test_then_needs_a_policy_that_was_trained():
     assert "this recipe, which trains none" in refusal(following, recipe)
 
 
+def study_words(**more):
+    return {
+        "name": "s",
+        "recipe": "r.yaml",
+        "seeds": [0],
+        "methods": {"sft": {}},
+        "test": {"tasks": {"n": 2}},
+        **more,
+    }
+
+
 def test_a_study_refuses_a_recipe_with_then(tmp_path):
     """Its cells are runs of one recipe; the second would be left out without a word."""
     (tmp_path / "r.yaml").write_text(json.dumps(small(then=PAIRS)))
+    mixed = study_words(environments={"one": {"then": None}, "other": {}})
 
-    with pytest.raises(ConfigError, match="leave `then` out of it"):
-        study_of(
-            {
-                "name": "s",
-                "recipe": "r.yaml",
-                "seeds": [0],
-                "methods": {"sft": {}},
-                "test": {"tasks": {"n": 2}},
-            },
-            tmp_path,
-        )
+    with pytest.raises(ConfigError, match="take `then` out with"):
+        study_of(study_words(), tmp_path)
+    with pytest.raises(ConfigError, match="take `then` out with"):
+        study_of(mixed, tmp_path)
+
+
+def test_a_study_may_take_then_out(tmp_path):
+    """As an environment lays it over the recipe."""
+    (tmp_path / "r.yaml").write_text(json.dumps(small(then=PAIRS)))
+
+    study, _ = study_of(study_words(environments={"one": {"then": None}}), tmp_path)
+
+    assert study.environments == {"one": {"then": None}}
 
 
 @pytest.mark.slow

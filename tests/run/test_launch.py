@@ -275,7 +275,7 @@ def test_torchrun_keeps_its_files_in_the_folder_of_the_launch(tmp_path):
 
 
 def test_a_launch_that_cannot_train_is_rejected_before_work(monkeypatch):
-    """A batch that does not divide, sharding by one process, and fewer GPUs than processes."""
+    """A batch that does not divide, sharding by one process, an offload without a GPU, and too few GPUs."""
     for words, said in (
         (["launch.processes=3"], "batch_size must be a multiple of the 3 processes, got 2"),
         (["launch.sharding=fsdp2"], "launch.processes must be >= 2 with sharding fsdp2, got 1"),
@@ -283,6 +283,9 @@ def test_a_launch_that_cannot_train_is_rejected_before_work(monkeypatch):
     ):
         with pytest.raises(ConfigError, match=said):
             open_run("recipe.yaml", ["name=refused", *words])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"launch.cpu_offload .* this machine has none"):
+        open_run("recipe.yaml", ["name=refused", TWO, "launch.sharding=fsdp2", "launch.cpu_offload=true"])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(ConfigError, match=r"sees 2 GPUs, and align trains on one.*set launch.processes=2"):
         open_run("recipe.yaml", ["name=refused"])

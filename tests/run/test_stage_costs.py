@@ -3,8 +3,11 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from perturn.config.sections import Align, Lora, Train
+from perturn.estimate import machine_speed
 from perturn.estimate.episode_lengths import Episodes
 from perturn.estimate.machine_speed import Machine, measure_machine, measure_passes
 from perturn.estimate.memory import ModelShape
@@ -114,6 +117,26 @@ def test_the_machine_has_the_size_of_the_model_and_a_speed(tiny_folder):
     assert (machine.layers, machine.shape.hidden, machine.bytes) == (2, 32, 4)
     assert machine.many > 0
     assert machine.few > 0
+
+
+def test_a_large_model_is_measured_with_a_part_of_its_product(monkeypatch):
+    """A layer of 64 x 256 weights, of which at most 32 columns are timed with many tokens and 128 with few."""
+    timed = []
+    monkeypatch.setattr(machine_speed, "_MANY", 64 * 32)
+    monkeypatch.setattr(machine_speed, "_FEW", 64 * 128)
+    monkeypatch.setattr(machine_speed, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(machine_speed, "_seconds", lambda work: timed.append(tuple(work().shape)) or 2.0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=8, hidden_size=64, intermediate_size=8, num_hidden_layers=1, num_attention_heads=4
+        )
+    )
+
+    machine = measure_machine(model, "float32", 0.0)
+
+    assert timed == [(1024, 32), (16, 128)]
+    assert machine.many == 2 * 1024 * 64 * 32 / 2.0
+    assert machine.few == 4 * 64 * 128 / 2.0
 
 
 def test_rows_of_groups_are_as_long_as_the_policys_episodes():

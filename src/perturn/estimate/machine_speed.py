@@ -20,6 +20,9 @@ _SMALL = 30_000_000
 """Parameters of a model that is made and asked, at most."""
 _MEASURED = 8192
 """Tokens of the pass that is timed, at most."""
+_MANY, _FEW = 2**24, 2**26
+"""Weights of a product that is timed on a CPU, at most: with a thousand tokens, and with 16, which must read them from
+memory. A larger product is as fast for each weight, but for a model of 70B it takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +68,17 @@ def measure_machine(model: Any, setting: str, process_gb: float) -> Machine:
     where = device()
     dtype = compute_dtype(setting, where, model.config)
     text = model.config.get_text_config()
-    weight = torch.randn(text.hidden_size, 4 * text.hidden_size, device=where, dtype=dtype)
-    many, few = (torch.randn(rows, len(weight), device=where, dtype=dtype) for rows in (1024, 16))
+    width, columns = text.hidden_size, [4 * text.hidden_size] * 2
+    if where.type == "cpu":
+        columns = [min(columns[0], max(1, most // width)) for most in (_MANY, _FEW)]
+    weight = torch.randn(width, columns[1], device=where, dtype=dtype)
+    part = weight if columns[0] == columns[1] else weight[:, : columns[0]].contiguous()
+    many, few = (torch.randn(rows, width, device=where, dtype=dtype) for rows in (1024, 16))
     return Machine(
         shape=model_shape(model),
         device=where.type,
         bytes=dtype.itemsize,
-        many=2 * 1024 * weight.numel() / _seconds(lambda: many @ weight),
+        many=2 * 1024 * part.numel() / _seconds(lambda: many @ part),
         few=weight.nbytes / _seconds(lambda: few @ weight),
         base_gb=process_gb if where.type == "cpu" else 0.5,
         crowd=_crowd(),

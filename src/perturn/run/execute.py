@@ -66,6 +66,8 @@ def open_run(source: Path | Recipe, overrides: Sequence[str] = (), command: str 
 
 def _open(recipe: Recipe, command: str | None) -> Run:
     refuse_early(recipe, command)
+    if command in (None, "train"):
+        _refuse_offload(recipe)
     panels = None if RunPaths(run_folder(recipe)).is_run else check(recipe, command)
     run = Run(recipe)
     try:
@@ -119,9 +121,7 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
 
 def _refuse_gpus(recipe: Recipe) -> None:
     """Reject a training that is still to be done and that has not one GPU for each process."""
-    manifest = read_manifest(run_folder(recipe)) or {"stages": {}}
-    trainings = [stage.name for stage in stages(recipe) if stage.command == "train"]
-    waits = [name for name in trainings if not manifest["stages"].get(name, {}).get("done")]
+    waits = _waiting_trainings(recipe)
     gpus = locate("torch.cuda:device_count")() if waits and world_size() == 1 else 0
     processes = recipe.launch.processes
     if gpus > 1 and processes == 1:
@@ -131,6 +131,22 @@ def _refuse_gpus(recipe: Recipe) -> None:
         )
     if 0 < gpus < processes:
         raise ConfigError(f"launch.processes must be <= the {gpus} GPUs of this machine, got {processes}.")
+
+
+def _refuse_offload(recipe: Recipe) -> None:
+    """Reject `cpu_offload` where there is no GPU. A dry run may ask what it costs."""
+    if recipe.launch.cpu_offload and _waiting_trainings(recipe) and not locate("torch.cuda:is_available")():
+        raise ConfigError(
+            "launch.cpu_offload keeps parts of the model out of the memory of a GPU, and this machine has none; leave "
+            "it out."
+        )
+
+
+def _waiting_trainings(recipe: Recipe) -> list[str]:
+    """Return the names of trainings that are still to be done."""
+    manifest = read_manifest(run_folder(recipe)) or {"stages": {}}
+    trainings = [stage.name for stage in stages(recipe) if stage.command == "train"]
+    return [name for name in trainings if not manifest["stages"].get(name, {}).get("done")]
 
 
 def check_trackers(names: Iterable[str]) -> None:

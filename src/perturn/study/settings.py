@@ -225,10 +225,7 @@ def _recipe_file(name: str, beside: Path) -> Path:
 
 def _completed(study: Study, recipe: Mapping[str, Any]) -> Study:
     """Return the study with the methods that are always there, its baseline, and its environments by name."""
-    if recipe.get("then") is not None:
-        raise ConfigError(
-            "a study compares runs of one recipe; leave `then` out of it, and give that a study of its own."
-        )
+    _check_one_recipe(study, recipe)
     usual = {"base": BASE} | ({"sft": SFT} if recipe.get("sft") is not None else {})
     methods = {**{name: each for name, each in usual.items() if name not in study.methods}, **study.methods}
     baseline = study.baseline or next(name for name in ("sft", "base") if name in methods)
@@ -237,6 +234,20 @@ def _completed(study: Study, recipe: Mapping[str, Any]) -> Study:
     own = (recipe.get("environment") or {}).get("name", "environment")
     environments = study.environments or {re.sub(r"[^\w.-]+", "-", str(own)).strip("-"): {}}
     return replace(study, methods=methods, baseline=baseline, environments=environments)
+
+
+def _check_one_recipe(study: Study, recipe: Mapping[str, Any]) -> None:
+    """Reject a second recipe in `then`, unless every environment of the study takes it out."""
+    kept = [
+        laid
+        for laid in study.environments.values() or [{}]
+        if laid.get("then", recipe.get("then")) is not None
+    ]
+    if kept:
+        raise ConfigError(
+            "a study compares runs of one recipe; take `then` out with `environments: {NAME: {then: null}}`, and give "
+            "it a study of its own."
+        )
 
 
 def _check_pairs(study: Study, methods: Collection[str], baseline: str) -> None:
