@@ -14,13 +14,14 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections import Counter
 from pathlib import Path
+
+from free_port import free_port
 
 ROOT = Path(__file__).parents[1]
 ITERATIONS, EPISODES, SCORED = 4, 8, 4
@@ -137,13 +138,6 @@ def start_server(python: str, place: Path, port: int) -> subprocess.Popen[bytes]
         except OSError:
             time.sleep(0.5)
     raise SystemExit(f"the server does not answer; see {place / 'server.log'}")
-
-
-def free_port() -> int:
-    """A free port."""
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return int(opened.getsockname()[1])
 
 
 def stages_of(run: Path) -> list[str]:

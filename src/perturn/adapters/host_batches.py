@@ -159,8 +159,8 @@ class HostBatch:
 def weigh_batch(batch: HostBatch, credit: HostCredit) -> tuple[Tensor, Tensor]:
     """Return the advantage of each token, and the return that V stands for, as `rewards` is [sequences, tokens].
 
-    All tokens of a turn have the same two numbers, and tokens outside of turns have 0. Without V the return is the
-    advantage, as hosts have it.
+    All tokens of a turn have the same two numbers, and tokens outside of turns have 0. Without V the return
+    is the advantage, as in the hosts.
     """
     spans = [turn_spans(row) for row in batch.mask.tolist()]
     rewards = [turn_rewards(row, own) for row, own in zip(batch.rewards.tolist(), spans, strict=True)]

@@ -58,8 +58,8 @@ class BiLevelGAE:
 
     Source: RAGEN (Wang et al. 2025), arXiv:2504.20073, and its code.
     Differs: a number per turn: the advantage of its first token, the only one whose value has seen the state and
-    nothing of the action. RAGEN's `high_level_gamma` is 0.95; 1 here, for it discounts the objective. See also
-    `bi_level_advantages`.
+    nothing of the action. RAGEN's `high_level_gamma` is 0.95. Here it is 1, since a smaller value discounts
+    the objective. See also `bi_level_advantages`.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0

@@ -21,7 +21,7 @@ from perturn.needs import Needs
 from perturn.types import Trajectory
 
 EPSILON = 1e-6
-"""Added to a standard deviation before it divides, in the unit of the values; as peers have it."""
+"""Added to a standard deviation before it divides, in the unit of the values; the same as in verl and TRL."""
 
 NORMALIZATIONS = ("mean", "std")
 """Values less their mean; or that over their standard deviation as well."""

@@ -24,7 +24,7 @@ from perturn.needs import Needs
 from perturn.types import Trajectory
 
 _VARIANCE = 1e-8
-"""Added to a variance before its root divides, as verl has it."""
+"""Added to a variance before its root divides, as in verl."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The credits that need no group, for their number depends on the turn alone: uniform, confidence, discount."""
+"""Credits that need no group, since each number depends on its turn alone: uniform, confidence, discount."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -35,8 +35,8 @@ class Potential:
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True)
 
     distance: str = "shortest"
-    """How the way to a success is measured: shortest, for someone who knows all of the world, or searching, for the
-    environment's expert who takes over with what the episode has shown."""
+    """How the way to a success is measured: `shortest`, with full knowledge of the world, or `searching`, by
+    the environment's expert, who knows only what the episode has shown."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""

@@ -185,7 +185,7 @@ def crossed_comparison(
 def crossed_bootstrap(
     values: Sequence[Sequence[float]], confidence: float = 0.95, *, draws: int = DRAWS, seed: int = SEED
 ) -> tuple[float, float]:
-    """Return the percentile interval of the mean from seeds and tasks that are drawn anew, each with replacement.
+    """Return the percentile interval of the mean over seeds and tasks, each resampled with replacement.
 
     It is too narrow where few seeds differ, since drawing 3 seeds from 3 cannot show how far a fourth may lie, and too
     wide where they do not: what is drawn twice is counted as noise twice. `crossed_interval` is the one to report.

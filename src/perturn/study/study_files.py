@@ -42,7 +42,7 @@ class Files:
 
     @property
     def protocols(self) -> Path:
-        """Conditions of the scores on the test panel, by environment and method."""
+        """Conditions of the scores on the test tasks, by environment and method."""
         return self.folder / PROTOCOLS
 
     @property

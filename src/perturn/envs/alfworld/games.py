@@ -131,7 +131,7 @@ class Games:
         )
 
     def _compare(self, split: str) -> None:
-        """Say if the split is not the official panel: its scores are then not comparable."""
+        """Say if the tasks are not the official split. Scores on other tasks are not comparable."""
         count, digest = PANELS[split]
         found = self._ids[split]
         if len(found) != count or digest != ids_digest(found):

@@ -23,7 +23,7 @@ from perturn.types import Observation, Task
 MOST_ERRORS = 10
 """Calls that fail before the episode ends without reward."""
 _GREETING = "Hi! How can I help you today?"
-_NO_ACTION = "That is no action: call a tool, or write a message to the user."
+_NO_ACTION = "That is not an action: call a tool, or write a message to the user."
 _SYSTEM = """You are an agent of customer service. Help the user, and keep to the policy below.
 In each turn you either write a message to the user or call a tool. You cannot do both at the same time.
 

@@ -114,9 +114,9 @@ class SPA(GroupCredit):
     its abstract and its released code (`train_our_progress_model.py`, `rl_data_org.py`).
     Differs: the paper has no residual, and a bonus of 0.5 for an executed action: `residual: false` with `grounding:
     0.5`. It uses PPO with a critic on these rewards; here, other episodes of the task replace the critic. The head is a
-    ridge regression, fitted anew in each iteration and on other episodes alone; the code trains a whole model with a
-    linear layer on its logits, once. An episode that FAILED has no bonus. A trajectory alone in its group gets 0.
-    Nothing is discounted.
+    ridge regression, fitted again in each iteration, on other episodes only; the code trains a whole model
+    with a linear layer on its logits, once. An episode that FAILED has no bonus. A trajectory alone in its
+    group gets 0. Nothing is discounted.
     """
 
     grounding: Annotated[float, Bound(least=0)] = 0.0

@@ -109,7 +109,7 @@ class LogSettings:
             raise ConfigError(f"unknown kind of rows {self.form!r}.{did_you_mean(self.form, FORMS)}")
         if self.keeps_unscored and self.form != "trajectories":
             raise ConfigError(
-                f"episodes without a score have no label, so they are no rows of {self.form}; leave them out."
+                f"episodes without a score have no label, so they cannot be rows of {self.form}; leave them out."
             )
 
 

@@ -90,7 +90,8 @@ def swept_keys(tuning: Sequence[Mapping[str, Any]]) -> list[str]:
 def tuning_curve(
     tuning: Sequence[Mapping[str, Any]], key: str, style: Mapping[str, Mapping[str, str]]
 ) -> go.Figure | None:
-    """Return success on the tuning panel against a swept setting, a line for each method and its other settings.
+    """Return success on the tuning tasks against a swept setting, a line for each method and its other
+    settings.
 
     A method without a point is a dotted line.
 
