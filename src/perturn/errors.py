@@ -160,8 +160,9 @@ def by_reason(refused: Iterable[T], reason: Callable[[T], str]) -> list[list[T]]
 
 
 def refusal(name: str, refused: Sequence[tuple[int | str, str]], unit: str = "row") -> str:
-    """Say which rows of a dataset are rejected. Each reason has its first row, the number of rows, and the
-    first message.
+    """Say which rows of a dataset are rejected.
+
+    Each reason has its first row, the number of rows, and the first message.
 
     Places of rows are numbers of a unit, such as `row` or `line`.
     """

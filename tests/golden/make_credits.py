@@ -1,7 +1,7 @@
 """Recompute every credit of a group as its source writes it, row by row, in exact fractions where it has no root.
 
-Shares no code with the library: a group is a list of rows as peers have it, one a turn, and a sum is a loop over rows.
-Writes credits.json beside this file. Made with Python 3.11 by
+Shares no code with the library: a group is a list of rows as peers have it, one per turn, and a sum is a loop
+over rows. Writes credits.json beside this file. Made with Python 3.11 by
 
     python tests/golden/make_credits.py
 """
@@ -18,7 +18,7 @@ F = Fraction
 
 
 def make_rows(group: list, gamma: Fraction) -> list:
-    """Return one row a turn."""
+    """Return one row per turn."""
     rows = []
     for i, one in enumerate(group):
         rewards = [F(r) for r in one["rewards"]]

@@ -103,11 +103,11 @@ def weigh_episodes(
     Args:
         episodes: Of a batch, in any order; episodes of one group are compared.
         weigher: The credit.
-        needed: Quantities that the credit needs, by keyword, one entry an episode.
+        needed: Quantities that the credit needs, by keyword, one entry per episode.
 
     Raises:
         DataError: If the credit compares turns by state keys and an episode has none, or has not one of each turn.
-        ConfigError: If the credit does not return one finite number a turn.
+        ConfigError: If the credit does not return one finite number per turn.
     """
     credit = weigher.credit
     if weigher.reads_states and (lacks := [one.group for one in episodes if one.states is None]):

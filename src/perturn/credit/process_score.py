@@ -52,7 +52,7 @@ class ProcessScore:
         return (Distance(self.distance),) if self.by == "progress" else ()
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the score of every turn, one tensor a trajectory, without unit [turns].
+        """Return the score of every turn, one tensor per trajectory, without unit [turns].
 
         Raises:
             DataError: If it is by progress, and the remaining path of a turn was not measured.

@@ -236,7 +236,7 @@ def _check_tools(found: _Problems, environment: Environment, task: Task, first: 
         if len(answer.results) != len(calls) and not answer.terminated:
             found.add(
                 f"{what} returned {len(answer.results)} results",
-                "read the action with perturn.episodes.tool_calls.read_action and return one text a call, in their "
+                "read the action with perturn.episodes.tool_calls.read_action and return one text per call, in their "
                 "order",
             )
 

@@ -81,7 +81,7 @@ class FirstError:
         return (Distance(self.distance),)
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the weight of every turn, one tensor a trajectory, without unit [turns].
+        """Return the weight of every turn, one tensor per trajectory, without unit [turns].
 
         Raises:
             DataError: If the remaining path of a turn was not measured.

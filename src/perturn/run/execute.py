@@ -314,7 +314,9 @@ def _say_waiting(run: Run, waiting: Sequence[tuple[str, str]]) -> None:
         waiting: Each stage with the stage that has to be done first.
     """
     (name, need), *others = waiting
-    more = f", and {len(others)} more {'stage waits' if len(others) == 1 else 'stages wait'}" if others else ""
+    more = (
+        f", and {len(others)} more {'stage waits' if len(others) == 1 else 'stages wait'}" if others else ""
+    )
     console.print(
         f"left for later: {name} needs {need}{more}. `perturn run {run.folder}` does all stages.",
         markup=False,

@@ -84,7 +84,7 @@ class Maker:
         """Return the seals of what is read of a policy: its files, and its start policy or the explored episodes.
 
         Raises:
-            PerturnError: If it is not done, is gone, or is not what was written.
+            PerturnError: If the stage is not done, or a file is missing or has changed.
         """
         if problem := self.lack(needs):
             raise ConfigError(problem)

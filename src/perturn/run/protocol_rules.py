@@ -74,7 +74,7 @@ def rules_for(protocol: str | None, env: Environment, task: Callable[[], Task]) 
     named, source = declared.get("name", ("default", ""))
     if named not in PROTOCOLS and not {"system", "max_turns"} <= declared.keys() and "name" in declared:
         raise ConfigError(
-            f"{source} is {named!r}, which is not a named protocol.{did_you_mean(str(named), PROTOCOLS)} Make it one of "
+            f"{source} is {named!r}, which names no protocol.{did_you_mean(str(named), PROTOCOLS)} Make it one of "
             "these, or a dict of settings such as {'format': 'action', 'max_turns': 20, 'system': '...'}."
         )
     chosen = {"name": (named, source), **declared}

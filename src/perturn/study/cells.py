@@ -239,8 +239,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def _scoring(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the recipe of a run that scores a policy and does nothing else, but for its model, task list and
-    name."""
+    """Return the recipe of a run that only scores a policy, without model, task list and name."""
     return _without(data, [*_OF_TRAINING, *_OF_THE_ALIGNMENT, *_rewards_of_training(data)])
 
 
@@ -380,6 +379,6 @@ def refuse_without_alignment(study: Study, method: str, data: Mapping[str, Any])
     for key, value in {**own, **(swept if isinstance(swept, Mapping) else {})}.items():
         if value is not None and any(f"{key}.".startswith(f"{each}.") for each in gone):
             raise ConfigError(
-                f"methods.{method} sets {key}, which belongs to the alignment, and it has no alignment (`align: null`); remove "
+                f"methods.{method} sets {key}, which belongs to the alignment, and `align` is null; remove "
                 "the one or the other."
             )

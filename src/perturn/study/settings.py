@@ -1,5 +1,4 @@
-"""A study file: which methods are compared, on which seeds and environments, tuned and tested on which task
-lists."""
+"""A study file: methods, seeds, environments, and the tasks to tune and test on."""
 
 from __future__ import annotations
 

@@ -32,12 +32,12 @@ class Files:
 
     @property
     def cells(self) -> Path:
-        """A row a cell."""
+        """A row per cell."""
         return self.folder / "cells.json"
 
     @property
     def episodes(self) -> Path:
-        """A row an episode."""
+        """A row per episode."""
         return self.folder / EPISODES
 
     @property

@@ -88,8 +88,7 @@ class Board:
         return (len(self.plan.points) - len(self.chosen)) * len(self.plan.study.seeds)
 
     def scores_alone(self, cell: Cell) -> bool:
-        """Return whether a cell's run is done, so that its score on the test tasks is all that is
-        left."""
+        """Return whether a cell's run is done, so that its score on the test tasks is all that is left."""
         return (cell.folder, "tune") in self._done
 
     def ended(self, cell: Cell, error: str | None) -> None:

@@ -117,7 +117,7 @@ class MatchTIR(GroupCredit):
     def __call__(
         self, group: Sequence[Trajectory], *, tool_matches: Matches | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory [turns].
+        """Return the advantage of every turn, one tensor per trajectory [turns].
 
         It is without unit, or in units of reward under `baseline` others.
         """

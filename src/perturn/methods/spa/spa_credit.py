@@ -61,7 +61,7 @@ def shares_of(contributions: TurnShares | None, group: Sequence[Trajectory]) -> 
     """Return the contributions of each trajectory.
 
     Raises:
-        ValueError: If they are missing, not finite, or have not one entry a turn.
+        ValueError: If they are missing, not finite, or have not one entry per turn.
     """
     if contributions is None:
         raise ValueError(
@@ -76,7 +76,7 @@ def shares_of(contributions: TurnShares | None, group: Sequence[Trajectory]) -> 
     if len(found) != len(lengths) or any(
         len(own) != length for one, length in zip(found, lengths, strict=True) for own in one.heads
     ):
-        raise ValueError("contributions must hold one entry a turn, for each trajectory of the group.")
+        raise ValueError("contributions must hold one entry per turn, for each trajectory of the group.")
     if not all(isfinite(share) for one in found for own in one.heads for share in own):
         raise ValueError("contributions must be finite.")
     return found
@@ -141,10 +141,10 @@ class SPA(GroupCredit):
     def __call__(
         self, group: Sequence[Trajectory], *, contributions: TurnShares | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
+        """Return the advantage of every turn, one tensor per trajectory, in units of reward [turns].
 
         Raises:
-            ValueError: If `contributions` is missing, not finite, or has not one entry a turn.
+            ValueError: If `contributions` is missing, not finite, or has not one entry per turn.
         """
         shares, scores = shares_of(contributions, group), [fsum(of_one) for of_one in self.returns(group)]
         found: Numbers = [[0.0] * len(one.turns) for one in group]

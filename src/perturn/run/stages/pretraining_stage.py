@@ -54,8 +54,7 @@ def lessons(settings: Base, tasks: Sequence[Task]) -> list[Job]:
 
 
 def taught(run: Run) -> list[Trajectory]:
-    """Return the lessons that a base is taught, in the order of the task list: successes of expert and noisy
-    expert.
+    """Return the lessons of a base in the order of its tasks: successes of expert and noisy expert.
 
     Raises:
         RunError: If there is none.

@@ -116,7 +116,7 @@ def read_recorded(folder: Path) -> RecordedStudy:
     """
     if not (folder / "study.yaml").is_file():
         raise RunError(
-            f"{folder} holds no study.yaml, so it is not the folder of a study; name the folder that perturn study wrote."
+            f"{folder} holds no study.yaml, so it is not a folder of a study; name what perturn study wrote."
         )
     settings = parse_settings(read_text(folder / "study.yaml", RunError, REMEDY), str(folder / "study.yaml"))
     cells = read_cells(folder / "cells.json")
@@ -168,7 +168,7 @@ def shared(*tables: Scores) -> tuple[list[int], list[str]]:
 
 
 def rows_of(values: Scores, together: Sequence[Sequence[int]], tasks: Sequence[str]) -> list[list[float]]:
-    """Return a row for seeds that count together, which is their mean; a column a task."""
+    """Return a row for seeds that count together, which is their mean; a column per task."""
     return [[fmean(values[seed][task] for seed in seeds) for task in tasks] for seeds in together]
 
 
