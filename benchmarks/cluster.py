@@ -25,7 +25,6 @@ import argparse
 import json
 import logging
 import random
-import socket
 import statistics
 import time
 from collections import deque
@@ -231,11 +230,10 @@ def on_nodes(
 ) -> None:
     """Measure one and two nodes, as a member of the cluster and as a client of it."""
     import ray  # not above: the processes of worlds import this file
+    from free_port import free_port
     from ray.cluster_utils import Cluster as LocalCluster
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     local = LocalCluster(
         initialize_head=True, head_node_args=SMALL | {"num_cpus": 0, "ray_client_server_port": port}
     )

@@ -7,7 +7,6 @@ import ctypes
 import importlib
 import os
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -73,13 +72,6 @@ class Command:
         while (found := self.left()) and time.monotonic() < until:
             time.sleep(0.1)
         return found
-
-
-def free_port() -> int:
-    """A free port."""
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return int(opened.getsockname()[1])
 
 
 def temporary_of(place: Path, trial: str) -> Path:

@@ -30,7 +30,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent))
 
 import kill_endpoint
-from kill_commands import Command, free_port, temporary_of
+from free_port import free_port
+from kill_commands import Command, temporary_of
 from kill_settings import ROLES, SETTINGS, Setting, differences, prepare, roles_of
 
 _LONGEST = 400.0

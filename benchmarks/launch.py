@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from free_port import free_port
 
 WORLDS = (1, 2, 4)
 
@@ -138,9 +139,7 @@ def measure(folder: Path, world: int) -> dict[str, Any]:
     """Train by so many processes, each with a memory of its own."""
     from perturn.run.launch.driver import FREED
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     common = os.environ | {"OMP_NUM_THREADS": "1", "PERTURN_CACHE": str(folder / "cache")}
     own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
     if world == 1:

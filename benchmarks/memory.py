@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,8 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from free_port import free_port
 
 from perturn.free_memory import release_memory
 
@@ -250,9 +251,7 @@ def measure(folder: Path, case: Case) -> dict[str, Any]:
     for size in (SMALLEST, case.size):
         if not (folder / size).is_dir():
             begin(folder / size, size)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     common = os.environ | {"OMP_NUM_THREADS": "1", "PERTURN_CACHE": str(folder / "cache")}
     own: list[dict[str, str]] = [{}]
     if case.processes > 1:

@@ -17,7 +17,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from free_port import free_port
 
 ROOT = Path(__file__).parents[1]
 EPISODES, SCORED = 8, 4
@@ -219,13 +219,6 @@ def start_server(python: str, place: Path, port: int) -> subprocess.Popen[bytes]
         except OSError:
             time.sleep(0.5)
     raise SystemExit(f"the server does not answer; see {place / 'server.log'}")
-
-
-def free_port() -> int:
-    """A free port."""
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return int(opened.getsockname()[1])
 
 
 def stages_of(run: Path) -> list[str]:

@@ -19,26 +19,14 @@ import predicts
 from findings import STYLE
 from generated_files import write_or_check
 
+from perturn.report.score_headings import OF_GRADIENTS, OF_TURNS
+
 PAGE, FIGURES = "results/measure.md", "figures/measure"
 _LEARNING = re.compile(r"<!-- predicts (\S+) -->.*?<!-- end -->", re.DOTALL)
 _BLOCK = re.compile(r"<!-- measure (\S+) -->.*?<!-- end -->", re.DOTALL)
 _SENTENCE = re.compile(
     r"On \S+, (?P<name>.+?) (?P<claim>(?:finds|tells|ranks|points) .+) \(\w+ (?P<number>.+)\)\."
 )
-OF_TURNS = {
-    "correlation": "correlation",
-    "auc": "AUC, A > 0",
-    "lost_auc": "AUC, lost turn",
-    "sign_errors": "sign errors",
-    "error_after_scaling": "error after scaling",
-    "loss_found": "loss found",
-}
-OF_GRADIENTS = {
-    "cosine": "cosine",
-    "expected_cosine": "expected cosine",
-    "signal_to_noise": "signal to noise",
-    "step_cosine": "step cosine",
-}
 DRAWN, NULL = "lost_auc", 0.5
 """Score with a forest plot, and what a credit has that knows nothing."""
 TITLE = "AUC of the turn that lost a failed episode"

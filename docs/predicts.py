@@ -15,17 +15,12 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
+from perturn.report.score_headings import HEADINGS
+
 STUDIES = ("online", "credits", "groups")
 CREDITS = {"ppo": "turn-gae", "reinforce-pp": "reinforce++"}
 """Methods of a study that have another name than their credit."""
-SCORES = {
-    "correlation": "correlation in episodes",
-    "lost_auc": "AUC, lost turn",
-    "cosine": "cosine of gradients",
-    "expected_cosine": "expected cosine",
-    "step_cosine": "step cosine",
-    "signal_to_noise": "signal to noise",
-}
+SCORES = ("correlation", "lost_auc", "cosine", "expected_cosine", "step_cosine", "signal_to_noise")
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ def table(measured: dict[str, Any], studies: Path) -> str:
         _, *together = rank_correlation(values, gained, len(scored))
         ends = [f"[{low:+.2f}, {high:+.2f}]" for low, high in (alone, together)]
         lines.append(
-            f"| {SCORES[score]} | {len(own)} | {mean:+.2f} {ends[0]} | {ends[1]} |".replace("-", "−")
+            f"| {HEADINGS[score]} | {len(own)} | {mean:+.2f} {ends[0]} | {ends[1]} |".replace("-", "−")
         )
     spread = float(np.var([each.mean for each in all_gains], ddof=1))
     noise = float(np.mean([each.error**2 for each in all_gains]))

@@ -82,7 +82,7 @@ class Flipped:
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True)
 
     def __call__(self, group, **_):
-        """One tensor a trajectory [turns]."""
+        """One tensor per trajectory [turns]."""
         return [-weight for weight in RLOO(returns=Return(invalid_penalty=0.05))(group)]
 
 

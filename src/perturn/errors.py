@@ -17,7 +17,7 @@ _SHOWN = 3
 _VARIES = re.compile(r"'[^']*'|\d+")
 """The parts of a reason that depend on the row: numbers, and names in quotes."""
 _JOINT = re.compile(r"[_\s-]+")
-"""Characters that join the parts of a name, which are easily confused."""
+"""Characters that join the parts of a name and are easily confused."""
 _LONGEST = 2000
 """Characters of a message; what it quotes from a file or a world may have any length."""
 
@@ -178,7 +178,9 @@ def by_reason(refused: Iterable[T], reason: Callable[[T], str]) -> list[list[T]]
 
 
 def refusal(name: str, refused: Sequence[tuple[int | str, str]], unit: str = "row") -> str:
-    """Say which rows of a dataset are refused, for each reason the first of them, how many, and its first text.
+    """Say which rows of a dataset are rejected.
+
+    Each reason has its first row, the number of rows, and the first message.
 
     Places of rows are numbers of a unit, such as `row` or `line`.
     """

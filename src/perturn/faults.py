@@ -71,7 +71,9 @@ def observation_faults(answer: object) -> list[str]:
     if not isinstance(text, str):
         found.append(f"a text of type {type(text).__name__}. Remedy: return a str.")
     if isinstance(reward, bool) or not isinstance(reward, Real):
-        found.append(f"the reward {reward!r:.60}, which is no number. Remedy: return a float, such as 0.0.")
+        found.append(
+            f"the reward {reward!r:.60}, which is not a number. Remedy: return a float, such as 0.0."
+        )
     elif not abs(number := _float(reward)) <= _MOST:
         size = (
             f"{number}, which is not finite" if not math.isfinite(number) else f"{number}, beyond {_MOST:g}"

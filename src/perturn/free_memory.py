@@ -52,8 +52,8 @@ def return_waste() -> None:
 
     Activations of ever other sizes fragment the memory that glibc keeps, which then is twice of what is in use. Memory
     that is free at the height of a pass serves none of its later parts. Memory that is free between two passes serves
-    the next. Returning it, or each large block at once, costs up to half as much again as the training itself, since
-    the system clears the pages anew.
+    the next. Returning memory, or each large block at once, makes training up to 50 % slower, since the
+    system clears the pages each time.
 
     Needs glibc 2.33 or later; elsewhere nothing happens.
     """

@@ -86,7 +86,8 @@ class Distance(Need):
 
     name: ClassVar[str] = "distance"
     sense: str = "shortest"
-    """shortest, for one who knows all of the world; or searching, for the expert who takes over with what was shown."""
+    """`shortest`, with full knowledge of the world, or `searching`, by the expert, who knows only what was
+    shown."""
 
 
 @dataclass(frozen=True)

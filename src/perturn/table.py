@@ -101,7 +101,7 @@ def name_of(entries: Mapping[str, Any], kind: type) -> str:
     found = next((name for name in names if entries[name] is kind), None)
     if found is None:
         raise ConfigError(
-            f"{kind.__module__}.{kind.__qualname__} is no entry of its table, which has {', '.join(entries)}; add an "
+            f"{kind.__module__}.{kind.__qualname__} is not in its table, which has {', '.join(entries)}; add an "
             "entry point to your package (docs: perturn.table.Table)."
         )
     return found

@@ -286,8 +286,8 @@ class Observation:
     """In the answer to `reset`: schemas of the tools that the policy may call in this episode, in the chat-template
     form. A world that offers some is sent its actions as `perturn.episodes.tool_calls.read_action` reads them."""
     results: tuple[str, ...] = ()
-    """Results of the action's calls, one text a call in their order; `text` is then the user's next message,
-    if anything."""
+    """Results of the action's calls, one text per call in their order; `text` is then the user's next
+    message, if anything."""
     user: UserTurn | None = None
     """The user's turn, which is handed over: what the user says is sent to `step`, and the answer to that is what the
     policy sees. None: `text` says all."""

@@ -6,7 +6,6 @@ Each library is in an interpreter of its own: PERTURN_VERIFIERS_PYTHON, PERTURN_
 import json
 import os
 import random
-import socket
 import subprocess
 import time
 import urllib.request
@@ -18,6 +17,7 @@ from perturn.envs.load_environment import make_environment
 from perturn.errors import ConfigError
 from perturn.serve import Endpoint
 from perturn.types import Action
+from support.ports import free_port
 
 from .playing import Scripted, played
 
@@ -163,9 +163,7 @@ def test_inspect_scores_recorded_answers_alike(tmp_path):
 def coin_server():
     """The address of the example's server, run by openenv itself."""
     python = python_of("openenv")
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
     command = [
         python,
         "-m",

@@ -397,7 +397,7 @@ def test_an_empty_sampled_action_is_data(tiny_folder, tmp_path):
     ("content", "says"),
     [
         (b"\xff\xfe\x00\x01", "this is text in UTF-16"),
-        (b"not json\n", r"rows\.jsonl:1: .*this is text that is no JSON"),
+        (b"not json\n", r"rows\.jsonl:1: .*this is text, not JSON"),
         (b"\n", r"rows\.jsonl holds no row \(JSON lines\)"),
     ],
 )

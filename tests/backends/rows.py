@@ -44,7 +44,7 @@ def labelled():
 
 
 def sampled(renderer):
-    """Episodes whose actions have token ids and log-probabilities, with a weight a turn."""
+    """Episodes whose actions have token ids and log-probabilities, with a weight per turn."""
     found = []
     for n in range(6):
         one = trajectory(*(" ".join(WORDS[n + k : n + k + 2]) for k in range(1 + n % 3)), task=f"t/{n // 3}")

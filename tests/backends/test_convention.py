@@ -58,7 +58,7 @@ def test_a_service_without_importance_sampling_is_sent_signed_weights(serving, f
         ({"sign": -1.0}, "moves against the gradient"),
         ({"sign": 0.0}, "found no learning rate at which a step changes"),
         ({"replaces": True}, r"not apply the gradient .* in two requests (0|1)\.\d+"),
-        ({"nan": True}, "log-probabilities that are not one finite number a token"),
+        ({"nan": True}, "log-probabilities that are not one finite number per token"),
         ({"rejects": ("importance_sampling", "cross_entropy")}, "unknown loss cross_entropy"),
     ],
 )

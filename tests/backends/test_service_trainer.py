@@ -204,7 +204,7 @@ def test_a_service_that_loses_the_policy_ends_the_training(serving, make):
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ({"nan": True}, "not one finite number a token"),
+        ({"nan": True}, "not one finite number per token"),
         ({"silent": True}, r"did not give log-probabilities within 3 s; look at the service's own log"),
     ],
 )

@@ -90,7 +90,7 @@ def test_the_table_counts_kills_by_role():
 
 
 def test_samples_become_rates_and_a_figure(tmp_path):
-    """Two episodes a second, and four for each second of the processor."""
+    """Two episodes per second, and four for each second of the processor."""
     figures = {"rss_mb": 500, "descriptors": 8, "threads": 6}
     rows = [
         {

@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import os
-import socket
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from perturn.episodes.play_many import Job
 from perturn.errors import ModelError
 from perturn.types import Action, EpisodeProtocol, Prompt, Task
+from support.ports import free_port
 
 WARNINGS = [  # Ray leaves its logs open, and its processes to the system
     pytest.mark.filterwarnings(r"ignore:unclosed file .*/ray/session_:ResourceWarning"),
@@ -36,7 +36,7 @@ class Nodes:
 
         small = {"include_dashboard": False, "object_store_memory": 100 * 2**20}
         self._small = small
-        self._port = free_port()
+        self._port = int(free_port())
         head = {"num_cpus": 0, "ray_client_server_port": self._port, "_system_config": QUICK_TO_NOTICE}
         self._cluster = LocalCluster(initialize_head=True, head_node_args=small | head)
         self._nodes = []
@@ -76,13 +76,6 @@ class Nodes:
         """Nothing is left."""
         self._cluster.shutdown()
         gc.collect()  # while the warnings about what Ray leaves open are expected
-
-
-def free_port():
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 STEPS = '''

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.nodes import WARNINGS, Script, broken, free_port
+from cluster.nodes import WARNINGS, Script, broken
 from perturn.cluster import ClusterWorlds, Replicas
 from perturn.cluster.ray_connection import Connection
 from perturn.config.parsing import parse
 from perturn.config.sections import Cluster, Worlds
 from perturn.errors import ConfigError, EnvironmentFailure, ModelError, RunError
+from support.ports import free_port
 
 pytest.importorskip("ray", reason='needs pip install "perturn[ray]"')
 pytestmark = WARNINGS

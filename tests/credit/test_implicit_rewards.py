@@ -132,8 +132,8 @@ def test_a_failed_trajectory_has_no_progress_and_counts_with_score_0(episode):
     [
         (None, REFERENCE, "needs progress= and reference="),
         (TRAINED, None, "needs progress= and reference="),
-        (TRAINED[:1], REFERENCE, "one entry a turn, for each trajectory"),
-        (TRAINED, [[[-1.0, -2.0]], [[-3.0]]], "one entry a turn, for each trajectory"),
+        (TRAINED[:1], REFERENCE, "one entry per turn, for each trajectory"),
+        (TRAINED, [[[-1.0, -2.0]], [[-3.0]]], "one entry per turn, for each trajectory"),
         ([[[-0.5], [-2.0]], [[-3.0]]], REFERENCE, "the same tokens of each turn, at least one, got 1 and 2"),
         ([[[], [-2.0]], [[-3.0]]], [[[], [-1.0]], [[-3.0]]], "at least one, got 0 and 0"),
         ([[[-inf, 0.0], [-2.0]], [[-3.0]]], REFERENCE, "must be finite"),

@@ -80,8 +80,8 @@ def test_the_gate_is_at_most_half_open():
     ("feedback", "said"),
     [
         (None, "this credit needs feedback=, how much likelier the reply to each turn made"),
-        ([[0.0]], "feedback must hold one entry a turn, for each trajectory"),
-        ([[0.0, 1.0, 2.0]], "feedback must hold one entry a turn, for each trajectory"),
+        ([[0.0]], "feedback must hold one entry per turn, for each trajectory"),
+        ([[0.0, 1.0, 2.0]], "feedback must hold one entry per turn, for each trajectory"),
         ([[0.0, float("-inf")]], "feedback must be finite, or NaN where it is not known"),
     ],
 )

@@ -156,7 +156,7 @@ class Shaped:
     later: bool = True
 
     def __call__(self, group, *, progress, reference):
-        """One tensor a trajectory."""
+        """One tensor per trajectory."""
         rewards = [
             [a - b for (a,), (b,) in zip(*both, strict=True)]
             for both in zip(progress, reference, strict=True)
@@ -192,7 +192,7 @@ class PerIndex:
     immediate: bool = False
 
     def __call__(self, group, **_):
-        """One tensor a trajectory."""
+        """One tensor per trajectory."""
         rewards = [[turn.reward for turn in each.turns] for each in group]
         values = rewards if self.immediate else [returns_to_go(each, 1.0) for each in rewards]
         at = defaultdict(list)
@@ -252,7 +252,7 @@ class Planted:
     mistake: str = "none"
 
     def __call__(self, group, **_):
-        """One tensor a trajectory."""
+        """One tensor per trajectory."""
         found = CREDITS["anchor-rloo"]()(group)
         if self.mistake == "sign":
             return [-one for one in found]
@@ -358,7 +358,7 @@ def test_what_cannot_be_measured_says_why():
         def __call__(self, group, **_):
             return [torch.zeros(1) for _ in group]
 
-    with pytest.raises(ValueError, match=r"Short must return one number a turn"):
+    with pytest.raises(ValueError, match=r"Short must return one number per turn"):
         measure(Short(), LOOP, 2)
 
 

@@ -148,11 +148,11 @@ def test_it_is_unbiased_at_its_defaults_alone():
     ("contributions", "said"),
     [
         (None, "this credit needs contributions=, what each turn contributed to the score"),
-        ([[0.0]], "contributions must hold one entry a turn, for each trajectory"),
+        ([[0.0]], "contributions must hold one entry per turn, for each trajectory"),
         ([[0.0, inf]], "contributions must be finite"),
         ([[0.0, nan]], "contributions must be finite"),
-        ([Shares([[0.0, 0.0], [0.0]], 1)], "contributions must hold one entry a turn"),
-        ([], "contributions must hold one entry a turn"),
+        ([Shares([[0.0, 0.0], [0.0]], 1)], "contributions must hold one entry per turn"),
+        ([], "contributions must hold one entry per turn"),
     ],
 )
 def test_contributions_that_do_not_fit_are_refused(episode, contributions, said):

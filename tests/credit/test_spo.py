@@ -90,8 +90,8 @@ def test_a_trajectory_alone_has_nothing_to_begin_with(episode):
     ("branches", "said"),
     [
         (None, "needs branch_returns="),
-        ([[nan]], "one entry a turn"),
-        ([[nan, nan, nan]], "one entry a turn"),
+        ([[nan]], "one entry per turn"),
+        ([[nan, nan, nan]], "one entry per turn"),
         ([[nan, float("inf")]], "finite, or NaN"),
     ],
 )

@@ -52,7 +52,7 @@ def test_without_datasets_the_hub_is_not_asked(tmp_path, monkeypatch):
     with pytest.raises(ConfigError) as raised:
         open_rows("owner/name:train")
 
-    says = "owner/name:train is no file or folder here, and reading it from the Hub needs datasets"
+    says = "owner/name:train is not a file or folder here, and reading it from the Hub needs datasets"
     assert str(raised.value) == f"{says}{INSTALL}"
 
 

@@ -127,7 +127,7 @@ def test_an_episode_is_one_question_with_a_line_for_each_message():
     """A text that looks like a message stays within its line; the rubric has the gold answer."""
     (asked,) = questions(EPISODE, "It must be {answer}; {length} and {what} stay.", (1, 10), "episode")
 
-    shown = asked.text.partition("a message a line ===\n")[2].partition("\n\n")[0].splitlines()
+    shown = asked.text.partition("a message per line ===\n")[2].partition("\n\n")[0].splitlines()
     assert "It must be 42; {length} and {what} stay." in asked.text
     assert len(shown) == 5
     assert shown[-1].startswith('{"role": "assistant", "content": "41\\n{')

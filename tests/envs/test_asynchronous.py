@@ -35,7 +35,7 @@ LIMITS = Worlds(start_seconds=60, step_seconds=60, episode_seconds=180)
 
 
 class Script:
-    """An engine that answers with the words of the task's id, one a turn."""
+    """An engine that answers with the words of the task's id, one per turn."""
 
     name = "script"
 

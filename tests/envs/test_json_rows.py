@@ -51,7 +51,7 @@ def test_no_rows(tmp_path, text):
         ("title\ttext\n", "rows.json:1: expected a JSON object, got 'title"),
         ("title\ttext\na\tb\n", "rows.json:1: this is TSV"),
         ('{"a": 1}]', "rows.json:1: expected JSON, got"),
-        ('[{"a": 1}, {"a": }]', "rows.json:1: the object that begins here is no JSON"),
+        ('[{"a": 1}, {"a": }]', "rows.json:1: the object that begins here is not valid JSON"),
     ],
 )
 def test_what_is_no_row_is_named_with_its_line(tmp_path, text, message):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -21,17 +20,12 @@ from perturn.episodes.play_many import play
 from perturn.episodes.replay import play_script
 from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
 from perturn.types import Action, EpisodeProtocol, Sampling
+from support.ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FIELDS = {"action_field": "message", "text_field": "reply"}
 PYTHON = os.environ.get("PERTURN_OPENENV_PYTHON") or (sys.executable if find_spec("openenv") else None)
 PROTOCOL = EpisodeProtocol("guess", "action", max_turns=12)
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -241,7 +241,9 @@ def test_tasks_with_assertions_are_rejected_or_left_out(tmp_path, copy):
     write_copy(tmp_path, [*ROWS[:2], row("2", [], basis=["DB", "NL_ASSERTION"])])
     open_domain.cache_clear()
 
-    with pytest.raises(ConfigError, match=r"1 of 2 tasks of split 'train' .* environment.assertions=leave-out"):
+    with pytest.raises(
+        ConfigError, match=r"1 of 2 tasks of split 'train' .* environment.assertions=leave-out"
+    ):
         Tau3().tasks("train")
     assert [task.id for task in Tau3().tasks("test")] == ["1"]
     for world in (Tau3(), Tau3(assertions="leave-out")):

@@ -213,7 +213,10 @@ class _Sleeper(Counter):
 
 
 def _play_sleepers(count):
-    """Play as many episodes, 16 at once, 50 ms a step, 20 ms a call; the engine's share, worlds in a step by call."""
+    """Play as many episodes, 16 at once, 50 ms per step, 20 ms per call.
+
+    The engine's share, worlds in a step by call.
+    """
     beside, spent, began = [], [], time.monotonic()
 
     def busy(prompt_list, sampling):

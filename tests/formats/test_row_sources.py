@@ -197,7 +197,7 @@ UNREADABLE = {
     "this is a pointer of Git LFS": lambda _: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
     "this is Parquet within gzip": lambda _: gzip.compress(b"PAR1" + bytes(20)),
     "this is binary data": lambda _: bytes(range(7, 200)) + bytes(9),
-    "this is text that is no JSON": lambda _: b"Hello!\nHow are you?\n",
+    "this is text, not JSON": lambda _: b"Hello!\nHow are you?\n",
     ":1: expected a JSON object, got a list": lambda _: b'[{"role": "user"}]\n[{"role": "user"}]\n',
 }
 

@@ -314,7 +314,7 @@ def test_log_probabilities_that_are_no_numbers_fail_the_episode(tmp_path):
 
 
 def test_an_expert_that_writes_nonsense_fails_its_episode():
-    """Not two texts a turn; in the tools format, what is no text."""
+    """Not two texts per turn; in the tools format, what is no text."""
     world = World(tools=(SCHEMA,))
     world.demonstration = lambda task: [("thought",)]
     assert demonstrate(world, Job(Task("t"), 0), PLAY).status is Status.FAILED

@@ -162,7 +162,7 @@ def test_agreement_with_trl():
 
 
 def trl_losses(u, mismatch, labels, *, beta, desirable, undesirable):
-    """The loss that TRL's trainer computes, where log-ratios are given; its tokens are one a row."""
+    """The loss that TRL's trainer computes, where log-ratios are given; its tokens are one per row."""
 
     class Model(torch.nn.Module):
         """Says the log-ratios that it is given, of one loss token a row."""

@@ -174,7 +174,10 @@ def test_forms_have_one_value_and_one_sum_of_gradients_over_the_tokens_of_a_rati
 
 
 def noisy(make_side, seed, one_weight=False):
-    """A batch whose sampling policy and pi_proximal differ; with one advantage a trajectory, or one a turn."""
+    """A batch whose sampling policy and pi_proximal differ.
+
+    With one advantage a trajectory, or one per turn.
+    """
     side = make_side(seed, [[2, 1, 3], [4], [1, 2]], dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
 

@@ -38,7 +38,7 @@ def nested(side):
 @QUICK
 @given(lengths=LENGTHS)
 def test_a_group_is_weighed_as_a_loss_weighs_a_batch(make_side, name, lengths):
-    """One computation behind both calls: equal to the last bit, and one number a turn."""
+    """One computation behind both calls: equal to the last bit, and one number per turn."""
     side, credit = make_side(3, lengths, dtype=torch.float32), CREDITS[name]()
     group = group_of(*map(len, lengths))
 

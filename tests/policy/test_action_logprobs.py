@@ -96,7 +96,7 @@ def test_a_sequence_must_have_loss_after_its_first_token(loss):
 
 
 def test_reference_equals_the_policy_it_is(tiny_model, tmp_path):
-    """One tensor a sequence, without gradient, and the model's mode is put back."""
+    """One tensor per sequence, without gradient, and the model's mode is put back."""
     tiny_model.train()
     found = reference_logprobs(tiny_model, [FIRST, SECOND], folder=tmp_path, identity="a")
 

@@ -214,7 +214,7 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits(monkeypatch, rows):
 
 
 class Wrong(Margin):
-    """Not one number a token."""
+    """Not one number per token."""
 
     def __call__(self, chunk):
         """Return all logits."""

@@ -220,7 +220,7 @@ def test_a_frozen_output_layer_costs_no_gradient(tile_words):
 
 
 def test_a_bounded_number_of_tiles_waits_for_the_backward_pass(tile_words):
-    """What autograd holds between the passes: two of 7 tiles of 64 x 8 logits, inputs and a number a row."""
+    """Autograd holds two of 7 tiles of 64 x 8 logits, inputs and a number per row between passes."""
     tile_words(8, kept=2 * 4 * 64 * 8)
     hidden, weight, bias, target = tensors(torch.float32, rows=64, vocabulary=50)
     logprobs = ours(hidden, weight, bias, target)  # some versions of torch free what is saved along with it

@@ -73,7 +73,7 @@ def test_evaluation_metrics_do_not_depend_on_the_batch_size(train, tiny_model):
 
 
 def test_metrics_of_several_steps_do_not_depend_on_the_passes(train, tiny_model):
-    """Six pairs in steps of four and two, logged once: one pass a step, or one a pair, and the same entry."""
+    """Six pairs in steps of four and two: one pass per step or per pair gives the same log entry."""
     found = []
     for budget in (4096, 1):
         reference = scaled(tiny_model)

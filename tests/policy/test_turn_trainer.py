@@ -56,7 +56,7 @@ def count_passes(monkeypatch):
     ("loss", "few"), [("tlm-dre", 150), (COUPLED, 150), ("dpo", 150), ("sft", 75)], ids=str
 )
 def test_the_token_budget_does_not_move_the_loss_curve(train, monkeypatch, loss, few):
-    """Six pairs, four to a step: one pass a step, a few, one a pair, and one a pair by accumulation.
+    """Six pairs, four to a step: one pass a step, a few, one per pair, and one per pair by accumulation.
 
     One loss curve, gradient norm and final policy to 1e-5 relative, for float32 adds the gradients in another order.
     SGD, since Adam turns a rounding error of a vanishing gradient into a whole step.

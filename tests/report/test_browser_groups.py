@@ -25,7 +25,10 @@ def test_every_view_opens_fits_and_is_accessible(visit, file, width, theme):
 
 
 def test_groups_are_listed_and_stand_side_by_side(visit, file):
-    """The one with spread first; a column a sample, best first, a row a turn, with weights and what is invalid."""
+    """The one with spread first.
+
+    A column per sample, best first, a row per turn, with weights and what is invalid.
+    """
     with visit(file, "#episodes?mode=groups") as tab:
         assert texts(tab, ".row .figure") == ["1 of 2", "2 of 2"]
         assert texts(tab, ".found") == ["2 groups"]

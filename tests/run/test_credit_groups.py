@@ -63,8 +63,8 @@ def test_reinforce_whitens_over_all_tasks_of_an_iteration():
     ("credit", "message"),
     [
         (Wrong(), r"credit Wrong cannot weigh the 2 trajectories of task 'even': KeyError: 'state'"),
-        (Short(), r"credit Short must return one tensor a trajectory, .* the 1 turns of task 'even'"),
-        (Flat(), r"credit Flat must return one tensor a trajectory, .* the 2 turns of task 'one'"),
+        (Short(), r"credit Short must return one tensor per trajectory, .* the 1 turns of task 'even'"),
+        (Flat(), r"credit Flat must return one tensor per trajectory, .* the 2 turns of task 'one'"),
     ],
 )
 def test_a_credit_of_somebodys_that_fails_is_named(credit, message):

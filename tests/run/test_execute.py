@@ -235,8 +235,8 @@ def test_stages_one_by_one_make_the_same_run(whole, staged):
 
     assert_equal_runs(folder, whole[0])
     assert without_time(folder / "summary.json") == without_time(whole[0] / "summary.json")
-    assert notices.count("explore: waits for sft") == 1
-    assert notices.count("align: waits for pair") == 1
+    assert notices.count("left for later: explore needs sft. `perturn run runs/staged` does all stages.") == 1
+    assert notices.count("left for later: align needs pair.") == 1
     assert notices.count("expert: done before") == 1
 
 

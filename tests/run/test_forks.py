@@ -108,7 +108,7 @@ def test_of_turns_that_are_alike_about_as_many_are_drawn_as_the_budget_has():
 
 
 def drawn(lengths, seed=0):
-    """Features of so many turns an episode, and an outcome for each."""
+    """Features of so many turns per episode, and an outcome for each."""
     draw, coin = torch.Generator().manual_seed(seed), random.Random(seed)
     features = [torch.randn(n, 4, generator=draw) for n in lengths]
     return features, [torch.full((n,), float(coin.random() < 0.5), dtype=torch.float64) for n in lengths]

@@ -101,7 +101,10 @@ def test_sft_and_alignment_train_on_each_turn_as_it_was_seen(folder, tiny_folder
 
 
 def test_an_episode_stays_one_trajectory(folder):
-    """One row a pair with a weight a turn; and the engine's log-probabilities of its prompts are training's."""
+    """One row per pair with a weight per turn.
+
+    And the engine's log-probabilities of its prompts are training's.
+    """
     rows = lines(folder / "metrics/confidence.jsonl")
     pairs = read_pairs(folder / "pairs.jsonl")
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perturn.cli import app
-from perturn.cli.measure_commands import OF_GRADIENTS, OF_TURNS, _print
+from perturn.cli.measure_commands import LEFT_OUT, _print
 from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
@@ -18,6 +18,7 @@ from perturn.measure.points import ContinuationFile
 from perturn.measure.weigh import weigh
 from perturn.report import write_report
 from perturn.report.measured import measured
+from perturn.report.score_headings import HEADINGS
 from perturn.run.stages.credit_stage import explored_stages
 
 from .online import GROUPS, begin  # noqa: F401  the fixture `run_once` begins with it
@@ -140,7 +141,7 @@ def test_the_command_says_what_it_found_and_what_it_needs(run, monkeypatch):
 def test_the_printed_tables_are_not_cut_at_80_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     estimate = [-0.12, -1.25, 10.75]
-    scores = dict.fromkeys([*OF_TURNS, *OF_GRADIENTS], estimate)
+    scores = dict.fromkeys(HEADINGS.keys() - LEFT_OUT, estimate)
     world = {"kind": "open", "came_back": 3, "episodes": 4}
     counts = dict.fromkeys(["measured", "turns", "episodes", "tasks", "continuations"], 7)
     row = {"cost": 12.3, **scores}

@@ -229,8 +229,8 @@ def unknown(folder):
             r"name=implicit-reward: .*model\.safetensors has other content than was written",
         ),
         (let_go, BEST, r"policy sft of .*made was deleted; name a policy that is still there"),
-        (renamed, BEST, r"prm is no policy that .*made trains to act; name one of sft"),
-        (of_no_section, IMPLICIT, r"base is no policy that .*made trains to act; name one of sft"),
+        (renamed, BEST, r"prm is not a policy that .*made trains to act; name one of sft"),
+        (of_no_section, IMPLICIT, r"base is not a policy that .*made trains to act; name one of sft"),
         (of_another_world, BEST, r"explored guess-number-2\.0, and guess-number-1\.0 is scored, so nobody"),
         (unknown, BEST, r"the run that made .*sft cannot be read: .*recipe\.yaml: unknown key 'newer'"),
         (

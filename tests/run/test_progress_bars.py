@@ -60,7 +60,7 @@ def test_a_rate_falls_while_nothing_comes():
 
 @pytest.mark.parametrize("concurrency", [16, 200])
 def test_time_left_is_right_before_the_first_episode_ends(concurrency):
-    """200 episodes of 5 to 29 turns or the limit of 30, at 40 turns a second.
+    """200 episodes of 5 to 29 turns or the limit of 30, at 40 turns per second.
 
     The forecast of the whole time is never far off, although the first episodes to end are the short ones.
     """

@@ -88,7 +88,10 @@ def test_slow_worlds_decide():
 
 
 def test_memory_of_playing_is_worked_by_hand():
-    """Weights of 4 MB; 2 conversations of 100 + 4 * 30 tokens, each of 10 layers' keys and values, 4 kB a token."""
+    """Weights of 4 MB.
+
+    2 conversations of 100 + 4 * 30 tokens, each of 10 layers' keys and values, 4 kB per token.
+    """
     cache = 2 * 220 * 4000 / 1e9
 
     assert playing_gb(MACHINE, EPISODES, 2, True, None) == pytest.approx((1.004 + cache) * KEPT_BY_ALLOCATOR)

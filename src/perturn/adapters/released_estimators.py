@@ -74,7 +74,7 @@ class ReleasedEstimator:
     def __call__(
         self, group: Sequence[Trajectory], *, values: Sequence[Sequence[Any]] | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory [turns]."""
+        """Return the advantage of every turn, one tensor per trajectory [turns]."""
         rewards = [[turn.reward for turn in one.turns] for one in group]
         before = [[0.0] * len(own) for own in rewards]
         if values is not None:

@@ -237,4 +237,4 @@ def _decoding(decoding: Any) -> str:
         return ""
     temperature = decoding.get("temperature")
     how = "greedy" if temperature == 0 else f"temperature {temperature}, top-p {decoding.get('top_p')}"
-    return f"{how}, at most {decoding.get('max_new_tokens')} tokens a turn"
+    return f"{how}, at most {decoding.get('max_new_tokens')} tokens per turn"

@@ -49,7 +49,7 @@ class RecordedRun:
     explored: list[Trajectory]
     pairs: list[PreferencePair]
     confidence: list[Row]
-    """One row a pair; empty if the file is absent or does not match the pairs."""
+    """One row per pair; empty if the file is absent or does not match the pairs."""
     base: list[Row]
     sft: list[Row]
     align: list[Row]

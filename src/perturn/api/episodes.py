@@ -91,7 +91,7 @@ def collect(
         explore: An explorer, the name of one, or a section `explore` with its own settings, such as
             `{"name": "branches", "every": 2}`.
         iteration: From 1; each has seeds of its own.
-        earlier: Episodes of the iteration before, for an explorer that goes on with the unfinished ones.
+        earlier: Episodes of the iteration before, for an explorer that resumes the unfinished ones.
         experts: The expert's episodes, for an explorer that resumes them.
         user: Section `user`: a model that speaks where the environment hands over the user's turn; for the
             expert its script speaks.

@@ -39,7 +39,7 @@ def train(
 
     Args:
         model: A name, or a transformers model.
-        rows: Pairs or trajectories, ours or TRL's.
+        rows: Pairs or trajectories, in Perturn's format or TRL's.
         loss: Name of a loss, or a section `loss`.
         credit: Name of a credit, or a section `credit`; None: the credit of the loss's paper.
         tokenizer: None: the model's own.

@@ -43,7 +43,7 @@ def inspect_json(
     limit: int | None = None,
     chat_template: str | None = None,
 ) -> Iterator[str]:
-    """Yield one JSON object a row: the tokens of each side with role, turn and whether they carry loss.
+    """Yield one JSON object per row: the tokens of each side with role, turn and whether they carry loss.
 
     Where the policy saw a shortened history, each turn is a `sequence` of its own, and the tokens have its number.
 

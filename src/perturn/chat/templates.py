@@ -78,7 +78,7 @@ _VARIANTS: Mapping[str, _Variant] = {
         "qwen3.5", _OFF, f"Qwen3.5 up to 2B, and Qwen3.5 to Qwen3.8 with thinking off. {_EMPTY}"
     ),
     "qwen3.8": _Variant(
-        "qwen3.5", _EFFORTS, "Qwen3.8. Changed: thoughts within the text are not written behind empty ones."
+        "qwen3.5", _EFFORTS, "Qwen3.8. Changed: no empty thought is written before a thought within the text."
     ),
     "nemotron3-nothink": _Variant(
         "nemotron3", _OFF, f"Nemotron 3 with thinking off (enable_thinking=False). {_EMPTY}"
@@ -191,8 +191,8 @@ def choose_template(tokenizer: Any, wanted: str | None) -> str | None:
 
     Args:
         tokenizer: A Hugging Face tokenizer.
-        wanted: Name of one of ours, a file, or Jinja; None: the tokenizer's own (of several, the default one), or ours
-            in place of a stock template that does not serve many turns.
+        wanted: Name of one of ours, a file, or Jinja; None: the tokenizer's own (of several, the default
+            one), or Perturn's, if the model has a stock template that does not serve many turns.
 
     Raises:
         ConfigError: If there is no such template.

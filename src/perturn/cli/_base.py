@@ -110,7 +110,7 @@ def command(
 
     Args:
         name: Of the command.
-        examples: What follows `perturn NAME`, one a line.
+        examples: What follows `perturn NAME`, one per line.
         codes: Exit codes beyond the usual, if there are any.
         panel: Heading in the list of commands.
     """

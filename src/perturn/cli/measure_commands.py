@@ -13,15 +13,8 @@ from rich.table import Table
 from perturn.cli._base import AsJson, RunFolder, command, results, say_json
 from perturn.table import locate
 
-OF_TURNS = {
-    "correlation": "correlation",
-    "auc": "AUC, A > 0",
-    "lost_auc": "AUC, lost turn",
-    "sign_errors": "sign errors",
-    "error_after_scaling": "error",
-}
-OF_GRADIENTS = {"cosine": "cosine", "expected_cosine": "expected cosine", "signal_to_noise": "signal/noise"}
-"""Scores of the two tables that are printed, with their headings. Each table fits 80 columns."""
+LEFT_OUT = {"loss_found", "step_cosine"}
+"""Scores that the report has and the terminal leaves out, so that each table fits 80 columns."""
 
 
 @command(
@@ -94,13 +87,22 @@ def _print(found: Mapping[str, Any]) -> None:
         f"{found['continuations']} continuations. {_answers(found['world'])}.",
         soft_wrap=True,
     )
-    results.print(_table(f"turns against the measured advantage, {found['environment']}", OF_TURNS, found))
+    headings = locate("perturn.report.score_headings:HEADINGS")
+    of_turns, of_gradients = (
+        {
+            key: name
+            for key, name in locate(f"perturn.report.score_headings:{table}").items()
+            if key not in LEFT_OUT
+        }
+        for table in ("OF_TURNS", "OF_GRADIENTS")
+    )
+    results.print(_table(f"turns against the measured advantage, {found['environment']}", of_turns, found))
     results.print(
-        _table("gradients of the policy, and passes over an episode", OF_GRADIENTS, found, cost=True)
+        _table("gradients of the policy, and passes over an episode", of_gradients, found, cost=True)
     )
     for name, row in found["credits"].items():
         for figure, why in row.get("withheld", {}).items():
-            results.print(f"{name} has no {OF_GRADIENTS[figure]}: {why}", markup=False, soft_wrap=True)
+            results.print(f"{name} has no {headings[figure]}: {why}", markup=False, soft_wrap=True)
     for sentence in found["sentences"]:
         results.print(sentence, markup=False, soft_wrap=True)
     for name, why in found["left_out"].items():

@@ -137,7 +137,7 @@ def play(
         str, typer.Argument(metavar="ENVIRONMENT", help="A name of `list environments`, or MODULE:CLASS.")
     ],
     overrides: Overrides = None,
-    task: Annotated[str | None, typer.Option(help="Id of the task; else the first of the panel.")] = None,
+    task: Annotated[str | None, typer.Option(help="Id of the task; default: the first task.")] = None,
     split: Split = None,
     protocol: Rules = None,
     output: Annotated[

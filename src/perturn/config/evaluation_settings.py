@@ -31,7 +31,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score every policy of the run on one panel of held-out tasks."""
+    """Score every policy of the run on the same held-out tasks."""
 
     tasks: HeldOutTasks = field(default_factory=HeldOutTasks)
     sampling: Sampling | None = None

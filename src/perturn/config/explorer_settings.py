@@ -41,8 +41,8 @@ class ExploreSettings:
 
     tasks: Tasks = field(default_factory=Tasks)
     per_iteration: Annotated[int, COUNT] | None = None
-    """Tasks of one iteration: the panel is shuffled by the seed and dealt out, and again when too few are left. None:
-    all of the panel in each."""
+    """Tasks of one iteration, dealt from a shuffle of the list by the seed; when too few are left, the list
+    is shuffled again. None: each iteration plays the whole list."""
     samples: Annotated[int, COUNT] = 1
     """Episodes of each task: the size of a group."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))

@@ -30,7 +30,7 @@ class RewardModel(Train):
     """Pairs of a task, at most; None: as many as there are, each episode in one."""
     reference: Literal["previous", "start"] = "start"
     """Reference of the model, in training and for its rewards: the policy that the first iteration started from
-    (start), or the policy that explored (previous), as OPRL has it. With start, a model that has met no pair yet
+    (start), or the policy that explored (previous), as in OPRL. With start, a model that has met no pair yet
     rewards nothing."""
 
 

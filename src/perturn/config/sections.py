@@ -47,7 +47,7 @@ class ModelSettings:
     that limit."""
     chat_template: Annotated[str | None, TEMPLATE] = None
     """Chat template to use instead of the tokenizer's own: a name of `perturn list templates`, a file, or Jinja. None:
-    its own, or ours in place of a stock template that does not serve many turns."""
+    its own, or Perturn's, if the model has a stock template that does not serve many turns."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class Tasks:
     n: Annotated[int, COUNT] | None = None
     """Tasks of all kinds together, each kind about as often as in the split; None: as `per_kind` says."""
     skip: Annotated[int, Bound(least=0)] = 0
-    """Tasks to leave out first, of each kind or of all together, for panels of one split that must not overlap."""
+    """Tasks to leave out first, of each kind or of all together, for task lists of one split that must not
+    overlap."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -1,6 +1,6 @@
 """Turn-level credit: pure mathematics from the trajectories of a task to a number per turn.
 
-A credit is a frozen dataclass of its settings. Called on a group it returns one tensor a trajectory:
+A credit is a frozen dataclass of its settings. Called on a group it returns one tensor per trajectory:
 
     >>> from perturn.credit import CREDITS
     >>> from perturn.types import Action, Task, Trajectory, Turn

@@ -22,8 +22,8 @@ class AnchorRLOO(GroupCredit):
     G_it = sum_k gamma^(k - t) r_ik, and C_it = sum_(k < t) gamma^k r_ik is the reward already collected. A baseline may
     depend on the state, on the turns before it and on other trajectories, for none of them depends on the action:
     the expected gradient is grad E[G_i0]. Its factor gamma^t is what the discounted objective asks for, and what
-    GiGPO leaves out. All of the trajectory is left out, its later visits of the state too, for they do depend on the
-    action. `perturn check-credit anchor-rloo gamma=0.9` shows both.
+    GiGPO leaves out. The whole trajectory is left out, with its later visits to the state, since these depend
+    on the action. `perturn check-credit anchor-rloo gamma=0.9` shows both.
 
     Source: ours.
     Differs: nothing. A turn without a state key has none in common with any other. A trajectory alone in its group

@@ -57,9 +57,10 @@ class BiLevelGAE:
     h is `high_level_gamma`.
 
     Source: RAGEN (Wang et al. 2025), arXiv:2504.20073, and its code.
-    Differs: a number per turn: the advantage of its first token, the only one whose value has seen the state and
-    nothing of the action. RAGEN's `high_level_gamma` is 0.95; 1 here, for it discounts the objective. See also
-    `bi_level_advantages`.
+    Differs: a number per turn: the advantage of its first token, the only one whose value has seen the state
+        and
+    nothing of the action. RAGEN's `high_level_gamma` is 0.95. Here it is 1, since a smaller value discounts
+    the objective. See also `bi_level_advantages`.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
@@ -105,7 +106,7 @@ class BiLevelGAE:
     def __call__(
         self, group: Sequence[Trajectory], *, values: TokenValues | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
+        """Return the advantage of every turn, one tensor per trajectory, in units of reward [turns]."""
         levels = {"gamma": self.gamma, "lam": self.lam, "high_level_gamma": self.high_level_gamma}
         known = token_values(group, values)
         return as_tensors(

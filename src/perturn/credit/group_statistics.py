@@ -21,7 +21,7 @@ from perturn.needs import Needs
 from perturn.types import Trajectory
 
 EPSILON = 1e-6
-"""Added to a standard deviation before it divides, in the unit of the values; as peers have it."""
+"""Added to a standard deviation before it divides, in the unit of the values; the same as in verl and TRL."""
 
 NORMALIZATIONS = ("mean", "std")
 """Values less their mean; or that over their standard deviation as well."""
@@ -63,7 +63,7 @@ def weigh_tasks(
         singleton: One of SINGLETONS: a trajectory alone in its task gets 0, or `weigh` is asked.
 
     Returns:
-        Weights, without unit, in float64, one tensor a trajectory [turns].
+        Weights, without unit, in float64, one tensor per trajectory [turns].
     """
     rewards = returns(group)
 
@@ -88,7 +88,7 @@ def weigh_tasks_with(
         weigh: From both numbers of the trajectories of one task to the weights of their turns.
 
     Returns:
-        Weights in float64, one tensor a trajectory [turns]; 0 for a trajectory alone in its task.
+        Weights in float64, one tensor per trajectory [turns]; 0 for a trajectory alone in its task.
     """
 
     def weigh_members(members: list[int]) -> Numbers:
@@ -138,7 +138,7 @@ class GroupCredit:
         check_bounds(self)
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory [turns].
+        """Return the advantage of every turn, one tensor per trajectory [turns].
 
         It is in units of reward, or without unit where the formula divides by a deviation or a mean.
         """
@@ -164,25 +164,25 @@ def turn_numbers(
 
     Args:
         name: Keyword that it is given by.
-        given: One entry a trajectory.
+        given: One entry per trajectory.
         group: The trajectories.
         said: In words.
 
     Raises:
-        ValueError: If it is missing, infinite, or has not one entry a turn.
+        ValueError: If it is missing, infinite, or has not one entry per turn.
     """
     if given is None:
         raise ValueError(f"this credit needs {name}=, {said}.")
     found: Numbers = [torch.as_tensor(of_one, dtype=torch.float64).reshape(-1).tolist() for of_one in given]
     if [len(of_one) for of_one in found] != [len(one.turns) for one in group]:
-        raise ValueError(f"{name} must hold one entry a turn, for each trajectory of the group.")
+        raise ValueError(f"{name} must hold one entry per turn, for each trajectory of the group.")
     if any(map(isinf, (value for of_one in found for value in of_one))):
         raise ValueError(f"{name} must be finite, or NaN where it is not known.")
     return found
 
 
 def as_tensors(numbers: Numbers) -> list[Tensor]:
-    """Return one tensor a trajectory, in float64 [turns]."""
+    """Return one tensor per trajectory, in float64 [turns]."""
     return [torch.tensor(of_one, dtype=torch.float64) for of_one in numbers]
 
 

@@ -45,7 +45,7 @@ def turn_log_ratios(
         len(of_one) for of_one in reference
     ] != [len(one.turns) for one in group]:
         raise ValueError(
-            "progress and reference must hold one entry a turn, for each trajectory of the group."
+            "progress and reference must hold one entry per turn, for each trajectory of the group."
         )
     return [
         [nan] * len(one.turns)

@@ -38,8 +38,8 @@ class ProcessScore:
     for each turn (outcome)."""
 
     distance: str = "shortest"
-    """With `by` progress, how the way to a success is measured: shortest, for one who knows all of the world, or
-    searching, for the environment's expert who takes over with what the episode has shown."""
+    """With `by` progress, how the way to a success is measured: `shortest`, with full knowledge of the world,
+    or `searching`, by the environment's expert, who knows only what the episode has shown."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
@@ -52,7 +52,7 @@ class ProcessScore:
         return (Distance(self.distance),) if self.by == "progress" else ()
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the score of every turn, one tensor a trajectory, without unit [turns].
+        """Return the score of every turn, one tensor per trajectory, without unit [turns].
 
         Raises:
             DataError: If it is by progress, and the remaining path of a turn was not measured.

@@ -19,7 +19,8 @@ class CreditTraits:
     weighs_alone: bool = False
     """With `needs_group`: a trajectory alone in its group gets weights all the same."""
     across_tasks: bool = False
-    """Its statistics run over several tasks: it is given all groups of an iteration in one call, else one a call."""
+    """Its statistics run over several tasks: it is given all groups of an iteration in one call, else one per
+    call."""
     unbiased: bool = False
     """Its expected gradient is the true one, but for a positive factor; `perturn check-credit` measures it."""
     discount: float = 1.0
@@ -65,14 +66,17 @@ class Credit(Protocol):
         """Take the settings by name."""
 
     def __call__(self, group: Sequence[Trajectory], **needed: Any) -> list[Tensor]:
-        """Return one tensor a trajectory, without unit [turns]."""
+        """Return one tensor per trajectory, without unit [turns]."""
 
 
 class ClipCredit(Credit, Protocol):
     """A credit that also sets the clip range of each turn: one with the trait `sets_clip`."""
 
     def clips(self, group: Sequence[Trajectory], **needed: Any) -> list[Tensor] | None:
-        """Return a factor > 0 on the clip range of each turn, one tensor a trajectory [turns]; None: as the loss is."""
+        """Return a factor > 0 on the clip range of each turn, one tensor per trajectory [turns].
+
+        None: as the loss is.
+        """
 
 
 @runtime_checkable

@@ -24,7 +24,7 @@ from perturn.needs import Needs
 from perturn.types import Trajectory
 
 _VARIANCE = 1e-8
-"""Added to a variance before its root divides, as verl has it."""
+"""Added to a variance before its root divides, as in verl."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class ReinforcePlusPlus:
 
     Source: Hu 2025, "REINFORCE++: A Simple and Efficient Approach for Aligning Large Language Models",
     arXiv:2501.03262.
-    Differs: a number per turn; statistics run over trajectories, where the papers' code has tokens: `steps` has turns.
+    Differs: a number per turn; statistics run over trajectories, where the papers' code has tokens: `steps`
+        has turns.
     They run over all tasks of one call. A return is carried over observations, where verl-agent and SkyRL set it to 0.
     """
 
@@ -74,7 +75,7 @@ class ReinforcePlusPlus:
         )
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
+        """Return the advantage of every turn, one tensor per trajectory, without unit [turns]."""
         to_go = [returns_to_go(of_one, self.gamma) for of_one in self.returns(group)]
         scores = [of_one[0] if of_one else 0.0 for of_one in to_go]
         counted = set(range(len(group)))

@@ -1,4 +1,4 @@
-"""The credits that need no group, for their number depends on the turn alone: uniform, confidence, discount."""
+"""Credits that need no group, since each number depends on its turn alone: uniform, confidence, discount."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,10 +26,10 @@ def weigh_group(
             credit needs it.
 
     Returns:
-        Weights, without unit, one tensor a trajectory [turns].
+        Weights, without unit, one tensor per trajectory [turns].
 
     Raises:
-        ValueError: If the reference is needed and missing, or has not one entry a turn.
+        ValueError: If the reference is needed and missing, or has not one entry per turn.
     """
     turns = [len(one.turns) for one in group]
     confidence: list[Tensor | None] = [None] * len(group)
@@ -68,7 +68,7 @@ class Uniform:
     traits: ClassVar[CreditTraits] = CreditTraits()
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return 1 for every turn, one tensor a trajectory, without unit [turns]."""
+        """Return 1 for every turn, one tensor per trajectory, without unit [turns]."""
         return weigh_group(self, group)
 
     def weigh(self, position: Tensor, turns: Tensor, confidence: Tensor | None = None) -> Tensor:
@@ -131,7 +131,10 @@ class Confidence:
     def __call__(
         self, group: Sequence[Trajectory], *, reference: Sequence[Sequence[Tensor]] | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the weight of every turn, one tensor a trajectory, without unit [turns]; see `weigh_group`."""
+        """Return the weight of every turn, one tensor per trajectory, without unit [turns].
+
+        See `weigh_group`.
+        """
         return weigh_group(self, group, reference)
 
     def weigh(self, position: Tensor, turns: Tensor, confidence: Tensor | None) -> Tensor:
@@ -218,7 +221,7 @@ class Discount:
         return CreditTraits(discount=self.gamma)
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return phi(t, T) of every turn, one tensor a trajectory, without unit [turns]."""
+        """Return phi(t, T) of every turn, one tensor per trajectory, without unit [turns]."""
         return weigh_group(self, group)
 
     def weigh(self, position: Tensor, turns: Tensor, confidence: Tensor | None = None) -> Tensor:

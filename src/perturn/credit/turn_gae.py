@@ -105,7 +105,7 @@ class TurnGAE:
     def __call__(
         self, group: Sequence[Trajectory], *, values: TokenValues | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
+        """Return the advantage of every turn, one tensor per trajectory, in units of reward [turns]."""
         known = [[turn[0] for turn in of_one] for of_one in token_values(group, values)]
         ends = [own[-1] if own and self._goes_on(one) else 0.0 for one, own in zip(group, known, strict=True)]
         return as_tensors(

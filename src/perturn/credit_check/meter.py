@@ -76,7 +76,7 @@ def measure(credit: Credit, process: Process, size: int, gamma: float | None = N
     """Measure a credit on one process, with groups of one size; see `check_credit`.
 
     Raises:
-        ValueError: If the credit needs what is not known here, or does not give one number a turn.
+        ValueError: If the credit needs what is not known here, or does not give one number per turn.
     """
     episodes = process.episodes
     discount = credit.traits.discount if gamma is None else gamma
@@ -101,7 +101,7 @@ def tree_estimates(
         samples: Branches from each.
 
     Raises:
-        ValueError: If the credit needs anything, or does not give one number a turn.
+        ValueError: If the credit needs anything, or does not give one number per turn.
     """
     if credit.needs:
         raise ValueError(
@@ -133,11 +133,11 @@ def _padded(credit: Credit, found: Sequence[Tensor], lengths: Sequence[int], hor
     """Return numbers of a credit, 0 after the end of an episode, float64 [trajectories, turns].
 
     Raises:
-        ValueError: If they are not one a turn.
+        ValueError: If they are not one per turn.
     """
     if [len(one) for one in found] != list(lengths):
         raise ValueError(
-            f"{type(credit).__name__} must return one number a turn, {list(lengths)} by trajectory, "
+            f"{type(credit).__name__} must return one number per turn, {list(lengths)} by trajectory, "
             f"got {[len(one) for one in found]}."
         )
     padded = torch.zeros(len(found), horizon, dtype=torch.float64)

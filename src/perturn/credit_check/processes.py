@@ -89,7 +89,7 @@ class Episodes:
         probabilities: list[float] = []
         self._extend([], 0, 1.0, probabilities)
         self.probability = torch.tensor(probabilities, dtype=torch.float64)
-        """Values, one an episode [episodes]."""
+        """Values, one per episode [episodes]."""
         self.score = torch.zeros(len(self.steps), process.horizon, self.parameters, dtype=torch.float64)
         """Gradient of log pi of each turn's action; 0 after the end [episodes, turns, parameters]."""
         for i, steps in enumerate(self.steps):

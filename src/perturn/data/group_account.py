@@ -127,7 +127,7 @@ def ledger(
         failures: One of FAILURES.
 
     Returns:
-        One row a trajectory, in the order of the groups.
+        One row per trajectory, in the order of the groups.
 
     Raises:
         DataError: If a trajectory has not one finite weight for each of its turns.

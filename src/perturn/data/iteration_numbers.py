@@ -63,7 +63,10 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
 
 
 def training_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return means over an iteration's optimizer steps of what was logged, a row a step; None of what was not."""
+    """Return means over an iteration's optimizer steps of what was logged, a row per step.
+
+    None of what was not.
+    """
     entropies = [_mean(rows, f"entropy/{side}") for side in ("chosen", "rejected")]
     found = [value for value in entropies if value is not None]
     return {

@@ -196,7 +196,9 @@ def _unicode(data: Any, text: str | bytes, where: str) -> Any:
 
 
 def read_notes(file: Path, shape: Any) -> list[dict[str, Any]]:
-    """Return the JSON objects of a file, one a line, without a last line that is being written; none without the file.
+    """Return the JSON objects of a file, one per line, without a last line that is being written.
+
+    None without the file.
 
     Raises:
         RunError: If the file cannot be read, or a line is not of its shape.

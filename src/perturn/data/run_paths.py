@@ -36,7 +36,7 @@ class RunPaths:
     progress = _File("progress.json")
     """The running stage's account of itself; the age of this file is its sign of life."""
     tasks = _File("tasks.json")
-    """The panels."""
+    """The task lists."""
     tokens = _File("tokens.json")
     """Text of each token id that occurs."""
     stamp = _File("evaluation/protocol.json")
@@ -150,7 +150,7 @@ class RunPaths:
         return sorted(self.measured().parent.glob("measured*.json"))
 
     def evaluation(self, policy: str) -> Path:
-        """Return a policy's episodes on the evaluation panel."""
+        """Return a policy's episodes on the evaluation tasks."""
         return self.folder / "evaluation" / f"{policy}.jsonl"
 
     def drawn(self, policy: str) -> Path:

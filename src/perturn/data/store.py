@@ -1,4 +1,4 @@
-"""Trajectories and preference pairs on disk: JSON Lines, one object a line, read as strictly as written.
+"""Trajectories and preference pairs on disk: JSON Lines, one object per line, read as strictly as written.
 
 A trajectory file only grows. A line is written in one call and is durable before `append` returns.
 A killed run loses at most the line it was writing, and the next run drops what is left of that line.
@@ -139,7 +139,10 @@ def read_pairs(path: str | os.PathLike[str]) -> list[PreferencePair]:
 
 
 def write_records(path: str | os.PathLike[str], records: Iterable[Any]) -> int:
-    """Write a file of dataclasses, one a line, whole or not at all, in place of what was there; returns how many."""
+    """Write a file of dataclasses, one per line, whole or not at all, in place of what was there.
+
+    Returns how many.
+    """
     count = 0
     with replacing(path) as fresh, fresh.open("wb") as file:
         for each in records:

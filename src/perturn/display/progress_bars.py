@@ -257,7 +257,7 @@ class Screen:
 
     @contextmanager
     def part_of(self, overview: Overview) -> Iterator[None]:
-        """Show a larger work too while the block runs; short parts of it then leave no line behind."""
+        """Show a larger work too while the block runs; short parts of it then leave no line."""
         self._overview = overview
         try:
             yield

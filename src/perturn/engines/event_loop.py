@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class EventLoop:
-    """Runs coroutines behind a caller that needs no loop, or may have one as in a notebook."""
+    """Runs coroutines for a caller without an event loop, or with its own loop as in a notebook."""
 
     def __init__(self, name: str) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)

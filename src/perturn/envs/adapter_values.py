@@ -66,7 +66,7 @@ def as_number(value: object, whose: str) -> float:
         return 0.0 if value is None else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise EnvironmentFailure(
-            f"{whose} is {value!r:.60}, which is no number. Remedy: return a float."
+            f"{whose} is {value!r:.60}, which is not a number. Remedy: return a float."
         ) from None
 
 

@@ -43,7 +43,7 @@ class Document:
 
 
 def open_index(key: str, documents: Callable[[], Iterable[Document]]) -> DocumentIndex:
-    """Return the index of a key: already open in this process, from the cache, or made anew.
+    """Return the index of a key: already open in this process, from the cache, or made again.
 
     Args:
         key: What the documents depend on; see `content_key`.

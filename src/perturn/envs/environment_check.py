@@ -216,7 +216,7 @@ def _check_tools(found: _Problems, environment: Environment, task: Task, first: 
     names = [one.get("name") if isinstance(one, Mapping) else None for one in functions]
     if not all(isinstance(name, str) and name for name in names):
         found.add(
-            f"{offers} {_show(first.tools[0])}, which is no schema",
+            f"{offers} {_show(first.tools[0])}, which is not a schema",
             '{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}, such as '
             "transformers.utils.get_json_schema makes of a function",
         )
@@ -236,7 +236,7 @@ def _check_tools(found: _Problems, environment: Environment, task: Task, first: 
         if len(answer.results) != len(calls) and not answer.terminated:
             found.add(
                 f"{what} returned {len(answer.results)} results",
-                "read the action with perturn.episodes.tool_calls.read_action and return one text a call, in their "
+                "read the action with perturn.episodes.tool_calls.read_action and return one text per call, in their "
                 "order",
             )
 

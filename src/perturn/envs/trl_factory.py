@@ -21,7 +21,7 @@ from perturn.io.read_input import user_path
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
-_NO_ACTION = "That is no action: call tools, or write your answer."
+_NO_ACTION = "That is not an action: call tools, or write your answer."
 _NEEDED = {
     "reset": "it begins an episode",
     "get_reward": "reward functions outside of the class stay in TRL, so here the class must own its reward",

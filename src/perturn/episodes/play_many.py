@@ -191,9 +191,9 @@ class _Batches:
     def _size(self, busy: int) -> int:
         """Return how many prompts to answer together, at most.
 
-        If all episodes were answered together, the engine would be idle while their worlds step. Where that takes
-        longer than the answers, they are answered in groups, as many as it takes for some to step behind the others.
-        Otherwise larger batches are worth more than the wait.
+        If all episodes were answered together, the engine would be idle while their worlds step. If steps
+        take longer than answers, prompts are answered in groups, so that some worlds step while others are
+        answered. Otherwise larger batches are worth more than the wait.
         """
         step, answer = median(self._steps), median(self._answers)
         return busy if step <= answer or answer == 0 else ceil(busy / (1 + ceil(step / answer - _IDLE)))

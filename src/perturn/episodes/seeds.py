@@ -1,4 +1,4 @@
-"""Seeds of episodes, and the episodes of an iteration that begin anew."""
+"""Seeds of episodes, and the episodes of an iteration that start from a task's first turn."""
 
 from __future__ import annotations
 

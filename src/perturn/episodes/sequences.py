@@ -263,7 +263,7 @@ def comparable(message: Message, *, reads_thoughts: bool = True) -> str:
 def in_call_order(messages: Iterable[Message]) -> list[Message]:
     """Return messages with tool results in the order of their calls, each with its tool's name and without ids.
 
-    This is the form in which episodes are recorded: an id is chosen anew by each client, and says nothing to a policy.
+    Episodes are recorded in this form, since each client chooses its own ids, which mean nothing to a policy.
     """
     found: list[Message] = []
     waiting: list[tuple[str, str]] = []  # id and name of each call of the last answer

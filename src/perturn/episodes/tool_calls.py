@@ -180,8 +180,8 @@ def call_similarity(call: ToolCall, gold: ToolCall) -> float:
 
         s = (1 + |K & K'| / |K | K'| + sum_(k in K') [v_k = v'_k]) / (2 + |K'|)   where the names are equal, else 0
 
-    K and K' are the parameters that are given in the call and in the gold call; values are equal as Python has it, so
-    that 1 is 1.0, and True is 1. Without any parameters |K & K'| / |K | K'| is 1.
+    K and K' are the parameters that are given in the call and in the gold call; values are compared as in
+    Python, so 1 equals 1.0, and True equals 1. Without any parameters |K & K'| / |K | K'| is 1.
 
     Source: MatchTIR's code, `tool_similarity`.
     Differs: names must be equal as written, for so a world calls them; the code ignores case.

@@ -92,7 +92,7 @@ class Explorer(ExploreSettings):
         return []
 
     def choose(self, inputs: ExploreInputs) -> list[Forks]:
-        """Return the turns at which episodes are resumed, one entry an episode."""
+        """Return the turns at which episodes are resumed, one entry per episode."""
         return []
 
     def jobs(self, inputs: ExploreInputs, number: int) -> list[Job]:

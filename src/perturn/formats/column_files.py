@@ -126,7 +126,9 @@ def hub_rows(name: HubName) -> tuple[Iterable[dict[str, Any]], tuple[Path, ...]]
         ConfigError: If `datasets` is not installed.
         DataError: If it cannot be loaded, or has several configurations or splits of which none is named.
     """
-    require_library("datasets", f"{name} is no file or folder here, and reading it from the Hub", "datasets")
+    require_library(
+        "datasets", f"{name} is not a file or folder here, and reading it from the Hub", "datasets"
+    )
     try:
         found = locate("datasets:load_dataset")(name.id, name.config, revision=name.revision)
     except Exception as error:  # code of others, whose errors are of many kinds

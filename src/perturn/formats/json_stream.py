@@ -164,7 +164,7 @@ class _Values:
                     at = line + self._buffer.count("\n", self._at, getattr(error, "pos", self._at))
                     said = getattr(error, "msg", str(error))
                     raise _Broken(
-                        f"the object that begins here is no JSON: {said} in line {at}. {_REMEDY}"
+                        f"the object that begins here is not valid JSON: {said} in line {at}. {_REMEDY}"
                     ) from error
             else:
                 if end == len(self._buffer) and not isinstance(value, dict | list) and self._read_more():

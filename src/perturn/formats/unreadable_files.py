@@ -60,7 +60,7 @@ def what_text(text: str, name: str) -> str:
         separator = "" if delimiter == "," else f", sep={delimiter!r}"
         return f"this is {_DELIMITERS[delimiter]}. {_PANDAS.format('read_csv').replace('...', f'FILE{separator}')}"
     shown = lines[0][:40] if lines else ""
-    return f"expected a JSON object, got {shown!r}: this is text that is no JSON. {_ROWS}."
+    return f"expected a JSON object, got {shown!r}: this is text, not JSON. {_ROWS}."
 
 
 def what_wrapper(row: Mapping[str, Any]) -> str | None:

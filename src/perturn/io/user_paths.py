@@ -25,7 +25,9 @@ def user_path(text: str | os.PathLike[str], where: str) -> Path:
         os.fsencode(path)
     except (OSError, ValueError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{where} is no path: {short(str(text), 500)}: {reason}. Correct it.") from error
+        raise ConfigError(f"{where} is not a path: {short(str(text), 500)}: {reason}. Correct it.") from error
     if "\0" in str(path):
-        raise ConfigError(f"{where} is no path: {short(str(text), 500)} holds a NUL character. Correct it.")
+        raise ConfigError(
+            f"{where} is not a path: {short(str(text), 500)} holds a NUL character. Correct it."
+        )
     return path

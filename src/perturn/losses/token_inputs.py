@@ -60,7 +60,7 @@ class PolicyInput(TokenInput, Protocol):
     """An input that is computed from the trained policy, with gradient; its `traits.policy` is None."""
 
     def __call__(self, chunk: Chunk) -> Tensor:
-        """Return one number a token, floating point [tokens]; it depends on the token's own row alone."""
+        """Return one number per token, floating point [tokens]; it depends on the token's own row alone."""
 
 
 TOKEN_INPUTS: Table[type[TokenInput]] = Table(

@@ -35,7 +35,7 @@ class Point(NamedTuple):
     turn: int
     """Turns of the episode that come before it."""
     acted: bool = False
-    """Whether the action of that turn is repeated first, and the world answers it anew."""
+    """Whether the action of that turn is repeated first, and the world answers it again."""
 
 
 @dataclass(frozen=True)

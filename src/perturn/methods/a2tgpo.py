@@ -85,7 +85,7 @@ class A2TGPO(GroupCredit):
     def __call__(
         self, group: Sequence[Trajectory], *, answer: Answers | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, without unit [turns].
+        """Return the advantage of every turn, one tensor per trajectory, without unit [turns].
 
         Raises:
             ValueError: If `answer` is missing, has not one entry before each turn and one after the last, or a gain

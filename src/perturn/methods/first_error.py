@@ -19,8 +19,8 @@ def first_error_weights(wrong: Tensor, *, turns: str, low: float, high: float) -
 
         omega_t = high if t >= first else low,   first = min {t: remaining_t >= remaining_(t-1)}
 
-    `only` weighs every right turn low, those after the first wrong one too. An episode without a wrong turn takes the
-    high weight everywhere, for it has no error to be told from the rest.
+    `only` weighs every right turn low, those after the first wrong one too. An episode without a wrong turn
+    gets the high weight at every turn.
 
     Source: ours. It is tlm-DRE's Eq. 10 with the truth in place of `p_i <= pivot`, which stands there for a turn that
     decides; so it bounds what a better guess of these turns could gain.
@@ -63,8 +63,8 @@ class FirstError:
     """Weight of any other turn, without unit; >= low."""
 
     distance: str = "shortest"
-    """How the way to a success is measured: shortest, for one who knows all of the world, or searching, for the
-    environment's expert who takes over with what the episode has shown."""
+    """How the way to a success is measured: `shortest`, with full knowledge of the world, or `searching`, by
+    the environment's expert, who knows only what the episode has shown."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
@@ -81,7 +81,7 @@ class FirstError:
         return (Distance(self.distance),)
 
     def __call__(self, group: Sequence[Trajectory], **_: Any) -> list[Tensor]:
-        """Return the weight of every turn, one tensor a trajectory, without unit [turns].
+        """Return the weight of every turn, one tensor per trajectory, without unit [turns].
 
         Raises:
             DataError: If the remaining path of a turn was not measured.

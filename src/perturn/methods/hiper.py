@@ -137,7 +137,7 @@ class HiPER:
     def __call__(
         self, group: Sequence[Trajectory], *, values: TokenValues | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns]."""
+        """Return the advantage of every turn, one tensor per trajectory, in units of reward [turns]."""
         levels = {"gamma": self.gamma, "lam": self.lam, "high_level_lam": self.high_level_lam}
         known = token_values(group, values)
         return as_tensors(

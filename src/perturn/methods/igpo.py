@@ -82,7 +82,7 @@ class IGPO(GroupCredit):
     def __call__(
         self, group: Sequence[Trajectory], *, answer: Answers | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, without unit [turns]."""
+        """Return the advantage of every turn, one tensor per trajectory, without unit [turns]."""
         known = answer_numbers(group, answer)
 
         def rewards(group: Sequence[Trajectory]) -> Numbers:

@@ -42,8 +42,8 @@ class OecRows:
     takeovers: Annotated[int, COUNT] = 2
     """Turns of each failure, after its first, at which the expert takes over; each makes an episode."""
     takeover: Literal["random", "confidence"] = "random"
-    """Which turns these are: drawn at random, or those whose action the policy was least sure of as it sampled it, by
-    the mean log-probability of its tokens."""
+    """How turns are chosen: at random, or the turns whose action had the lowest mean log-probability per
+    token when it was sampled."""
 
     @property
     def traits(self) -> RowTraits:

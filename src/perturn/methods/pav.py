@@ -70,10 +70,10 @@ class PAV(GroupCredit):
     def __call__(
         self, group: Sequence[Trajectory], *, branch_returns: BranchValues | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
+        """Return the advantage of every turn, one tensor per trajectory, in units of reward [turns].
 
         Raises:
-            ValueError: If `branch_returns` is missing, infinite, or has not one entry a turn.
+            ValueError: If `branch_returns` is missing, infinite, or has not one entry per turn.
         """
         values, rewards = turn_numbers("branch_returns", branch_returns, group, PLAYED), self.returns(group)
         found = [[0.0] * len(of_one) for of_one in rewards]

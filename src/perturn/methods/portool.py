@@ -37,8 +37,9 @@ class PORTool(GroupCredit):
     A stretch reaches from the first turn, or a fork, to the next fork, or the end; its turns have one number. V is the
     value of a stretch, or of the first one of a tree (`perturn.credit.branch_forest`), R what was earned before it.
     Trees are children of one fork before the first turn, so that both parts are one there. m is the share of a
-    stretch: 1 for the first; after a fork, the count of the stretch before it divided by the number of children, for
-    each of them tells of the same states. Nothing that shares a turn with the stretch is in its baselines.
+    stretch: 1 for the first; after a fork, the count of the stretch before it divided by the number of
+        children, since every child reports on the same states. Nothing that shares a turn with the stretch is
+        in its baselines.
 
     Source: Wu et al. 2025, "PORTool: Tool-Use LLM Training with Rewarded Tree", arXiv:2510.26020, by its abstract: a
     step has one reward in all trajectories that share it, by what it reaches; fork-relative advantages are blended with

@@ -11,7 +11,7 @@ from perturn.extend.tensors import CreditTraits, as_tensors, by_task, means_of_o
 
 
 def shortened(turn: Remaining) -> int:
-    """Return by how many turns a turn shortened the way to a success; -1 where it closed the last way."""
+    """Return by how many turns per turn shortened the way to a success; -1 where it closed the last way."""
     if turn.before is None:
         return 0
     return -1 if turn.after is None else turn.before - turn.after
@@ -35,8 +35,8 @@ class Potential:
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True)
 
     distance: str = "shortest"
-    """How the way to a success is measured: shortest, for someone who knows all of the world, or searching, for the
-    environment's expert who takes over with what the episode has shown."""
+    """How the way to a success is measured: `shortest`, with full knowledge of the world, or `searching`, by
+    the environment's expert, who knows only what the episode has shown."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
@@ -50,7 +50,7 @@ class Potential:
     def __call__(
         self, group: Sequence[Trajectory], *, distance: Sequence[Sequence[Remaining]], **_: Any
     ) -> list[Tensor]:
-        """Return the weight of every turn, one tensor a trajectory, in turns [turns].
+        """Return the weight of every turn, one tensor per trajectory, in turns [turns].
 
         Args:
             group: Trajectories of one task or of several.

@@ -83,7 +83,7 @@ class ProgressAdvantage(GroupCredit):
         reference: Logprobs | None = None,
         **_: Any,
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory [turns].
+        """Return the advantage of every turn, one tensor per trajectory [turns].
 
         Raises:
             ValueError: If `progress` or `reference` is missing, not finite, or not of the group's shape.

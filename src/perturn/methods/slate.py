@@ -49,8 +49,8 @@ class SLATE(GroupCredit):
     """mean; or std, less the mean of all turns of a fork, over their deviation."""
 
     distance: str = "shortest"
-    """With `by` progress, how the way to a success is measured: shortest, for one who knows all of the world, or
-    searching, for the environment's expert who takes over with what the episode has shown."""
+    """With `by` progress, how the way to a success is measured: `shortest`, with full knowledge of the world,
+    or `searching`, by the environment's expert, who knows only what the episode has shown."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""

@@ -54,10 +54,10 @@ class V0(GroupCredit):
     def __call__(
         self, group: Sequence[Trajectory], *, values: TokenValues | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
+        """Return the advantage of every turn, one tensor per trajectory, in units of reward [turns].
 
         Raises:
-            ValueError: If `values` is missing, or has not one entry a turn.
+            ValueError: If `values` is missing, or has not one entry per turn.
         """
         starts = [own[0][0] if own else 0.0 for own in token_values(group, values)]
         scores = [fsum(rewards) for rewards in self.returns(group)]

@@ -1,4 +1,4 @@
-"""Explorer `window`: an episode plays some turns an iteration, and goes on in the next one."""
+"""Explorer `window`: an episode plays some turns per iteration, and goes on in the next one."""
 
 from __future__ import annotations
 

@@ -331,7 +331,10 @@ _open: list[_Computing] = []
 
 
 class _Computing:
-    """While a checkpointed layer is computed, for the first time or again; may be entered several times."""
+    """Mark that a checkpointed layer is computed, in the forward pass or again in the backward pass.
+
+    May be entered several times.
+    """
 
     def __init__(self, kept: list[_Kept], again: bool) -> None:
         self.kept, self.again = kept, again

@@ -40,7 +40,7 @@ def token_inputs(
         name, each [rows].
 
     Raises:
-        ConfigError: If an input is not one number a row.
+        ConfigError: If an input is not one number per row.
     """
     hidden, weight, bias = as_autocast(hidden, head)
     functions = tuple(dict.fromkeys((_ENTROPY, *inputs.values())))  # an entropy that is read is computed once

@@ -1,8 +1,9 @@
 """The last layer and the output layer at chosen tokens: log-probabilities without ever holding all logits.
 
-In the last layer, only tokens that predict a loss token have to attend and to pass the feed-forward block, for nothing
-reads what the others would become there. So both are told which tokens are wanted and give zeros for the rest, whose
-keys and values still serve. An architecture whose last layer has other names computes all tokens, as before.
+In the last layer, only tokens that predict a loss token have to attend and to pass the feed-forward block,
+since nothing reads the other positions. So both are told which tokens are wanted and give zeros for the rest,
+whose keys and values still serve. An architecture whose last layer has other names computes all tokens, as
+before.
 
 Logits are made for a part of the vocabulary at a time, forward and backward, in tiles that stay in a CPU's caches; the
 sum of a row's exponentials grows from tile to tile. The first tiles, up to a bound, wait for the backward pass; those

@@ -147,7 +147,7 @@ def pack_by_pack(
         track: Wraps the work to show progress.
 
     Returns:
-        One tensor a sequence, float32 on the CPU [loss tokens, ...].
+        One tensor per sequence, float32 on the CPU [loss tokens, ...].
     """
     found: dict[int, Tensor] = {}
     for pack in track(by_budget([[sequence] for sequence in sequences], token_budget)):

@@ -49,7 +49,7 @@ def tokenizer_of(model: Any, given: Any = None) -> Any:
         given: A tokenizer to return instead; None: the model's own.
 
     Raises:
-        ConfigError: If it is no model, or does not say what it was loaded from.
+        ConfigError: If it is not a model, or does not record what it was loaded from.
     """
     config = getattr(model, "config", None)
     name = model if isinstance(model, str) else config and config.name_or_path
@@ -114,7 +114,7 @@ def empty_model(name: str) -> Any:
         except ValueError as error:
             reason = str(error).strip().splitlines()[0]
             raise ModelError(
-                f"model {name!r} is no causal language model: {reason} {model_help()}"
+                f"model {name!r} is not a causal language model: {reason} {model_help()}"
             ) from error
 
 

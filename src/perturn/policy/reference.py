@@ -106,7 +106,7 @@ def reference_logprobs(
         track: Wraps the work to show progress.
 
     Returns:
-        One tensor a sequence, in nats, float32 on the CPU [loss tokens].
+        One tensor per sequence, in nats, float32 on the CPU [loss tokens].
     """
     file = folder / f"{_content_hash(sequences, identity)}.reference.safetensors"
     stored = _read(file)
@@ -133,7 +133,7 @@ def compute_logprobs(
         track: Wraps the work to show progress.
 
     Returns:
-        One tensor a sequence, in nats, float32 on the CPU [loss tokens].
+        One tensor per sequence, in nats, float32 on the CPU [loss tokens].
     """
     return pack_by_pack(action_logprobs, model, sequences, token_budget, track)
 
@@ -232,7 +232,8 @@ def weigh(example: Example, credit: Credit) -> Example:
     path, and nothing of the reference, sees turns without loss too: an error among them is the first one all the same.
 
     Raises:
-        ConfigError: If the credit gives anything but one finite number a turn, which would weigh turns of others.
+        ConfigError: If the credit gives anything but one finite number per turn, which would weigh turns of
+            others.
     """
     weight: list[Tensor] = []
     for index, trajectory in enumerate(example.trajectories):
@@ -250,10 +251,10 @@ def weigh(example: Example, credit: Credit) -> Example:
 
 
 def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Tensor]:
-    """Return weights of a group as a credit gives them, one tensor a trajectory [turns]; without gradient.
+    """Return weights of a group as a credit gives them, one tensor per trajectory [turns]; without gradient.
 
     Raises:
-        ConfigError: If it needs what it is not given, or gives anything but one finite number a turn.
+        ConfigError: If it needs what it is not given, or gives anything but one finite number per turn.
     """
     missing = sorted(keywords(credit.needs) - needed.keys())
     if missing:
@@ -289,7 +290,7 @@ def _check_numbers(
     for index, trajectory in enumerate(group):
         if not (fits and _are_numbers(found[index], len(trajectory.turns), above)):
             raise ConfigError(
-                f"{whose} one tensor a trajectory, with {number} for each of its turns; for the "
+                f"{whose} one tensor per trajectory, with {number} for each of its turns; for the "
                 f"{len(trajectory.turns)} turns of task {trajectory.task.id!r:.80} it returned "
                 f"{found[index] if fits and len(group) > 1 else found!r:.200}."
             )
@@ -333,7 +334,7 @@ def turn_logprobs(example: Example, side: int) -> list[Tensor]:
 
 
 def _by_turn(example: Example, side: int, values: Tensor) -> list[Tensor]:
-    """Return values of the loss tokens of one side, one tensor a turn [tokens]."""
+    """Return values of the loss tokens of one side, one tensor per turn [tokens]."""
     carried = torch.tensor(example.sides[side].loss_turns)
     return list(values.split(carried.unique_consecutive(return_counts=True)[1].tolist()))
 

@@ -92,7 +92,7 @@ def turn_features(
         token_budget: Tokens of one pass.
 
     Returns:
-        One tensor an episode, float32 on the CPU [wanted tokens, features].
+        One tensor per episode, float32 on the CPU [wanted tokens, features].
     """
     carrying = [first_tokens(one, counts) for one, counts in zip(sequences, wanted, strict=True)]
     with torch.no_grad():
@@ -110,7 +110,7 @@ def action_features(
         token_budget: Tokens of one pass.
 
     Returns:
-        One tensor an episode, float32 on the CPU [turns, features].
+        One tensor per episode, float32 on the CPU [turns, features].
     """
     with torch.no_grad():
         return pack_by_pack(hidden_states, model, [_behind(one) for one in sequences], token_budget)
@@ -161,7 +161,8 @@ def cross_fit(
         folds: The fold of each episode, from 0 without a gap; None: its index modulo their number.
 
     Returns:
-        One tensor an episode, float64 [rows]; 0 where there is one episode, or fold, alone, or none to learn from.
+        One tensor per episode, float64 [rows]; 0 where there is one episode, or fold, alone, or none to learn
+        from.
     """
     folds = _dealt(len(features)) if folds is None else folds
     if len(set(folds)) < 2:
@@ -203,16 +204,17 @@ def cross_fit_sums(features: Sequence[Tensor], targets: Sequence[float]) -> list
 
         min_(w, b)  mean((sum_t c_t - S)^2) + penalty d mean(T^2) |s w|^2,   c_t = w x_t + b
 
-    It is `cross_fit` with one row an episode, whose features are sums, and where b counts as often as there are parts,
-    T. s are the deviations of the d features, of the means over an episode's parts, each counted T^2 times.
+    It is `cross_fit` with one row per episode, whose features are sums, and where b counts as often as there
+    are parts, T. s are the deviations of the d features, of the means over an episode's parts, each counted
+    T^2 times.
 
     Args:
         features: x of each part of each episode, at least one [parts, features].
         targets: S of each episode.
 
     Returns:
-        c by the head of each fold, one tensor an episode, float64 [folds, parts]. Of n folds, the fold of an episode is
-        its index modulo n. One episode alone has one, and 0.
+        c by the head of each fold, one tensor per episode, float64 [folds, parts]. Of n folds, the fold of an
+        episode is its index modulo n. One episode alone has one, and 0.
     """
     if len(features) < 2:
         return [torch.zeros(1, len(own), dtype=torch.float64) for own in features]

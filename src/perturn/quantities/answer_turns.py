@@ -65,7 +65,8 @@ def branches_of(
 ) -> list[list[Branch] | None]:
     """Return answers before each turn of an episode and after its last one.
 
-    After the last turn the policy would speak twice in a row, for the world's reply to that turn is in no prompt.
+    After the last turn the policy would speak twice in a row, since no prompt holds the world's reply to that
+    turn.
 
     Args:
         renderer: Conversation -> tokens.

@@ -7,20 +7,7 @@ from typing import Any
 
 from perturn.data.run_files import read_note
 from perturn.data.run_paths import RunPaths
-
-SCORES = {
-    "correlation": "correlation in episodes",
-    "auc": "AUC, A > 0",
-    "lost_auc": "AUC, lost turn",
-    "sign_errors": "sign errors",
-    "error_after_scaling": "error after scaling",
-    "loss_found": "loss found",
-    "cosine": "cosine",
-    "expected_cosine": "expected cosine",
-    "signal_to_noise": "signal to noise",
-    "step_cosine": "step cosine",
-}
-"""Scores of the table, with their headings."""
+from perturn.report.score_headings import HEADINGS
 
 
 def measured(paths: RunPaths) -> dict[str, Any] | None:
@@ -38,9 +25,9 @@ def measured(paths: RunPaths) -> dict[str, Any] | None:
             for key in ("iteration", "measured", "episodes", "tasks", "continuations", "sentences")
         },
         "kind": found["world"]["kind"],
-        "columns": list(SCORES.values()),
+        "columns": list(HEADINGS.values()),
         "credits": [
-            {"name": name, "cells": [row.get(key) for key in SCORES], "cost": row["cost"]}
+            {"name": name, "cells": [row.get(key) for key in HEADINGS], "cost": row["cost"]}
             for name, row in found["credits"].items()
         ],
         "left_out": found["left_out"],

@@ -297,6 +297,7 @@ def run_stages(
         let_go(run, trained)
     run.planned = [stage.name for stage in planned]
     iterations = Iterations(run, planned) if shows_iterations(run, planned) else None
+    waiting = []
     with Session(run) as session, at_work(run.recipe.name):
         for stage in planned:
             waits, done = from_leader(
@@ -308,7 +309,7 @@ def run_stages(
             if done:
                 console.print(f"{stage.name}: done before", style="dim")
             elif command and waits:
-                console.print(f"{stage.name}: waits for {waits[0]}")
+                waiting.append((stage.name, waits[0]))
             elif not run.is_done(stage.name) and take_over(stage):
                 console.print(f"{stage.name}: taken over", style="dim")
             else:
@@ -317,6 +318,26 @@ def run_stages(
                         look_ahead(session, stage, planned)
                     locate(stage.does)(session, stage)
                     release_memory()
+    if waiting:
+        _say_waiting(run, waiting)
+
+
+def _say_waiting(run: Run, waiting: Sequence[tuple[str, str]]) -> None:
+    """Say which stages a command left for later, and what does them.
+
+    Args:
+        run: The run.
+        waiting: Each stage with the stage that has to be done first.
+    """
+    (name, need), *others = waiting
+    more = (
+        f", and {len(others)} more {'stage waits' if len(others) == 1 else 'stages wait'}" if others else ""
+    )
+    console.print(
+        f"left for later: {name} needs {need}{more}. `perturn run {run.folder}` does all stages.",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _plays_again(run: Run, stage: Stage) -> bool:

@@ -63,7 +63,7 @@ def play_by_hand(
 
     Args:
         recipe: From `scoring_recipe`.
-        task: Its id; None: the first of the recipe's panel.
+        task: Its id; None: the first of the recipe's task list.
         ask: Asks for one action; EOFError where there is none.
         show: Shows a message.
 
@@ -87,7 +87,7 @@ def play_by_hand(
 
 
 def _all(recipe: Recipe) -> Tasks:
-    """Return the whole split of a recipe's panel."""
+    """Return the whole split of a recipe's task list."""
     assert recipe.evaluate is not None
     return Tasks(recipe.evaluate.tasks.split)
 

@@ -68,7 +68,7 @@ class Maker:
         """Return why its recipe does not provide what a selector needs; None: it does."""
         acting = [one.policy for one in self._training if one.section != REWARD_MODEL]
         if self.policy not in acting:
-            return f"{self.policy} is no policy that {self.folder} trains to act; name one of {', '.join(acting)}."
+            return f"{self.policy} is not a policy that {self.folder} trains to act; name one of {', '.join(acting)}."
         if "start" in needs and self.start is None:
             return f"policy {self.policy} of {self.folder} was trained from no other."
         if "explored" in needs and self.recipe.explore is None:
@@ -84,7 +84,7 @@ class Maker:
         """Return the seals of what is read of a policy: its files, and its start policy or the explored episodes.
 
         Raises:
-            PerturnError: If it is not done, is gone, or is not what was written.
+            PerturnError: If the stage is not done, or a file is missing or has changed.
         """
         if problem := self.lack(needs):
             raise ConfigError(problem)

@@ -74,7 +74,7 @@ def rules_for(protocol: str | None, env: Environment, task: Callable[[], Task]) 
     named, source = declared.get("name", ("default", ""))
     if named not in PROTOCOLS and not {"system", "max_turns"} <= declared.keys() and "name" in declared:
         raise ConfigError(
-            f"{source} is {named!r}, which is no named protocol.{did_you_mean(str(named), PROTOCOLS)} Make it one of "
+            f"{source} is {named!r}, which names no protocol.{did_you_mean(str(named), PROTOCOLS)} Make it one of "
             "these, or a dict of settings such as {'format': 'action', 'max_turns': 20, 'system': '...'}."
         )
     chosen = {"name": (named, source), **declared}
@@ -88,7 +88,7 @@ def rules_for(protocol: str | None, env: Environment, task: Callable[[], Task]) 
     first: Sequence[str] = ("name", "format", "max_turns", "system")
     order = [*(key for key in first if key in chosen), *(key for key in chosen if key not in first)]
     settings = {key: chosen[key][0] for key in order}
-    with within(f"{env.name} declares rules that are none: "):
+    with within(f"{env.name} declares rules that are not rules: "):
         parse(ProtocolSettings, settings, "protocol")
     return Rules(settings, {key: chosen[key][1] for key in order})
 

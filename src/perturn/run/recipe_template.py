@@ -220,7 +220,7 @@ def _chosen(
 
 
 def _panels(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return panels to teach, explore and evaluate that the environment has the tasks for."""
+    """Return task lists to teach, explore and evaluate that the environment has the tasks for."""
     key, count = "per_kind", _per_kind
     if _per_kind(env, "train") < 2 <= _number(env, "train"):
         key, count = "n", _number  # a kind of one task cannot be in two panels

@@ -77,7 +77,7 @@ def scoring_recipe(
 
 
 def scored_panel(env: Environment, split: str | None, n: int | None) -> Tasks:
-    """Return the panel of a score: `n` tasks of a split, and what is chosen where nobody says.
+    """Return the task list of a score: `n` tasks of a split, or the default.
 
     Raises:
         ConfigError: If there is no such split.

@@ -147,7 +147,7 @@ def open_policy(source: str, overrides: Sequence[str], say: Callable[[str], None
     apply_overrides(words, overrides)
     if unknown := sorted(words.keys() - {"engine", "model"}):
         raise ConfigError(
-            f"{unknown[0]} is no setting of a served model; settings are engine.* and model.dtype."
+            f"{unknown[0]} is not a setting of a served model; settings are engine.* and model.dtype."
         )
     settings: EngineSettings = build(ENGINES, {"name": "local"} | words.get("engine", {}), "engine")
     dtype = str(words.get("model", {}).get("dtype", "auto"))

@@ -59,13 +59,13 @@ class Panels:
             )
 
     def write(self, file: Path) -> None:
-        """Keep the panels."""
+        """Keep the task lists."""
         panels = {name: [asdict(task) for task in tasks] for name, tasks in self.tasks.items()}
         write_whole(file, json.dumps({"environment": self.environment, "panels": panels}) + "\n")
 
 
 def read_panels(file: Path) -> Panels | None:
-    """Return the panels that `Panels.write` kept; None if there is no such file.
+    """Return the task lists that `Panels.write` kept; None if there is no such file.
 
     Raises:
         RunError: If it holds something else.
@@ -102,10 +102,11 @@ def look_up(recipe: Recipe, env: Environment) -> Panels:
 def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
     """Return the tasks of a panel: `n` of all, or `per_kind` of each kind, after `skip`, in a fixed shuffled order.
 
-    The choice depends on the split and the kind alone, not on the run's seed, so all runs meet the same panel.
+    The choice depends on the split and the kind alone, not on the run's seed, so all runs meet the same task
+    list.
 
     Raises:
-        ConfigError: If the panel is empty or a kind has too few tasks.
+        ConfigError: If the task list is empty or a kind has too few tasks.
         EnvironmentFailure: If a task cannot be stored, or two have one id.
     """
     groups: dict[str, list[Task]] = defaultdict(list)
@@ -126,7 +127,7 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
 
 
 def _picked(kind: str, tasks: list[Task], panel: Tasks) -> list[Task]:
-    """Return a panel's tasks of one kind, or of all kinds together where it asks for `n`."""
+    """Return the tasks of one kind of a list, or of all kinds together if the list asks for `n`."""
     random.Random(f"{panel.split}/{kind}").shuffle(tasks)
     key, wanted = ("per_kind", panel.per_kind) if panel.n is None else ("n", panel.n)
     if wanted is None:
@@ -142,7 +143,7 @@ def _picked(kind: str, tasks: list[Task], panel: Tasks) -> list[Task]:
 
 
 def sft_tasks(recipe: Recipe) -> Tasks:
-    """Return the panel whose expert episodes SFT is taught."""
+    """Return the task list whose expert episodes SFT is taught."""
     return (recipe.sft and recipe.sft.tasks) or Tasks()
 
 
@@ -165,11 +166,11 @@ def _tasks(env: Environment, split: str) -> Sequence[Task]:
 def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) -> list[Task]:
     """Return the tasks that an iteration explores.
 
-    The panel is shuffled and dealt out, so many an iteration; it is shuffled anew when too few are left, and none is
-    dealt twice before that.
+    Each iteration takes the next tasks of a shuffled list. When too few are left, the list is shuffled again,
+    so no task is dealt twice before that.
 
     Args:
-        tasks: The panel.
+        tasks: The task list.
         seed: Of the run.
         iteration: From 1.
         number: Tasks of an iteration, at most the whole list; None: all, in the list's order.
@@ -182,5 +183,5 @@ def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) 
 
 
 def panel_digest(tasks: Sequence[Task]) -> str:
-    """Return SHA-256 of the panel's task ids: equal digests are equal panels."""
+    """Return the SHA-256 of the task ids of a list. Equal digests mean equal lists."""
     return hashlib.sha256("\n".join(sorted(task.id for task in tasks)).encode()).hexdigest()

@@ -14,7 +14,7 @@ from perturn.serve.settings import ServeSettings
 from perturn.types import Action, Engine, Prompt, Sampling
 
 _VARIABLES = 64
-"""Different template variables of an endpoint; a template is compiled anew for each."""
+"""Different template variables of an endpoint; each is compiled separately."""
 
 
 class Answering:

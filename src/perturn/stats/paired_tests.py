@@ -111,7 +111,7 @@ def _interval_of_difference(
 
 
 def _interval_of_paired_rates(difference: Floats, confidence: float, width: float) -> tuple[float, float]:
-    """Return the interval of a difference of two rates of one panel, as if one win and one loss more had been seen."""
+    """Return the interval of a paired difference of rates, with one win and one loss added."""
     seen = np.append(difference, [width, -width])
     mean = float(seen.mean())
     half = float(stats.norm.ppf(0.5 + confidence / 2)) * float(seen.std()) / math.sqrt(len(seen))

@@ -79,7 +79,7 @@ def crossed_spread(values: Sequence[Sequence[float]]) -> Spread:
     Clark 1973, "The language-as-fixed-effect fallacy". Differs: the freedom is at most S T - 1.
 
     Args:
-        values: A row a seed, a column a task.
+        values: A row per seed, a column per task.
 
     Raises:
         ValueError: If there is no value, or the rows differ in length.
@@ -118,7 +118,7 @@ def crossed_interval(
     degrees of freedom is 4.3.
 
     Args:
-        values: A row a seed, a column a task.
+        values: A row per seed, a column per task.
         confidence: As in `mean_interval`.
         bounds: As in `mean_interval`.
 
@@ -146,7 +146,7 @@ def crossed_comparison(
     test where the scores are the lowest or the highest. How often both hold, docs/verdicts.md says.
 
     Args:
-        a: A row a seed, a column a task.
+        a: A row per seed, a column per task.
         b: The same seeds and tasks.
         confidence: As in `mean_interval`.
         bounds: As in `paired_comparison`.
@@ -185,7 +185,7 @@ def crossed_comparison(
 def crossed_bootstrap(
     values: Sequence[Sequence[float]], confidence: float = 0.95, *, draws: int = DRAWS, seed: int = SEED
 ) -> tuple[float, float]:
-    """Return the percentile interval of the mean from seeds and tasks that are drawn anew, each with replacement.
+    """Return the percentile interval of the mean over seeds and tasks, each resampled with replacement.
 
     It is too narrow where few seeds differ, since drawing 3 seeds from 3 cannot show how far a fourth may lie, and too
     wide where they do not: what is drawn twice is counted as noise twice. `crossed_interval` is the one to report.
@@ -194,7 +194,7 @@ def crossed_bootstrap(
     exchangeable arrays". Differs: nothing.
 
     Args:
-        values: A row a seed, a column a task.
+        values: A row per seed, a column per task.
         confidence: As in `mean_interval`.
         draws: How often the table is drawn.
         seed: Of the draws.
@@ -212,7 +212,7 @@ def crossed_bootstrap(
 
 def _table(values: Sequence[Sequence[float]]) -> Floats:
     if not values or not all(len(row) == len(values[0]) > 0 for row in values):
-        raise ValueError("expected a row a seed, all of one length and with at least one task each.")
+        raise ValueError("expected a row per seed, all of one length and with at least one task each.")
     return np.asarray(values, dtype=np.float64)
 
 

@@ -80,7 +80,7 @@ class ProcessWorker:
             context: Makes processes.
             cell: The cell.
             sources: Other runs that make the same stages.
-            test: Whether its policy is scored on the test panel too.
+            test: Whether its policy is scored on the test tasks too.
             threads: Threads of a process for numerical work.
             log: File to which all it prints is added.
         """

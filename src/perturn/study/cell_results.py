@@ -24,7 +24,7 @@ PANELS: tuple[Panel, ...] = ("tune", "test")
 
 
 def is_done(cell: Cell, panel: Panel) -> bool:
-    """Return whether a cell's run is finished, and for the test panel its score too."""
+    """Return whether a cell's run is finished, and for the test tasks its score too."""
     done = _stages(cell.folder)
     whole = all(done.get(name, {}).get("done") for name in cell.stages)
     if not whole or panel == "tune":
@@ -33,7 +33,7 @@ def is_done(cell: Cell, panel: Panel) -> bool:
 
 
 def forget_stale(cell: Cell) -> None:
-    """Remove the score of a cell whose policy has been made anew since, with other weights."""
+    """Remove the score of a cell whose policy was trained again with other weights."""
     if _is_stale(cell):
         shutil.rmtree(cell.scored)
 
@@ -92,7 +92,7 @@ def peak_gb(cell: Cell) -> float:
 
 
 def outcomes(cell: Cell, panel: Panel) -> list[Outcome]:
-    """Return episodes of a cell's policy on a panel, by task."""
+    """Return episodes of a cell's policy on a task list, by task."""
     paths = RunPaths(cell.folder if panel == "tune" else cell.scored)
     return sorted(
         read_outcomes(paths.evaluation(cell.policy if panel == "tune" else "base")), key=lambda one: one.task

@@ -45,11 +45,11 @@ class Cell:
     point: Point
     seed: int
     tuned: bool
-    """Whether its policy is scored on the tuning panel, within the run."""
+    """Whether its policy is scored on the tuning tasks, within the run."""
     recipe: Recipe
     """Of its run, which trains."""
     scoring: Mapping[str, Any]
-    """Recipe of the run that scores its policy on the test panel, but for the model."""
+    """Recipe of the run that scores its policy on the test tasks, but for the model."""
 
     @property
     def folder(self) -> Path:
@@ -58,7 +58,7 @@ class Cell:
 
     @property
     def scored(self) -> Path:
-        """Folder of the run that scores its policy on the test panel."""
+        """Folder of the run that scores its policy on the test tasks."""
         return Path(self.scoring["output"]) / str(self.scoring["name"])
 
     @property
@@ -79,7 +79,7 @@ class Cell:
         )
 
     def scoring_recipe(self, model: str) -> Recipe:
-        """Return the recipe of the run that scores its policy, whose folder is `model`, on the test panel."""
+        """Return the recipe of the run that scores its policy, whose folder is `model`, on the test tasks."""
         return parse(Recipe, {**self.scoring, "model": {**self.scoring["model"], "name": model}})
 
 
@@ -122,7 +122,7 @@ class Plan:
             method: Its name.
             point: Swept settings.
             seed: Of the study.
-            scored: The panel of the verdicts and the folder of the runs that score; None: the study's.
+            scored: The task list of the verdicts and the folder of the runs that score; None: the study's.
 
         Raises:
             ConfigError: If its recipe is wrong; named is the method.
@@ -239,7 +239,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def _scoring(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the recipe of a run that scores a policy and does nothing else, but for its model, panel and name."""
+    """Return the recipe of a run that only scores a policy, without model, task list and name."""
     return _without(data, [*_OF_TRAINING, *_OF_THE_ALIGNMENT, *_rewards_of_training(data)])
 
 
@@ -254,7 +254,7 @@ def _without(data: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 
 def _on_panel(recipe: Mapping[str, Any], test: Test, output: Path, run: str) -> dict[str, Any]:
-    """Return the recipe of a run that scores a policy on a panel, but for its model."""
+    """Return the recipe of a run that scores a policy on a task list, but for its model."""
     decoded = {} if test.sampling is None else {"sampling": asdict(test.sampling)}
     part = {**(recipe.get("evaluate") or {}), "tasks": _panel(test.tasks), "every": 1, **decoded}
     without = {key: value for key, value in recipe.items() if key not in ("output", "name")}
@@ -264,7 +264,7 @@ def _on_panel(recipe: Mapping[str, Any], test: Test, output: Path, run: str) -> 
 
 
 def _panel(tasks: Any) -> dict[str, Any]:
-    """Return a panel as a recipe has it; `Tasks` leaves out what is not set."""
+    """Return a task list in the form of a recipe, without settings that are not set."""
     return {key: value for key, value in vars(tasks).items() if value is not None}
 
 
@@ -379,6 +379,6 @@ def refuse_without_alignment(study: Study, method: str, data: Mapping[str, Any])
     for key, value in {**own, **(swept if isinstance(swept, Mapping) else {})}.items():
         if value is not None and any(f"{key}.".startswith(f"{each}.") for each in gone):
             raise ConfigError(
-                f"methods.{method} sets {key}, which goes with the alignment, and has none (`align: null`); remove "
+                f"methods.{method} sets {key}, which belongs to the alignment, and `align` is null; remove "
                 "the one or the other."
             )

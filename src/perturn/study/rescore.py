@@ -1,4 +1,4 @@
-"""A study again: the policies that another study chose, scored on another panel or decoded otherwise."""
+"""A study again: the policies that another study chose, scored on another task list or decoded otherwise."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AgainFile:
     again: str
     """The other study, under `output`; methods, seeds, comparisons and policies are its own."""
     test: Test
-    """The panel of the verdicts, and how actions are decoded there."""
+    """The task list of the verdicts, and how actions are decoded there."""
     workers: Annotated[int, COUNT] | None = None
     output: str = "studies/results"
 
@@ -44,7 +44,7 @@ class AgainFile:
         return Path(self.output) / self.again
 
     def study(self, other: Study) -> Study:
-        """Return the other study, on this panel."""
+        """Return the other study, on this task list."""
         if other.again is not None:
             raise ConfigError(
                 f"again: study {other.name!r} has no policies of its own; name {other.again!r}."

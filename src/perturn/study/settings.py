@@ -1,4 +1,4 @@
-"""A study file: which methods are compared, on which seeds and environments, tuned and tested on which panels."""
+"""A study file: methods, seeds, environments, and the tasks to tune and test on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Tune:
 
 @dataclass(frozen=True)
 class Test:
-    """The panel of the verdicts."""
+    """The task list of the verdicts."""
 
     tasks: HeldOutTasks
     sampling: Sampling | None = None
@@ -119,7 +119,7 @@ class Study:
         if unknown := [seed for seed in self.tuned_seeds if seed not in self.seeds]:
             yield f"tune.seeds must be among the study's seeds {self.seeds}, got {unknown}."
         if self.tune is None and (self.sweep or any(method.get(SWEEP) for method in self.methods.values())):
-            yield "sweep needs a panel to choose on; set tune.tasks, such as a dev split."
+            yield "sweep needs tasks to choose on; set tune.tasks, such as a dev split."
 
     def _faulty_pairs(self) -> Iterator[str]:
         """Yield what is wrong with the comparisons, but for names of methods."""

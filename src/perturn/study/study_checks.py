@@ -71,7 +71,7 @@ def _panels(recipe: Recipe) -> str:
 
 
 def _refuse_overlap(study: Study, cell: Cell) -> None:
-    """Reject a panel to tune or test on of which a stage of the cell's run would learn a task."""
+    """Reject a task list to tune or test on of which a stage of the cell's run would learn a task."""
     with closing_world(world_maker(cell.recipe)()) as env:
         tested = _ids(env, study.test.tasks, "test.tasks")
         tuned = set() if study.tune is None else _ids(env, study.tune.tasks, "tune.tasks")
@@ -85,7 +85,7 @@ def _refuse_overlap(study: Study, cell: Cell) -> None:
 
 
 def _refuse_shared(panel: str, held: set[str], others: Mapping[str, set[str]]) -> None:
-    """Reject a panel that shares a task with others."""
+    """Reject a task list that shares a task with others."""
     must_not = (
         "tested must not be learned or tuned on" if panel == "test.tasks" else "tuned on must not be learned"
     )
@@ -108,6 +108,6 @@ def _ids_in(file: str, key: str) -> set[str]:
 
 
 def _ids(env: Environment, panel: Tasks, where: str) -> set[str]:
-    """Return ids of the tasks of a panel."""
+    """Return ids of the tasks of a task list."""
     with within(f"{where}: "):
         return {task.id for task in choose_tasks(env, panel)}

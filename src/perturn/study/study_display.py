@@ -150,7 +150,7 @@ def summary_line(board: Board) -> str:
 
 
 def _numbers(count: Counter[str]) -> list[str]:
-    """Return cells that are done of all, for each panel, and those that failed."""
+    """Return cells that are done of all, for each task list, and those that failed."""
     done = [
         f"{count[f'{panel} done']}/{sum(count[f'{panel} {state}'] for state in _STATES)}"
         for panel in ("tune", "test")

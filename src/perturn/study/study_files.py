@@ -32,17 +32,17 @@ class Files:
 
     @property
     def cells(self) -> Path:
-        """A row a cell."""
+        """A row per cell."""
         return self.folder / "cells.json"
 
     @property
     def episodes(self) -> Path:
-        """A row an episode."""
+        """A row per episode."""
         return self.folder / EPISODES
 
     @property
     def protocols(self) -> Path:
-        """Conditions of the scores on the test panel, by environment and method."""
+        """Conditions of the scores on the test tasks, by environment and method."""
         return self.folder / PROTOCOLS
 
     @property

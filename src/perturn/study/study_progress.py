@@ -43,7 +43,7 @@ class Board:
         self._look(cell)
 
     def _look(self, cell: Cell) -> None:
-        """See for which panels a cell is done, by its runs or by the rows that are left of them."""
+        """See for which task lists a cell is done, by its runs or by the rows that are left of them."""
         for panel in PANELS:
             if is_done(cell, panel) or self.kept.row(cell, panel) is not None:
                 self._done.add((cell.folder, panel))
@@ -51,7 +51,7 @@ class Board:
                 self._done.discard((cell.folder, panel))
 
     def cells(self) -> Iterator[tuple[Cell, Panel]]:
-        """Yield all that is known to be wanted, with the panel it is wanted for."""
+        """Yield all that is known to be wanted, with the task list it is wanted for."""
         yield from ((cell, "tune") for cell in self.tuning)
         for cells in self._testing.values():
             yield from ((cell, "test") for cell in cells)
@@ -63,7 +63,7 @@ class Board:
         return "failed" if cell.folder in self.errors else "to do"
 
     def to_do(self) -> dict[Path, tuple[Cell, bool]]:
-        """Return cells to work on, by folder, and whether each is to be scored on the test panel too."""
+        """Return cells to work on, by folder, and whether each is to be scored on the test tasks too."""
         found: dict[Path, tuple[Cell, bool]] = {}
         for cell, panel in self.cells():
             if self.state(cell, panel) == "to do":
@@ -84,11 +84,11 @@ class Board:
 
     @property
     def unknown(self) -> int:
-        """Cells of the test panel of methods whose point is not chosen yet."""
+        """Cells of the test tasks of methods whose point is not chosen yet."""
         return (len(self.plan.points) - len(self.chosen)) * len(self.plan.study.seeds)
 
     def scores_alone(self, cell: Cell) -> bool:
-        """Return whether a cell's run is done, so that its score on the test panel is all that is left."""
+        """Return whether a cell's run is done, so that its score on the test tasks is all that is left."""
         return (cell.folder, "tune") in self._done
 
     def ended(self, cell: Cell, error: str | None) -> None:
@@ -124,5 +124,5 @@ class Board:
                 yield point, [one for cell in its for one in self._outcomes(cell)]
 
     def _outcomes(self, cell: Cell) -> list[Outcome]:
-        """Return episodes of a cell on the tuning panel."""
+        """Return episodes of a cell on the tuning tasks."""
         return self.kept.outcomes(cell, "tune") or outcomes(cell, "tune")

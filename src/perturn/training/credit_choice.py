@@ -33,7 +33,7 @@ def make_credit(section: Mapping[str, Any]) -> Credit:
     table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else CREDITS
     if ":" in name and not isinstance(table[name], type):
         raise ConfigError(
-            f"credit.name: {name!r} is no class; a credit is a class with needs and traits, whose objects weigh a "
+            f"credit.name: {name!r} is not a class; a credit is a class with needs and traits, whose objects weigh a "
             "group once called. See perturn.credit.Credit."
         )
     credit: Credit = build(table, section, "credit")

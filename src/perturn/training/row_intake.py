@@ -202,7 +202,7 @@ def mismatches(
     compute: Callable[[Batch], tuple[Tensor, Any, dict[str, Tensor]]],
     packs: Sequence[Batch],
 ) -> list[float]:
-    """Return the numbers that a loss reads of mismatched rows under the policy as it is now, one a row.
+    """Return the numbers that a loss reads of mismatched rows under the policy as it is now, one per row.
 
     Args:
         loss: The loss.

@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 P = TypeVar("P")
 
 Needed = Mapping[str, Sequence[Any]]
-"""Quantities that a policy computed for a credit, by keyword, one entry a trajectory."""
+"""Quantities that a policy computed for a credit, by keyword, one entry per trajectory."""
 
 
 def as_row(row: Any, index: int, loss: Any, tally: Tally | None = None, *, filled: bool = False) -> Row:
@@ -223,8 +223,8 @@ def weigh_groups(
         What it wrote of each trajectory, by its index.
 
     Raises:
-        ConfigError: If the credit raises, or gives anything but one finite number a turn, > 0 if it is of a clip range;
-            or if what it needs has not one entry for each trajectory that counts.
+        ConfigError: If the credit raises, or gives anything but one finite number per turn, > 0 if it is of a
+            clip range; or if what it needs has not one entry for each trajectory that counts.
     """
     compared: list[Sequence[int]] = [group.indices for group in groups]
     if credit.traits.across_tasks:
@@ -278,7 +278,7 @@ def weigh_rows(examples: Sequence[Example], rows: Sequence[Row], credit: Credit)
 
     Raises:
         DataError: If some rows have weights and others have none.
-        ConfigError: If the credit gives anything but one finite number a turn.
+        ConfigError: If the credit gives anything but one finite number per turn.
     """
     played = [row for row in rows if isinstance(row, Trajectory)]
     if not played:

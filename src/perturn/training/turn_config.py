@@ -66,7 +66,7 @@ class TurnConfig(TrainingArguments):
         default=None,
         metadata={
             "help": "Chat template to use instead of the tokenizer's own: a name of `perturn list templates`, a file, "
-            "or Jinja. None: its own, or ours in place of a stock template that does not serve many turns."
+            "or Jinja. None: its own, or Perturn's, if the model has a stock template that does not serve many turns."
         },
     )
     disable_dropout: bool = field(
@@ -159,7 +159,7 @@ class TurnConfig(TrainingArguments):
             )
         if self.label_smoothing_factor:
             yield (
-                f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}; no loss of ours smooths labels."
+                f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}; no loss here smooths labels."
             )
         earlier = self.optimizer_from
         if earlier is not None and not (Path(earlier) / OPTIMIZER_NAME).is_file():

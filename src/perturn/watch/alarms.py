@@ -25,7 +25,7 @@ class Vitals:
     """Mean negative log-probability of the sampled tokens of each episode, in nats a token, by file; sampled at
     temperature 1 it estimates the policy's entropy."""
     metrics: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
-    """Training metrics of each stage, a row a step."""
+    """Training metrics of each stage, a row per step."""
     groups: Sequence[Sequence[float]] = ()
     """Scores of the samples of each task that was explored more than once."""
     without_spread: tuple[int, int] | None = None
@@ -102,7 +102,7 @@ def _clamped(vitals: Vitals) -> Iterator[str]:
 def _clipped(vitals: Vitals) -> Iterator[str]:
     for stage, share in _shares_above(vitals, "clip_share", 0.5):
         yield (
-            f"{stage}: the clip takes the gradient of {share:.0%} of the tokens; take fewer steps an iteration "
+            f"{stage}: the clip takes the gradient of {share:.0%} of the tokens; take fewer steps per iteration "
             "(align.minibatches, align.epochs), or a lower learning rate."
         )
 

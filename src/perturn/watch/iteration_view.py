@@ -133,7 +133,7 @@ def parse_metrics(raw: bytes, where: str) -> dict[str, float]:
 
 
 class Tail(Generic[T]):
-    """The rows of a file that grows, or is written anew; each line is read once, when it is complete."""
+    """Rows of a file that grows or is rewritten. Each line is read once, when it is complete."""
 
     def __init__(self, file: Path, parse: Callable[[bytes, str], T]) -> None:
         self._file, self._parse = file, parse

@@ -92,7 +92,7 @@ def test_sft_takes_rows_with_weights(train, groups):
     [("token_mean", "none"), ("turn_mean", "turn"), ("trajectory_mean", "token"), ("token_sum", "none")],
 )
 def test_passes_do_not_move_the_loss_curve(train, groups, aggregate, importance):
-    """Six rows, four to a step, two epochs: one pass a step, one a row, and steps of accumulated batches.
+    """Six rows, four to a step, two epochs: one pass a step, one per row, and steps of accumulated batches.
 
     One loss curve, final policy and clip share, for float32 adds the gradients in another order.
     """

@@ -108,7 +108,7 @@ class ServiceTrainer(TurnTrainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Compute the loss of a step from log-probabilities, and send its gradient by them."""
+        """Compute the loss of a step from log-probabilities, and send the gradient by the log-probabilities."""
         model.train()
         (pack,) = self._prepare_inputs(inputs)["packs"]
         loss: Tensor = self.compute_loss(model, pack, num_items_in_batch=num_items_in_batch)

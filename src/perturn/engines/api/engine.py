@@ -199,7 +199,7 @@ class ApiEngine:
         usage = read_usage(completion)
         if usage is None and (self._settings.max_tokens_total or self._settings.max_cost):
             raise RunError(
-                f"{self._settings.host} does not say how many tokens an answer cost, or says what cannot be "
+                f"{self._settings.host} does not say how many tokens per answer cost, or says what cannot be "
                 f"({completion.get('usage')!r:.100}), so no budget can be kept; "
                 "remove engine.max_tokens_total and engine.max_cost."
             )

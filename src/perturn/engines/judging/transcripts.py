@@ -20,7 +20,7 @@ _CLOSE = (
 )
 _FORM = Form(
     _SYSTEM,
-    "=== Rubric ===\n{rubric}\n\n=== Transcript, a message a line ===\n{transcript}\n\n{newest}=== End ===\n{close}",
+    "=== Rubric ===\n{rubric}\n\n=== Transcript, a message per line ===\n{transcript}\n\n{newest}=== End ===\n{close}",
 )
 _WHAT = {"episode": "the agent's part in this transcript", "turn": "the agent's newest action alone"}
 
@@ -83,7 +83,7 @@ def _name(episode: Trajectory, of: str) -> str:
 
 
 def _lines(messages: Iterable[Message]) -> str:
-    """Return messages as JSON, one a line, so that no text can pass for another message."""
+    """Return messages as JSON, one per line, so that no text can pass for another message."""
     return "\n".join(json.dumps(_shown(message), ensure_ascii=False) for message in messages)
 
 

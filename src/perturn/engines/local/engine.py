@@ -291,7 +291,7 @@ class LocalEngine:
         return ended
 
     def _add_drafts(self, drafts: Drafts, parts: Sequence[tuple[Row, list[int]]]) -> None:
-        """Put guesses after the newest tokens, where they bring more tokens a second than the pass does without.
+        """Put guesses after the newest tokens, if they raise the tokens per second.
 
         A pass takes as long as `free` tokens and its own, and brings each row that has fed all a token.
         """

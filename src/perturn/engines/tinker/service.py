@@ -234,7 +234,7 @@ class Adapter:
         lengths = [len(each.ids) for each in sequences]
         if [len(each) for each in values] != lengths or not all(np.isfinite(each).all() for each in values):
             raise RunError(
-                f"{self._service.settings.host} gave log-probabilities that are not one finite number a token; lower "
+                f"{self._service.settings.host} gave log-probabilities that are not one finite number per token; lower "
                 "the learning rate if they were finite before, or look at the service's own log."
             )
         return values

@@ -15,7 +15,7 @@ class CpuReload:
     reload_weights: Any
 
     def reload_weights_on_cpu(self, weights_path: str) -> None:
-        """Call `reload_weights`, and pack the output layer anew.
+        """Call `reload_weights`, and pack the output layer again.
 
         On a CPU, vLLM multiplies by a packed copy of the output layer. Where that layer is tied to the embeddings,
         `reload_weights` (0.32) leaves the copy as it was, and says no word.

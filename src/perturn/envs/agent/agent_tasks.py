@@ -70,7 +70,7 @@ def is_function(source: str) -> bool:
 
 def _task(row: Any, where: str, number: int, split: str) -> Task:
     if not isinstance(row, Mapping):
-        raise DataError(f"{where}: expected an object, got {row!r:.60}. Write one object a task.")
+        raise DataError(f"{where}: expected an object, got {row!r:.60}. Write one object per task.")
     data = {str(key): value for key, value in row.items()}
     identity = str(data.get("id", f"{split}/{number:05d}"))
     task = Task(identity, str(data.get("kind", "")), split, data)

@@ -4,9 +4,9 @@ A folder of games has `<data>/json_2.1.1/<split>/<kind>-<object>-...-<room>/<tri
 `pddl_problem`, `grammar` (which states the task), `solvable`, and more. As in the official package, games that are not
 solvable, and those whose path says `movable` or `Sliced`, do not count.
 
-An archive is `<data>/<split>.jsonl.xz`: a JSON object a line, with `id` (`<split>/<kind>-...-<room>/<trial>`), `task`
-(what the game asks for), `pddl_problem`, and, if wanted, `walkthrough`. It is some thirty times smaller, and is read at
-once: 3553 games in about a second.
+An archive is `<data>/<split>.jsonl.xz`: a JSON object per line, with `id`
+(`<split>/<kind>-...-<room>/<trial>`), `task` (what the game asks for), `pddl_problem`, and, if wanted,
+`walkthrough`. It is some thirty times smaller, and is read at once: 3553 games in about a second.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Games:
         )
 
     def _compare(self, split: str) -> None:
-        """Say if the split is not the official panel: its scores are then not comparable."""
+        """Say if the tasks are not the official split. Scores on other tasks are not comparable."""
         count, digest = PANELS[split]
         found = self._ids[split]
         if len(found) != count or digest != ids_digest(found):

@@ -267,7 +267,7 @@ class World:
         self._flip(fact, each, group)
 
     def _flip(self, *fact: str) -> None:
-        """Note that a fact has changed its truth: twice is as at the start."""
+        """Record that a fact changed. A fact that changed twice has its first value again."""
         self._changes ^= {fact}
         self._won = None
 

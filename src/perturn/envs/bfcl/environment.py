@@ -42,7 +42,7 @@ REWARDS = ("success", "f1")
 """1 if every request was met, else 0; or how well the calls match the gold calls."""
 _SPLITS = ("all", "train", "test")
 _STATELESS = frozenset({"MathAPI"})
-_NO_ACTION = "That is no action: call tools, or write a message to the user."
+_NO_ACTION = "That is not an action: call tools, or write a message to the user."
 
 
 class Bfcl:
@@ -119,7 +119,7 @@ class Bfcl:
         return found
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start the services anew and hear the first request; chance plays no part."""
+        """Start the services again and return the first request. Nothing here is random."""
         self._entry = entry = self._find(task)
         self._model, self._gold = (_Services(entry, self._long_context) for _ in range(2))
         self._turn, self._steps, self._failed = 0, 0, False
@@ -176,7 +176,7 @@ class Bfcl:
         return self._entries[task.id]
 
     def _end_turn(self, entry: Entry) -> Observation:
-        """Check what was done about a request, and hear the next one."""
+        """Check the calls that answered a request, and return the next request."""
         self._failed |= not self._is_met(entry.gold[self._turn])
         self._turn, self._steps = self._turn + 1, 0
         if self._turn < len(entry.requests):

@@ -109,7 +109,7 @@ class HotpotQA:
         return self._tasks[split]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Ask the question; the seed has no effect, for there is no chance in it."""
+        """Ask the question. The seed has no effect, since nothing here is random."""
         self._task = None
         for key in ("question", "answer"):
             if not isinstance(task.data.get(key), str):

@@ -25,7 +25,7 @@ ASSERTED = "NL_ASSERTION"
 MOST_ERRORS = 10
 """Calls that fail before the episode ends without reward."""
 _GREETING = "Hi! How can I help you today?"
-_NO_ACTION = "That is no action: call a tool, or write a message to the user."
+_NO_ACTION = "That is not an action: call a tool, or write a message to the user."
 _SYSTEM = """You are an agent of customer service. Help the user, and keep to the policy below.
 In each turn you either write a message to the user or call a tool. You cannot do both at the same time.
 
@@ -143,7 +143,7 @@ class Tau3:
         return Observation("", results=results, valid=all(valid), terminated=over, state_key=self._key())
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Return the gold actions, one a turn, and a message with all that must be told."""
+        """Return the gold actions, one per turn, and a message with all that must be told."""
         criteria = self._find(task)["evaluation_criteria"]
         calls = [
             ToolAction("", (ToolCall(each["name"], each["arguments"]),)) for each in criteria["actions"] or ()

@@ -129,7 +129,7 @@ class WebShop:
         ]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Open the shop; the seed has no effect, for there is no chance in it."""
+        """Open the shop. The seed has no effect, since nothing here is random."""
         self._visit = None
         return self._observe(_Visit(task, *self._meant(task)))
 

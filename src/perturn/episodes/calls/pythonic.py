@@ -1,7 +1,7 @@
 """LFM2: a list of calls as Python writes them, `<|tool_call_start|>[NAME(key="text", count=2)]<|tool_call_end|>`.
 
-Values are literals. `true`, `false` and `null` are read too, for the chat templates write objects as JSON. A list of
-JSON calls between the marks, which LFM2 writes if it is asked to, is read as such.
+Values are literals. `true`, `false` and `null` are read too, since chat templates write objects as JSON. A
+list of JSON calls between the marks, which LFM2 writes if it is asked to, is read as such.
 
 Source: chat templates of LFM2 and LFM2.5; vLLM's `PythonicToolParser`.
 Differs from vLLM: a set, bytes, arguments without names, a key that is given twice, and an escape that Python does not

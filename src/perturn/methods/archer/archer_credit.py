@@ -48,7 +48,7 @@ def critiques_of(
     """Return Q and V of each trajectory, each in units of reward [critics, turns].
 
     Raises:
-        ValueError: If they are missing, not finite, or have not one entry a turn.
+        ValueError: If they are missing, not finite, or have not one entry per turn.
     """
     if critics is None:
         raise ValueError("this credit needs critics=, Q and V of each turn of each trajectory.")
@@ -124,10 +124,10 @@ class ArCHer:
     def __call__(
         self, group: Sequence[Trajectory], *, critics: Sequence[Critique] | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
+        """Return the advantage of every turn, one tensor per trajectory, in units of reward [turns].
 
         Raises:
-            ValueError: If `critics` is missing, not finite, or has not one entry a turn.
+            ValueError: If `critics` is missing, not finite, or has not one entry per turn.
         """
         known = critiques_of(critics, group)
         return as_tensors([(q.amin(0) - v.amin(0)).tolist() for q, v in known])

@@ -71,9 +71,10 @@ class Rows:
     """Episodes as what critics learn from; at least one, each with a turn."""
 
     behind: Sequence[Tensor]
-    """Hidden states at the last token of each action, one tensor an episode [turns, features]."""
+    """Hidden states at the last token of each action, one tensor per episode [turns, features]."""
     before: Sequence[Tensor]
-    """Hidden states at the last token of the prompt of each turn, one tensor an episode [turns, features]."""
+    """Hidden states at the last token of the prompt of each turn, one tensor per episode [turns,
+    features]."""
     rewards: Sequence[Sequence[float]]
     """Of each turn, in units of reward `[episodes][turns]`."""
 

@@ -102,7 +102,7 @@ def _check_placeholder(renderer: Renderer, placeholder: str) -> None:
     held = control & set(tokenizer(placeholder, add_special_tokens=False)["input_ids"])
     if held:
         raise ConfigError(
-            f"credit.placeholder {placeholder!r:.80} holds {tokenizer.decode(sorted(held))!r:.80}, which is no text; "
+            f"credit.placeholder {placeholder!r:.80} holds {tokenizer.decode(sorted(held))!r:.80}, which is not text; "
             "take a plain one."
         )
 

@@ -95,10 +95,10 @@ class InfoPO(GroupCredit):
     def __call__(
         self, group: Sequence[Trajectory], *, feedback: ReplyGains | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, without unit [turns].
+        """Return the advantage of every turn, one tensor per trajectory, without unit [turns].
 
         Raises:
-            ValueError: If `feedback` is missing, infinite, or has not one entry a turn.
+            ValueError: If `feedback` is missing, infinite, or has not one entry per turn.
         """
         gains, rewards = turn_numbers("feedback", feedback, group, SAID), self.returns(group)
         return weigh_tasks_with(group, rewards, gains, self._fuse)

@@ -62,7 +62,8 @@ class MatchTIR(GroupCredit):
     Source: Qu et al. 2026, "MatchTIR: Fine-Grained Supervision for Tool-Integrated Reasoning via Bipartite Matching",
     arXiv:2601.10712. Its abstract was read, and its code (a copy, CyberSculptor96/MatchTIR at 02ee2a5: `tool.py` and
     `core_algos.py`); its equations were not.
-    Differs: `hard` finds the largest sum; the code's function that is called Hungarian is `greedy`. The code adds the
+    Differs: `hard` finds the largest sum; the function named Hungarian in the authors' code does what
+        `greedy` does here. The code adds the
     F1 of a final answer to its turn's reward, leaves calls beside an answer out, and has no other outcome; here the
     world's reward is added to the turn it came in. A malformed action, on which the code stops or which it does not
     see, is one call that matches nothing. In the code a turn that no other trajectory reached keeps its return as its
@@ -116,7 +117,7 @@ class MatchTIR(GroupCredit):
     def __call__(
         self, group: Sequence[Trajectory], *, tool_matches: Matches | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory [turns].
+        """Return the advantage of every turn, one tensor per trajectory [turns].
 
         It is without unit, or in units of reward under `baseline` others.
         """

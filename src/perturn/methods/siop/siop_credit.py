@@ -192,7 +192,7 @@ class SIOP:
         answer_clusters: Sequence[OwnAnswer] | None = None,
         **_: Any,
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, without unit [turns].
+        """Return the advantage of every turn, one tensor per trajectory, without unit [turns].
 
         Raises:
             ValueError: If `answer_clusters` is missing, or not of the group's shape.

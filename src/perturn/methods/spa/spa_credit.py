@@ -61,7 +61,7 @@ def shares_of(contributions: TurnShares | None, group: Sequence[Trajectory]) -> 
     """Return the contributions of each trajectory.
 
     Raises:
-        ValueError: If they are missing, not finite, or have not one entry a turn.
+        ValueError: If they are missing, not finite, or have not one entry per turn.
     """
     if contributions is None:
         raise ValueError(
@@ -76,7 +76,7 @@ def shares_of(contributions: TurnShares | None, group: Sequence[Trajectory]) -> 
     if len(found) != len(lengths) or any(
         len(own) != length for one, length in zip(found, lengths, strict=True) for own in one.heads
     ):
-        raise ValueError("contributions must hold one entry a turn, for each trajectory of the group.")
+        raise ValueError("contributions must hold one entry per turn, for each trajectory of the group.")
     if not all(isfinite(share) for one in found for own in one.heads for share in own):
         raise ValueError("contributions must be finite.")
     return found
@@ -114,9 +114,9 @@ class SPA(GroupCredit):
     its abstract and its released code (`train_our_progress_model.py`, `rl_data_org.py`).
     Differs: the paper has no residual, and a bonus of 0.5 for an executed action: `residual: false` with `grounding:
     0.5`. It uses PPO with a critic on these rewards; here, other episodes of the task replace the critic. The head is a
-    ridge regression, fitted anew in each iteration and on other episodes alone; the code trains a whole model with a
-    linear layer on its logits, once. An episode that FAILED has no bonus. A trajectory alone in its group gets 0.
-    Nothing is discounted.
+    ridge regression, fitted again in each iteration, on other episodes only; the code trains a whole model
+    with a linear layer on its logits, once. An episode that FAILED has no bonus. A trajectory alone in its
+    group gets 0. Nothing is discounted.
     """
 
     grounding: Annotated[float, Bound(least=0)] = 0.0
@@ -141,10 +141,10 @@ class SPA(GroupCredit):
     def __call__(
         self, group: Sequence[Trajectory], *, contributions: TurnShares | None = None, **_: Any
     ) -> list[Tensor]:
-        """Return the advantage of every turn, one tensor a trajectory, in units of reward [turns].
+        """Return the advantage of every turn, one tensor per trajectory, in units of reward [turns].
 
         Raises:
-            ValueError: If `contributions` is missing, not finite, or has not one entry a turn.
+            ValueError: If `contributions` is missing, not finite, or has not one entry per turn.
         """
         shares, scores = shares_of(contributions, group), [fsum(of_one) for of_one in self.returns(group)]
         found: Numbers = [[0.0] * len(one.turns) for one in group]

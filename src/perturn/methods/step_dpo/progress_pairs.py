@@ -47,7 +47,7 @@ class ProgressPairs:
     """
 
     distance: Sense = "shortest"
-    """In which sense the way to a success is measured; see `perturn.envs.abilities.Pathfinder`."""
+    """How the distance to a success is measured; see `perturn.envs.abilities.Pathfinder`."""
     per_group: Annotated[int, COUNT] | None = 1
     """Pairs that share their first turns, at most; None: as many as there are, each episode in one."""
     length: Literal["episode", "turn"] = "episode"

@@ -30,8 +30,8 @@ class WrongBranches(ExploredBrancher):
     """
 
     distance: Sense = "searching"
-    """In which sense the distance is measured: shortest, for one who knows all of the world, or searching, for the
-    expert who takes over with what the episode has shown."""
+    """In which sense the distance is measured: `shortest`, with full knowledge of the world, or `searching`,
+    by the expert, who knows only what the episode has shown."""
     policy: Prover | None = None
     """Who plays the branches: base, the model that the run begins with, or sft, the policy after SFT. None: the policy
     that explored."""

@@ -57,7 +57,7 @@ def values_by_turn(
     """Return the mean of a value over all first turns, all second turns and so on, with its 95 % interval.
 
     Args:
-        rows: Of `metrics/confidence.jsonl`, one a pair.
+        rows: Of `metrics/confidence.jsonl`, one per pair.
         key: `confidence` or `weight`.
         title: Of the axis.
         pivot: Where to draw a dotted line.
@@ -159,7 +159,9 @@ def _by_turn(sides: Sequence[Mapping[str, Any]], key: str) -> dict[int, list[flo
 
 
 def group_map(samples: Sequence[Mapping[str, Any]]) -> go.Figure | None:
-    """Return the weight of each turn of the samples of one task, a row a sample; None if no turn has a weight.
+    """Return the weight of each turn of the samples of one task, a row per sample.
+
+    None if no turn has a weight.
 
     Args:
         samples: As `groups.shown_group` has them.

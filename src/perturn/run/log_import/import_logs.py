@@ -108,7 +108,7 @@ class LogSettings:
         check_known(self.form, FORMS, f"unknown kind of rows {self.form!r}")
         if self.keeps_unscored and self.form != "trajectories":
             raise ConfigError(
-                f"episodes without a score have no label, so they are no rows of {self.form}; leave them out."
+                f"episodes without a score have no label, so they cannot be rows of {self.form}; leave them out."
             )
 
 

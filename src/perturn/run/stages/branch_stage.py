@@ -36,7 +36,7 @@ def explorer_of(recipe: Recipe) -> Explorer:
 
 
 def check_explorer(recipe: Recipe, tasks: Sequence[Task]) -> None:
-    """Reject an explorer that would resume nothing or repeat an episode, or that reads a policy behind a server.
+    """Reject an explorer that resumes nothing, repeats an episode, or reads a policy that only a server holds.
 
     Args:
         recipe: That explores.

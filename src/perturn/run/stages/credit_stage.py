@@ -64,7 +64,7 @@ def credit_groups(
         failures: As `ledger` has it.
 
     Returns:
-        One row an episode, by task and sample.
+        One row per episode, by task and sample.
 
     Raises:
         ConfigError: If the credit raises, does not give each turn a finite weight, or would take episodes for over that

@@ -1,4 +1,4 @@
-"""Score policies on one panel of held-out tasks."""
+"""Score policies on the same held-out tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from perturn.types import EpisodeProtocol, Sampling, Task, Trajectory, failed
 
 
 def evaluate(session: Session, stage: Stage) -> None:
-    """Play the evaluation panel with a policy and stamp the protocol."""
+    """Play the evaluation tasks with a policy and stamp the protocol."""
     run, recipe = session.run, session.recipe
     settings, tasks = recipe.evaluate, session.panels.tasks["evaluate"]
     assert settings is not None
@@ -132,7 +132,7 @@ def stamp(
         environment: Its name and version.
         settings: The section `environment`, if there is one.
         split: Of the tasks.
-        tasks: The panel.
+        tasks: The task list.
         protocol: Rules of the episodes.
         sampling: How actions are decoded.
         seed: Of the episodes.

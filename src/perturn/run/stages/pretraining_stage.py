@@ -26,7 +26,7 @@ from perturn.types import Action, Environment, EpisodeProtocol, Task, Trajectory
 
 
 def show_lessons(session: Session, stage: Stage) -> None:
-    """Play every task of the base's panel as its expert does, and badly, and record what happens."""
+    """Play every task of the base's task list as its expert does, and badly, and record what happens."""
     run, recipe = session.run, session.recipe
     assert recipe.base is not None
     file = run.paths.trajectories(stage.name)
@@ -54,7 +54,7 @@ def lessons(settings: Base, tasks: Sequence[Task]) -> list[Job]:
 
 
 def taught(run: Run) -> list[Trajectory]:
-    """Return the lessons that a base is taught, in the order of the task list: successes of expert and noisy expert.
+    """Return the lessons of a base in the order of its tasks: successes of expert and noisy expert.
 
     Raises:
         RunError: If there is none.

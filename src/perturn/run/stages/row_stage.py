@@ -90,7 +90,9 @@ def read_rows(run: Run, stage: Stage) -> list[Any]:
 
 
 def expert_episodes(session: Session) -> list[Trajectory]:
-    """Return the expert's successes, in the order of SFT's task list, then conversations; of the user's file, all.
+    """Return the expert's successes, in the order of SFT's task list, then conversations.
+
+    Of the user's file, all.
 
     Raises:
         RunError: If there is none.

@@ -240,7 +240,8 @@ def _write_reference(
 ) -> None:
     """Keep what the reference says of each turn and token of the pairs, and the loss with its defaults.
 
-    `metrics/confidence.jsonl` and `metrics/reference.jsonl` have a row a pair, in the order of `pairs.jsonl`.
+    `metrics/confidence.jsonl` and `metrics/reference.jsonl` have a row per pair, in the order of
+    `pairs.jsonl`.
     """
     turns, tokens, ids = "", "", set[int]()
     for example in examples:

@@ -73,7 +73,7 @@ class Chat:
         if reserved := sorted(RESERVED & (found.chat_template_kwargs or {}).keys()):
             raise Refusal(
                 400,
-                f"chat_template_kwargs: {reserved[0]!r} is no variable of a template. Leave it out.",
+                f"chat_template_kwargs: {reserved[0]!r} is not a variable of a template. Leave it out.",
                 "invalid_value",
                 "chat_template_kwargs",
             )

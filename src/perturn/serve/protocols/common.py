@@ -83,7 +83,7 @@ def read_body(kind: type[Body], body: bytes) -> Body:
         first = error.errors(include_url=False, include_input=False)[0]
         position = ".".join(str(step) for step in first["loc"])
         if first["type"] == "json_invalid":
-            raise Refusal(400, f"the body is no JSON: {first['msg']}.", "invalid_json") from None
+            raise Refusal(400, f"the body is not JSON: {first['msg']}.", "invalid_json") from None
         raise Refusal(
             400, f"{position or 'body'}: {first['msg']}.", "invalid_value", position or None
         ) from None

@@ -62,7 +62,7 @@ def compare(study: RecordedStudy, tables: Mapping[str, Scores], bounds: Bounds) 
         bounds: Lowest and highest score possible, or None if there are none.
 
     Returns:
-        A row a pair; none for two that share nothing.
+        A row per pair; none for two that share nothing.
     """
     scores = with_means(tables, study.means)
     rows: dict[Pair, dict[str, Any]] = {}

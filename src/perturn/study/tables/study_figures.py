@@ -90,7 +90,7 @@ def swept_keys(tuning: Sequence[Mapping[str, Any]]) -> list[str]:
 def tuning_curve(
     tuning: Sequence[Mapping[str, Any]], key: str, style: Mapping[str, Mapping[str, str]]
 ) -> go.Figure | None:
-    """Return success on the tuning panel against a swept setting, a line for each method and its other settings.
+    """Return success on the tuning tasks against a swept setting, a line for each method.
 
     A method without a point is a dotted line.
 
@@ -157,7 +157,7 @@ def _add_points(
 def lengths(
     played: Mapping[str, Sequence[Mapping[str, Any]]], style: Mapping[str, Mapping[str, str]]
 ) -> go.Figure | str | None:
-    """Return success of test episodes by the turns they took, a line a method."""
+    """Return success of test episodes by the turns they took, a line per method."""
     figure = success_by_length(
         {method: [(row["turns"], row["success"]) for row in rows] for method, rows in played.items() if rows}
     )

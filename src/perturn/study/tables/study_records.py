@@ -26,7 +26,7 @@ PROTOCOLS = "protocols.json"
 _OF_ONE_SEED = ("seed", "maker")
 """Keys of a stamp that are one seed's alone."""
 BASE, SFT = "base", "sft"
-"""Policies that no method made; they are scored on the test panel as methods are."""
+"""Policies that no method made; they are scored on the test tasks as methods are."""
 
 
 _TwoSides = Annotated[list[Side], Field(min_length=2, max_length=2)]
@@ -71,8 +71,8 @@ class RecordedStudy:
     cells: list[dict[str, Any]]
     episodes: list[dict[str, Any]]
     protocols: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    """Conditions of the scores on the test panel, by environment and method, but for what is one seed's; a method whose
-    runs are not there has none."""
+    """Conditions of the scores on the test tasks, by environment and method, but for what is one seed's;
+    a method whose runs are not there has none."""
 
     @cached_property
     def bases(self) -> Bases:
@@ -97,7 +97,7 @@ class RecordedStudy:
         return [name for name in dict.fromkeys(order) if name in found]
 
     def played(self, panel: str, environment: str, method: str) -> list[dict[str, Any]]:
-        """Return episodes of a method on a panel."""
+        """Return episodes of a method on a task list."""
         return self._by_method.get((panel, environment, method), [])
 
     @cached_property
@@ -116,7 +116,7 @@ def read_recorded(folder: Path) -> RecordedStudy:
     """
     if not (folder / "study.yaml").is_file():
         raise RunError(
-            f"{folder} holds no study.yaml, so it is no study's folder; name the folder that perturn study wrote."
+            f"{folder} holds no study.yaml, so it is not a folder of a study; name what perturn study wrote."
         )
     settings = parse_settings(read_text(folder / "study.yaml", RunError, REMEDY), str(folder / "study.yaml"))
     cells = read_cells(folder / "cells.json")
@@ -145,7 +145,7 @@ def table(episodes: Iterable[Mapping[str, Any]], key: str) -> dict[int, dict[str
     """Return a number of each episode by seed and task, samples of a task averaged.
 
     Args:
-        episodes: Of one method on one panel.
+        episodes: Of one method on one task list.
         key: `success`, `score`, `turns` or `invalid`.
     """
     found: dict[int, dict[str, list[float]]] = {}
@@ -168,7 +168,7 @@ def shared(*tables: Scores) -> tuple[list[int], list[str]]:
 
 
 def rows_of(values: Scores, together: Sequence[Sequence[int]], tasks: Sequence[str]) -> list[list[float]]:
-    """Return a row for seeds that count together, which is their mean; a column a task."""
+    """Return a row for seeds that count together, which is their mean; a column per task."""
     return [[fmean(values[seed][task] for seed in seeds) for task in tasks] for seeds in together]
 
 
@@ -205,7 +205,7 @@ def read_cells(file: Path) -> list[dict[str, Any]]:
 
 
 def protocols_of(folder: Path, cells: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the stamp of the last run of the first finished cell of each method on the test panel.
+    """Return the stamp of the last run of the first finished cell of each method on the test tasks.
 
     Where that run is gone, what `protocols.json` has noted.
     """

@@ -109,7 +109,7 @@ def _measures(episodes: Episodes) -> dict[str, Bounds]:
 def _method(
     study: RecordedStudy, environment: str, method: str, rows: Episodes, measures: Mapping[str, Bounds]
 ) -> dict[str, Any]:
-    """Return a method on the test panel."""
+    """Return a method on the test tasks."""
     successes, bases = table(rows, "success"), study.bases
     seeds, tasks = shared(successes) if rows else ([], [])
     cells = [row for row in study.cells if (row["environment"], row["method"]) == (environment, method)]
@@ -173,7 +173,7 @@ def _invalid(episodes: Episodes, bases: Bases) -> dict[str, Any]:
 
 
 def _tuning(study: RecordedStudy, environment: str, method: str) -> Iterator[dict[str, Any]]:
-    """Yield each point of a method on the tuning panel."""
+    """Yield each point of a method on the tuning tasks."""
     cells = [row for row in study.cells if (row["environment"], row["method"]) == (environment, method)]
     points = {point_text(row["point"]): row["point"] for row in cells}
     chosen = {point_text(row["point"]) for row in cells if row["panel"] == "test" and row["state"] == "done"}
@@ -200,7 +200,7 @@ def _notes(
     if waiting:
         yield f"{_count(waiting, 'cell')} still to do; give the same command again."
     if all(row["method"] != study.baseline or not row["episodes"] for row in methods):
-        yield f"The baseline, {study.baseline}, has no episode on the test panel, so nothing is compared with it."
+        yield f"The baseline, {study.baseline}, has no episode on the test tasks, so there are no comparisons."
     protocol = _protocol(study, environment) or {}
     for method, stamp in study.protocols.get(environment, {}).items():
         keys = [key for key in protocol.keys() | stamp.keys() if protocol.get(key) != stamp.get(key)]
@@ -243,7 +243,7 @@ def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         best = max(row["success"]["mean"] or 0.0 for row in rows)
         worse = [row["text"] for row in rows if row["chosen"] and (row["success"]["mean"] or 0.0) < best]
         if worse:
-            yield f"{method} was tested at {worse[0]}, which is not its best point on the tuning panel."
+            yield f"{method} was tested at {worse[0]}, which is not its best point on the tuning tasks."
 
 
 def _on_choice(methods: Sequence[Mapping[str, Any]], tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:

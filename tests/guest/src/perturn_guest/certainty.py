@@ -14,7 +14,7 @@ class Certainty:
     traits: ClassVar[TokenInputTraits] = TokenInputTraits()
 
     def __call__(self, chunk):
-        """Return one number a token, with gradient."""
+        """Return one number per token, with gradient."""
         return chunk.logprobs.amax(-1)
 
 
