@@ -103,9 +103,9 @@ def test_scalars_of_numpy_become_pythons_own():
     [
         ({"terminated": np.int64(1)}, "terminated=1. Remedy: return True or False"),
         ({"terminated": np.array([True])}, "Remedy: return True or False"),
-        ({"reward": np.bool_(True)}, "the reward True, which is no number"),
+        ({"reward": np.bool_(True)}, "the reward True, which is not a number"),
         ({"reward": np.float64("nan")}, "the reward nan, which is not finite"),
-        ({"reward": np.array([0.5])}, "which is no number"),
+        ({"reward": np.array([0.5])}, "which is not a number"),
     ],
 )
 def test_what_is_no_flag_and_no_number_stays_a_fault(fields, says):

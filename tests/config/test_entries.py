@@ -116,7 +116,7 @@ def test_what_picks_no_entry_is_refused(word, says):
 def test_a_class_that_no_table_has_has_no_name():
     """So a recipe that holds it cannot be written."""
     assert refusal(name_of, EXPLORERS, Patient).startswith(
-        f"{__name__}.Patient is not an entry of its table, which has rollouts"
+        f"{__name__}.Patient is not in its table, which has rollouts"
     )
 
 

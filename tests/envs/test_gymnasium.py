@@ -113,7 +113,7 @@ def test_values_of_numpy_and_none_in_info_count(odd):
         ({"reset": ("text", None)}, "info is None, not a dict"),
         ({"step": ("text", 0.0, False, {})}, "four values are the interface before Gymnasium"),
         ({"step": (1.5, 0.0, False, False, {})}, "the observation is 1.5 of type float"),
-        ({"step": ("text", "much", False, False, {})}, "the reward is 'much', which is no number"),
+        ({"step": ("text", "much", False, False, {})}, "the reward is 'much', which is not a number"),
         ({"reset": ("text", {"admissible_commands": "east"})}, "'east', a text. Remedy: return a list"),
     ],
 )

@@ -174,7 +174,7 @@ def test_success_is_said_or_follows_from_the_reward(fake, rest, success):
     ("answer", "error", "says"),
     [
         (observation(reply=7), EnvironmentFailure, "observation.reply is 7 of type int, not a text"),
-        (observation(reward="much"), EnvironmentFailure, "the reward is 'much', which is no number"),
+        (observation(reward="much"), EnvironmentFailure, "the reward is 'much', which is not a number"),
         (
             {"type": "observation", "data": {"observation": {"text": "a"}}},
             EnvironmentFailure,

@@ -61,7 +61,7 @@ def test_a_swapped_tuple_is_told():
     """(text, done, reward) has a bool where the reward stands."""
     problems = check_environment(type("Game", (Guess,), {"step": lambda self, action: ("a", True, 1.0)}))
 
-    assert any("the reward True, which is no number" in each for each in problems)
+    assert any("the reward True, which is not a number" in each for each in problems)
 
 
 @pytest.mark.parametrize(

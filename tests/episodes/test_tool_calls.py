@@ -270,7 +270,7 @@ def test_a_world_that_does_not_fit_the_format_is_told(world, protocol, says):
     ("make", "problem"),
     [
         (Adder, None),
-        (lambda: Adder(tools=({"name": "add"},)), "which is no schema. Remedy: "),
+        (lambda: Adder(tools=({"name": "add"},)), "which is not a schema. Remedy: "),
         (lambda: Adder(tools=(ADD, ADD)), "two tools of one name. Remedy: "),
         (lambda: Adder(lose=True), "returned 0 results. Remedy: read the action with"),
     ],

@@ -224,7 +224,7 @@ def test_a_template_that_drops_earlier_thoughts_is_refused_with_a_remedy(tokeniz
     with pytest.raises(ModelError, match=r"not append-only.*chat_template") as caught:
         Renderer(tokenizer, FORGETS_THOUGHTS)
 
-    assert "the same template without that rule" in str(caught.value)
+    assert "this template without that rule" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -121,7 +121,7 @@ def test_a_page_of_hardly_anything(tmp_path, make):
 
     page = make.Page(write_study_page(tmp_path).read_text(encoding="utf-8"))
 
-    assert "The baseline, sft, has no episode on the test panel, so nothing is compared with it." in page.text
+    assert "The baseline, sft, has no episode on the test tasks, so there are no comparisons." in page.text
     assert page.figures == set()
 
 

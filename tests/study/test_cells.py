@@ -85,7 +85,7 @@ def test_a_judge_of_evaluations_scores_every_policy(tmp_path, plan):
         "reward.model",
     ]
     said = refusal(lambda: plan("methods.sft={align: null, reward.model: {}}").points)
-    assert "methods.sft sets reward.model, which goes with the alignment, and has none" in said
+    assert "methods.sft sets reward.model, which belongs to the alignment, and `align` is null" in said
 
 
 def test_a_judge_of_training_goes_with_the_alignment(tmp_path, plan):
@@ -151,7 +151,7 @@ def test_a_method_may_sweep_other_settings_as_often(plan):
             ],
             "tries 1 points and",
         ),
-        (["tune=null"], "sweep needs a panel to choose on"),
+        (["tune=null"], "sweep needs tasks to choose on"),
         (["tune.seeds=[7]"], "tune.seeds must be among the study's seeds [3, 4, 5], got [7]"),
         (["seeds=[1, 1]"], "seeds must differ"),
         (["seeds=[]"], "seeds is empty"),
@@ -189,15 +189,15 @@ def test_a_method_may_sweep_other_settings_as_often(plan):
         (["environments={here: {evaluate: {tasks: {n: 5}}}}"], "environments.here: 'evaluate.tasks' is the"),
         (
             ["methods.few={align: null, explore.samples: 9}"],
-            "methods.few sets explore.samples, which goes with",
+            "methods.few sets explore.samples, which belongs to",
         ),
         (
             ["methods.few={align: null, iterations: 3}"],
-            "methods.few sets iterations, which goes with the align",
+            "methods.few sets iterations, which belongs to the align",
         ),
         (
             ["methods.few={align: null, sweep: {credit.c: [1, 2]}}"],
-            "methods.few sets credit.c, which goes with",
+            "methods.few sets credit.c, which belongs to",
         ),
         (["baseline=dop"], "unknown baseline 'dop'. Did you mean 'dpo'?"),
         (["recipe=two.yaml"], "two.yaml does not exist, nor does one of that name come with the package"),

@@ -70,7 +70,7 @@ def test_a_method_without_an_alignment_explores_where_its_score_learns_from_that
     "method", ["{align: null, explore.samples: 9}", "{align: null, rows.threshold: 0.1}"]
 )
 def test_what_no_score_reads_is_still_refused_without_an_alignment(plan, method):
-    with pytest.raises(ConfigError, match="goes with the alignment, and has none"):
+    with pytest.raises(ConfigError, match="belongs to the alignment, and `align` is null"):
         Plan(*read_study(Path("study.yaml"), [f"methods.odd={method}"]))
 
 

@@ -227,7 +227,7 @@ def _controlled(policies: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             n = found["episodes"]
             tokens = f" and wrote {found['action_tokens'] / n:.1f} tokens" if found["action_tokens"] else ""
             yield (
-                f"{row['name']} played {found['turns'] / n:.1f} turns{tokens} an episode; {found['extended']} of {n} "
+                f"{row['name']} played {found['turns'] / n:.1f} turns{tokens} per episode; {found['extended']} of {n} "
                 f"episodes were extended, {found['extensions']} times in all."
             )
 

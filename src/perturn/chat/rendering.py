@@ -131,7 +131,7 @@ class ChatTemplate:
             f"the chat template of {self.tokenizer.name_or_path!r} is not append-only: adding {what} changed earlier "
             f"text from {before[same : same + 30]!r} to {after[same : same + 30]!r}. A policy trained on it would see "
             "other tokens than it sampled. Give a template that keeps earlier turns as they are with `chat_template` "
-            "(see perturn list templates; for models that drop earlier thoughts: this template without that  "
+            "(see perturn list templates; for models that drop earlier thoughts: this template without that "
             "rule)."
         )
 

@@ -108,7 +108,7 @@ def test_a_credit_sets_clip_ranges_of_rows_without_weights(train, groups, render
         ),
         (
             {"credit": {"name": f"{__name__}:Wide", "wrong": "short"}},
-            "clips of credit Wide must return one tensor a",
+            "clips of credit Wide must return one tensor per",
         ),
         ({"credit": f"{__name__}:Alone"}, "sets clip ranges without needs_group=True"),
         (

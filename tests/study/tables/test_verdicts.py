@@ -184,7 +184,7 @@ def test_a_point_that_is_not_the_best_is_named(tmp_path):
     notes = summarize(tmp_path)["environments"]["alfworld"]["notes"]
 
     assert (
-        "dpo was tested at align.learning_rate=0.0001, which is not its best point on the tuning panel."
+        "dpo was tested at align.learning_rate=0.0001, which is not its best point on the tuning tasks."
         in notes
     )
 
@@ -288,7 +288,7 @@ def test_without_the_baseline_nothing_is_compared(tmp_path):
 
     assert all(row["success"]["against"] is None for row in toy(summary)["methods"])
     assert (
-        "The baseline, sft, has no episode on the test panel, so nothing is compared with it."
+        "The baseline, sft, has no episode on the test tasks, so there are no comparisons."
         in toy(summary)["notes"]
     )
     assert summary["cells"] == {"done": 1, "failed": 1, "to do": 0}

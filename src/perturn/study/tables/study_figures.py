@@ -124,7 +124,7 @@ def tuning_curve(
                 line=DOTTED,
                 annotation={"text": plain(row["method"]), "font_color": GREY},
             )
-    lay_out(figure, plain(key), "success, tuning panel", height=340, hovermode="closest", showlegend=True)
+    lay_out(figure, plain(key), "success, tuning tasks", height=340, hovermode="closest", showlegend=True)
     if numbers and min(values) > 0 and max(values) > _FACTOR * min(values):
         ticks = sorted(set(values))
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{value:g}" for value in ticks])
