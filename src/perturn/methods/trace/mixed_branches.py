@@ -139,8 +139,8 @@ def mixed_turns(
     """Return turns where the predicted variance p (1 - p) of the outcome is at least that which others set.
 
     The bar of a fold is the variance of the last of the first `forks` turns per episode, in the order of
-    their variances, of the other folds. So a turn is chosen whatever comes after it in its episode, and
-    `forks` is met in the mean. Turns of equal variance are in an order by lot.
+    their variances, of the other folds. So a turn is chosen whatever comes after it in its episode, and the
+    number of chosen turns per episode is `forks` on average. Turns of equal variance are in an order by lot.
 
     Source: TRACE, by its abstract: rollouts go to prefixes that are most likely to have mixed outcomes, as a predictor
     of successes that all share has it.
