@@ -109,7 +109,8 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
         EnvironmentFailure: If a task cannot be stored, or two have one id.
     """
     groups: dict[str, list[Task]] = defaultdict(list)
-    ids, kinds = set(), set()
+    ids: set[str] = set()
+    kinds: set[str] = set()
     for task in _tasks(env, panel.split):
         if problem := task_fault(task):
             raise EnvironmentFailure(f"{env.name}: {problem}")
