@@ -26,15 +26,13 @@ FREE = {
     *("name", "output", "report_to", "model.name", "model.chat_template", "protocol.name", "protocol.system"),
     *("protocol.suffix", "evaluate.select"),
     *(
-        "sft.tasks.split",
-        "align.tasks.split",
-        "base.tasks.split",
-        "explore.tasks.split",
-        "evaluate.tasks.split",
-        "cluster.address",
+        f"{section}.tasks.{key}"
+        for section in ("sft", "align", "base", "explore", "evaluate", "reward.model")
+        for key in ("split", "kinds")
     ),
+    "cluster.address",
     *("sft.lora.target_modules", "align.lora.target_modules", "sft.scheduler", "align.scheduler"),
-    *("reward.model.tasks.split", "reward.model.lora.target_modules", "reward.model.scheduler"),
+    *("reward.model.lora.target_modules", "reward.model.scheduler"),
     *("reward.model.shared_prefix", "reward.judge.model", "reward.judge.rubric", "user.model", "user.prompt"),
     *("base.lora.target_modules", "base.scheduler", "base.shared_prefix"),
     *(

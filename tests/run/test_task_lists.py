@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from perturn.config.recipe import read_recipe
 from perturn.config.sections import Tasks
 from perturn.envs.load_environment import make_environment
+from perturn.errors import ConfigError
 from perturn.run.task_lists import choose_tasks, dealt, look_up
 from perturn.types import Task
 
@@ -38,6 +39,57 @@ def test_the_seed_decides_the_order_and_without_a_number_all_are_played():
 def test_the_ends_of_the_range_are_dealt(number):
     """One task an iteration, and all of them."""
     assert len(dealt(TASKS, 0, 3, number)) == number
+
+
+class _TwoKinds:
+    name = "two-kinds"
+
+    def tasks(self, split):
+        """Return 12 tasks of each kind, in turn."""
+        return [Task(f"{kind}/{n}", kind, split) for n in range(12) for kind in ("a", "b")]
+
+
+def _chosen(**panel):
+    """Return the ids of a panel of `train`."""
+    return [task.id for task in choose_tasks(_TwoKinds(), Tasks("train", **panel))]
+
+
+def test_a_panel_of_some_kinds_counts_tasks_of_these_alone():
+    """n, skip and per_kind count within kind b; a kind by itself has the order that it has beside others."""
+    first, rest = _chosen(n=5, kinds=["b"]), _chosen(n=7, skip=5, kinds=["b"])
+
+    assert {*first, *rest} == {f"b/{n}" for n in range(12)}
+    assert (len(first), len(rest)) == (5, 7)
+    assert _chosen(per_kind=3, kinds=["b"]) == _chosen(per_kind=3)[3:]
+    assert _chosen(kinds=["b", "a"]) == _chosen()
+
+
+@pytest.mark.parametrize("kinds", [[], ["a", "a"]])
+def test_the_kinds_of_a_panel_are_named_once(kinds):
+    """No kind would be an empty list, and a kind named twice is a slip."""
+    with pytest.raises(ValueError, match="kinds must name one kind or more, each once"):
+        Tasks(kinds=kinds)
+
+
+@pytest.mark.parametrize(
+    ("panel", "says"),
+    [
+        (
+            {"n": 13, "kinds": ["b"]},
+            "12 tasks of these kinds are in split 'train', but n=13 and skip=0 ask for 13",
+        ),
+        (
+            {"kinds": ["a", "bb"]},
+            "kinds: split 'train' has no task of kind 'bb'. Did you mean 'b'? Known: a, b.",
+        ),
+    ],
+)
+def test_kinds_that_cannot_fill_a_panel_are_refused(panel, says):
+    """Too many asked for, and a kind that is not there."""
+    with pytest.raises(ConfigError) as caught:
+        _chosen(**panel)
+
+    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize("recipe", ["alfworld_lab", "alfworld-like_lab", "alfworld-like_ipr"])

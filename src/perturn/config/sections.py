@@ -62,9 +62,13 @@ class Tasks:
     skip: Annotated[int, Bound(least=0)] = 0
     """Tasks to leave out first, of each kind or of all together, for task lists of one split that must not
     overlap."""
+    kinds: list[str] | None = None
+    """Kinds that the list is chosen from; the other settings count tasks of these alone. None: all kinds."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        if self.kinds is not None and not len(set(self.kinds)) == len(self.kinds) > 0:
+            raise ValueError(f"kinds must name one kind or more, each once, got {self.kinds}.")
         if self.n is not None and self.per_kind is not None:
             raise ValueError("n and per_kind are both set; leave one of them out.")
 

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Tasks
 from perturn.data.run_files import read_note
-from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError, within
+from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError, check_known, within
 from perturn.faults import UNAWAITED, is_unawaited, task_fault
 from perturn.io.atomic_write import write_whole
 from perturn.io.plain_data import told
@@ -102,15 +102,16 @@ def look_up(recipe: Recipe, env: Environment) -> Panels:
 def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
     """Return the tasks of a panel: `n` of all, or `per_kind` of each kind, after `skip`, in a fixed shuffled order.
 
-    The choice depends on the split and the kind alone, not on the run's seed, so all runs meet the same task
+    The choice depends on the split and the kinds alone, not on the run's seed, so all runs meet the same task
     list.
 
     Raises:
-        ConfigError: If the task list is empty or a kind has too few tasks.
+        ConfigError: If the task list is empty, a kind has too few tasks, or the split has none of a named kind.
         EnvironmentFailure: If a task cannot be stored, or two have one id.
     """
     groups: dict[str, list[Task]] = defaultdict(list)
-    ids = set()
+    ids: set[str] = set()
+    kinds: set[str] = set()
     for task in _tasks(env, panel.split):
         if problem := task_fault(task):
             raise EnvironmentFailure(f"{env.name}: {problem}")
@@ -119,7 +120,11 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
                 f"{env.name}: two tasks of split {panel.split!r} have the id {task.id!r:.60}. Remedy: one id a task."
             )
         ids.add(task.id)
-        groups[task.kind if panel.n is None else ""].append(task)
+        kinds.add(task.kind)
+        if panel.kinds is None or task.kind in panel.kinds:
+            groups[task.kind if panel.n is None else ""].append(task)
+    for kind in panel.kinds or ():
+        check_known(kind, kinds, f"kinds: split {panel.split!r} has no task of kind {kind!r:.60}")
     chosen = [task for kind, tasks in groups.items() for task in _picked(kind, tasks, panel)]
     if not chosen:
         raise ConfigError(f"split {panel.split!r} has no task.")
@@ -134,7 +139,9 @@ def _picked(kind: str, tasks: list[Task], panel: Tasks) -> list[Task]:
         return tasks[panel.skip :]
     if len(tasks) < panel.skip + wanted:
         whose = (
-            f"kind {kind!r} has {len(tasks)} tasks in" if panel.n is None else f"{len(tasks)} tasks are in"
+            f"kind {kind!r} has {len(tasks)} tasks in"
+            if panel.n is None
+            else f"{len(tasks)} tasks{' of these kinds' if panel.kinds else ''} are in"
         )
         raise ConfigError(
             f"{whose} split {panel.split!r}, but {key}={wanted} and skip={panel.skip} ask for {panel.skip + wanted}."
