@@ -6,10 +6,11 @@
 
 Both sides answer the same requests with the bundled policy `tiny-agent` (0.94M): 64 sessions, whose observations are
 those of expert episodes on `alfworld-like`. A session sends its next request as soon as the last one is answered. The
-endpoint's engine is in a process of its own, as under `perturn serve`. Its client is another process with one connection for each session, which sends its whole conversation with
-each request. Sides alternate; the ratio is of medians. The token ids of both sides are compared. They can differ where
-a draw lies on the border between two tokens: that of turn 42/13 is 6e-8 away, and rounding moves the border by 3e-7
-with the size of the batch.
+engine that is called directly is in this process. The endpoint's engine is in a process of its own, as under
+`perturn serve`. The client is a third process with one connection for each session, which sends its whole conversation
+with each request. Set OMP_NUM_THREADS=1: with two threads the engine alone takes two cores. Sides alternate; the ratio
+is of medians. The token ids of both sides are compared. They can differ where a draw lies on the border between two
+tokens: that of turn 42/13 is 6e-8 away, and rounding moves the border by 3e-7 with the size of the batch.
 """
 
 from __future__ import annotations
