@@ -108,13 +108,16 @@ class EngineLine:
         self._numbers = count()
         self._sent: dict[str, tuple[Turn, ...]] = {}
         self._lost: RunError | None = None
+        self._is_open = False
 
     def connect(self, deliver: Deliver) -> None:
         """Begin to pass prompts and answers on, in the running event loop."""
         self._deliver, self._loop = deliver, asyncio.get_running_loop()
         self._socket = socket(fileno=os.dup(self._pipe))
         self._socket.setblocking(False)
+        self._is_open = True
         self._loop.add_reader(self._socket, self._receive)
+        self._flush()  # an order may have been cut in its middle
 
     def submit(self, prompt: Prompt, sampling: Sampling) -> None:
         """Have a prompt answered; no two at a time are of one conversation."""
@@ -146,7 +149,7 @@ class EngineLine:
         self._loop.call_soon_threadsafe(self._release)
 
     def _send(self, *order: Any) -> None:
-        if self._lost is None:
+        if self._is_open:
             message = pickle.dumps(order)
             self._unsent += _HEAD.pack(len(message)) + message
             self._flush()
@@ -195,14 +198,15 @@ class EngineLine:
         return [(prompt, answer)]
 
     def _release(self) -> None:
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
-        self._socket.close()
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+            self._socket.close()
 
     def _end(self) -> None:
         """Have all prompts fail: the process has ended."""
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
+        self._release()
         self._lost = lost = self._process.lost()
         asked, self._asked = list(self._asked.values()), {}
         self._deliver([(prompt, lost) for _, prompt in asked])
