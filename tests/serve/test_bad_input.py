@@ -45,6 +45,7 @@ def send(endpoint, path, body, **headers):
         (GOOD | {"top_p": 0}, "top_p"),
         (GOOD | {"max_tokens": 0}, "max_tokens"),
         (GOOD | {"n": 99}, "n"),
+        (GOOD | {"n": 10**6}, "n"),
         (GOOD | {"seed": 2**70}, "seed"),
         (GOOD | {"tools": [{"type": "web_search"}]}, "tools[0]"),
         (GOOD | {"frequency_penalty": 0.5}, "frequency_penalty"),

@@ -78,7 +78,7 @@ def row(number, actions, told=(), basis=("DB", "COMMUNICATE")):
 ROWS = [
     row("0", [call("get_seats", user="ann"), call("book", user="ann", seats=2)], ["1000"]),
     row("1", []),
-    row("2", [call("book", user="bob")], basis=["DB", "NL_ASSERTION"]),
+    row("2", [call("book", user="bob")], basis=["DB"]),
 ]
 
 
@@ -92,7 +92,7 @@ def write_copy(folder, rows=ROWS):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     data = package / "data/tau2/domains/airline"
-    data.mkdir(parents=True)
+    data.mkdir(parents=True, exist_ok=True)
     (data / "policy.md").write_text("# Policy\n\nAsk before you book.\n")
     (data / "db.json").write_text(json.dumps({"bookings": {"ann": 1}}))
     (data / "tasks.json").write_text(json.dumps(rows))

@@ -48,14 +48,14 @@ class Answering:
             Refusal: Saying what.
         """
         settings = self.settings
+        if ask.n > settings.max_choices:
+            raise Refusal(
+                400, f"n: expected at most {settings.max_choices}, got {ask.n}.", "invalid_value", "n"
+            )
         if len(self._waiting) + ask.n > settings.max_calls:
             self._counts["refused"] += 1
             raise Refusal(
                 429, f"{len(self._waiting)} requests are answered now; come back later.", "too_many_calls"
-            )
-        if ask.n > settings.max_choices:
-            raise Refusal(
-                400, f"n: expected at most {settings.max_choices}, got {ask.n}.", "invalid_value", "n"
             )
         form = ask.response_format
         if form is not None and form["type"] not in self.abilities.response_formats:

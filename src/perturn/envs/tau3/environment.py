@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from perturn.bounds import PATH
 from perturn.envs.benchmark import NO_EPISODE, check_known, short_hash
 from perturn.envs.tau3.domains import DOMAINS, Row, files_of, methods_of, open_domain, schema, state_of
 from perturn.envs.user_talk import UserTalk
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
-from perturn.errors import EnvironmentFailure, did_you_mean
+from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
 from perturn.io.plain_data import mended
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
+ASSERTED = "NL_ASSERTION"
+"""Word of a task whose reward is also for assertions in plain language."""
 MOST_ERRORS = 10
 """Calls that fail before the episode ends without reward."""
 _GREETING = "Hi! How can I help you today?"
@@ -49,8 +51,9 @@ class Tau3:
 
     The reward at the end is 1 if the database equals the database after the gold actions, and the agent's messages
     hold each text that must be told; else 0. A talk that the user did not end has reward 0, and so has an
-    episode after `MOST_ERRORS` calls that failed. The reward of retail's tasks also asks a model about assertions in
-    plain language (`NL_ASSERTION`); here it does not. A judge (`reward.judge`) can.
+    episode after `MOST_ERRORS` calls that failed. Most of retail's tasks also ask a model about assertions in plain
+    language (`NL_ASSERTION`). Such tasks are rejected, or left out with `assertions: leave-out`: this reward would
+    count episodes as solved that break an assertion.
 
     Differs from tau2-bench: the guidelines of the user and the instruction of the agent are in words of our own, so
     scores compare within Perturn.
@@ -63,27 +66,49 @@ class Tau3:
         reads=lambda settings: files_of(settings.get("domain", "airline"), settings.get("data")),
     )
 
-    def __init__(self, domain: str = "airline", data: Annotated[str | None, PATH] = None) -> None:
+    def __init__(
+        self,
+        domain: str = "airline",
+        data: Annotated[str | None, PATH] = None,
+        assertions: Literal["reject", "leave-out"] = "reject",
+    ) -> None:
         """Read the files of a domain.
 
         Args:
             domain: `airline` or `retail`.
             data: Folder of domains, `data/tau2/domains` of a clone. None: `$TAU2_DATA_DIR/tau2/domains`, else the
                 folder of an installed package.
+            assertions: What happens to tasks whose reward is also for assertions in plain language: an error, or the
+                other tasks are played alone.
         """
         check_known("domain", domain, DOMAINS, "tau3")
+        check_known("assertions", assertions, ("reject", "leave-out"), "tau3")
         self._domain = open_domain(domain, data)
         digest = short_hash(json.dumps([self._domain.policy, *self._domain.rows.values()], sort_keys=True))
-        self.name = f"tau3-{domain}-{digest[:8]}"
+        asserted = {key for key, row in self._domain.rows.items() if ASSERTED in _basis(row)}
+        self._left_out = asserted if assertions == "leave-out" else set[str]()
+        self._rejected = asserted - self._left_out
+        part = "-without-assertions" if self._left_out else ""
+        self.name = f"tau3-{domain}-{digest[:8]}{part}"
         self.system = _SYSTEM.format(policy=self._domain.policy.strip())
         self._row: Row | None = None
         self._gold: dict[str, str] = {}
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return the tasks of an official split: `train`, `test`, or `base`, which has both."""
+        """Return the tasks of an official split: `train`, `test`, or `base`, which has both.
+
+        Raises:
+            ConfigError: If the reward of some is also for assertions in plain language, and they are not left out.
+        """
         splits = {"base": list(self._domain.rows), **self._domain.splits}
         check_known("split", split, tuple(splits), self.name)
-        return [Task(key, "", split) for key in splits[split]]
+        if rejected := self._rejected.intersection(splits[split]):
+            raise ConfigError(
+                f"{self.name}: the reward of {len(rejected)} of {len(splits[split])} tasks of split {split!r} is also "
+                f"for assertions in plain language ({ASSERTED}), which this environment cannot check. Set "
+                "environment.assertions=leave-out to play the other tasks alone."
+            )
+        return [Task(key, "", split) for key in splits[split] if key not in self._left_out]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Restore the database, greet the user and hand over; the seed has no effect."""
@@ -135,6 +160,11 @@ class Tau3:
             raise EnvironmentFailure(
                 f"{self.name} has no task {task.id!r}.{did_you_mean(task.id, self._domain.rows)}"
             )
+        if task.id in self._rejected | self._left_out:
+            raise EnvironmentFailure(
+                f"{self.name}: the reward of task {task.id!r} is also for assertions in plain language ({ASSERTED}), "
+                "which cannot be checked."
+            )
         return self._domain.rows[task.id]
 
     def _call(self, call: ToolCall) -> tuple[str, bool]:
@@ -161,9 +191,14 @@ class Tau3:
         """Compare the database with that after the gold actions, and what was told with what must be."""
         self._row, criteria = None, row["evaluation_criteria"]
         met = _is_told(criteria.get("communicate_info") or (), self._told)
-        if met or "COMMUNICATE" not in criteria["reward_basis"]:
-            met = "DB" not in criteria["reward_basis"] or self._gold_state(row) == state_of(self._tools)
+        if met or "COMMUNICATE" not in _basis(row):
+            met = "DB" not in _basis(row) or self._gold_state(row) == state_of(self._tools)
         return Observation("", reward=float(met), terminated=True, success=met)
+
+
+def _basis(row: Row) -> list[str]:
+    """Return what the reward of a task is for."""
+    return row["evaluation_criteria"]["reward_basis"]
 
 
 def _called(methods: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
