@@ -120,6 +120,27 @@ def test_verifiers_scores_recorded_answers_alike(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_bundled_harness_of_verifiers_calls_tools_behind_mcp(monkeypatch):
+    """The harness `null`, which `uv` installs; the second place is right, and the third answer ends the talk."""
+    python, source = python_of("verifiers"), EXAMPLES / "verifiers_coin/mcp.toml"
+    monkeypatch.setenv("PATH", f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}")
+
+    def say(prompt):
+        if len(prompt.turns) == 2:
+            return Action("Done.", (1, 2), (-0.5, -0.25))
+        place = ("drawer 2", "shelf 1")[len(prompt.turns)]
+        call = {"name": prompt.tools[0]["function"]["name"], "arguments": {"place": place}}
+        return Action(f"<tool_call>\n{json.dumps(call)}\n</tool_call>", (1, 2), (-0.5, -0.25))
+
+    section = {"name": "agent", "adapter": "verifiers", "python": python, "tasks": str(source)}
+    (episode,) = played(section, Scripted(say)).values()
+
+    heard = [turn.observation[-1]["content"] for turn in episode.turns[1:]]
+    assert (episode.error, heard) == (None, ["There is no coin here.", "You find the coin."])
+    assert episode.total_reward == 1
+
+
+@pytest.mark.slow
 def test_inspect_scores_recorded_answers_alike(tmp_path):
     """By `inspect eval` of the same task."""
     python, source = python_of("inspect"), EXAMPLES / "inspect_coin.py"
