@@ -6,10 +6,11 @@
 
 Both sides answer the same requests with the bundled policy `tiny-agent` (0.94M): 64 sessions, whose observations are
 those of expert episodes on `alfworld-like`. A session sends its next request as soon as the last one is answered. The
-client of the endpoint is another process with one connection for each session, which sends its whole conversation with
-each request. Sides alternate; the ratio is of medians. The token ids of both sides are compared. They can differ where
-a draw lies on the border between two tokens: that of turn 42/13 is 6e-8 away, and rounding moves the border by 3e-7
-with the size of the batch.
+engine that is called directly is in this process. The endpoint's engine is in a process of its own, as under
+`perturn serve`. The client is a third process with one connection for each session, which sends its whole conversation
+with each request. Set OMP_NUM_THREADS=1: with two threads the engine alone takes two cores. Sides alternate; the ratio
+is of medians. The token ids of both sides are compared. They can differ where a draw lies on the border between two
+tokens: that of turn 42/13 is 6e-8 away, and rounding moves the border by 3e-7 with the size of the batch.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 from perturn.api.episodes import collect
 from perturn.chat.model_names import resolve_model
 from perturn.engines import Serving
+from perturn.engines.engine_process import EngineProcess
 from perturn.engines.local.settings import LocalSettings
 from perturn.episodes.formats import FORMATS
 from perturn.policy.models import load_policy
@@ -61,7 +63,7 @@ def main() -> None:
         return
     for side in ("direct", "endpoint"):
         print(
-            f"{side:>9}: {found[side]:7.1f} turns/s, {found[f'{side}_cpu']:5.2f} CPU ms a turn in the server's process"
+            f"{side:>9}: {found[side]:7.1f} turns/s, {found[f'{side}_cpu']:5.2f} CPU ms a turn in this process"
         )
     print(f"    ratio: {found['ratio']:7.2f}; token ids equal in {found['equal']} of {found['turns']} turns")
     if found["differ"]:
@@ -72,22 +74,24 @@ def measure(plays: int, turns: int) -> dict[str, Any]:
     """Return turns a second of both sides and their ratio."""
     scripts = _scripts(turns)
     path = resolve_model("tiny-agent", print)
-    load = partial(load_policy, path, policy="tiny-agent", dtype="float32", template=None, say=print)
-    engine = LocalSettings().open(Serving("tiny-agent", path, FORMATS["react"].stop, load))
+    engine = _open(path)
+    served = EngineProcess(partial(_open, path))
     rates: dict[str, list[tuple[float, float]]] = {"direct": [], "endpoint": []}
     total = 0
     differ: list[str] = []
     try:
         play_directly(engine, scripts)  # warms up
+        play_through_endpoint(served, scripts)
         for _ in range(plays):
             direct, rate = _timed(partial(play_directly, engine, scripts))
             rates["direct"].append(rate)
-            served, rate = _timed(partial(play_through_endpoint, engine, scripts))
+            through, rate = _timed(partial(play_through_endpoint, served, scripts))
             rates["endpoint"].append(rate)
-            differ += [key for key in direct if direct[key] != served[key]]
+            differ += [key for key in direct if direct[key] != through[key]]
             total += len(direct)
     finally:
         engine.close()
+        served.close()
     found: dict[str, Any] = {
         "sessions": SESSIONS,
         "turns": total,
@@ -98,6 +102,12 @@ def measure(plays: int, turns: int) -> dict[str, Any]:
         found[side] = statistics.median(rate for rate, _ in measured)
         found[f"{side}_cpu"] = statistics.median(cost for _, cost in measured)
     return found | {"ratio": found["endpoint"] / found["direct"]}
+
+
+def _open(path: str) -> Engine:
+    """Open the engine, here or in a process of its own."""
+    load = partial(load_policy, path, policy="tiny-agent", dtype="float32", template=None, say=print)
+    return LocalSettings().open(Serving("tiny-agent", path, FORMATS["react"].stop, load))
 
 
 def play_directly(engine: Engine, scripts: Sequence[Sequence[Message]]) -> tuple[dict[str, Any], float]:
@@ -133,7 +143,7 @@ def play_directly(engine: Engine, scripts: Sequence[Sequence[Message]]) -> tuple
 
 
 def play_through_endpoint(
-    engine: Engine, scripts: Sequence[Sequence[Message]]
+    engine: EngineProcess, scripts: Sequence[Sequence[Message]]
 ) -> tuple[dict[str, Any], float]:
     """Play all sessions through an endpoint; return the token ids of each turn, and the seconds it took."""
     with Endpoint(engine) as endpoint, tempfile.TemporaryDirectory() as folder:
@@ -141,7 +151,9 @@ def play_through_endpoint(
         file = Path(folder) / "scripts.json"
         file.write_text(json.dumps(list(zip(names, scripts, strict=True))))
         command = [sys.executable, __file__, "--client", endpoint.address, endpoint.key, str(file)]
-        took = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        took, cost = map(float, ran.stdout.split())
+        print(f"client: {1000 * cost:.2f} CPU ms a turn", file=sys.stderr)
         found = {}
         for index, name in enumerate(names):
             for at, turn in enumerate(endpoint.end_session(name).turns):
@@ -150,11 +162,12 @@ def play_through_endpoint(
 
 
 async def _play_as_client(address: str, key: str, file: str) -> None:
-    """Play all sessions at once, and print the seconds it took."""
+    """Play all sessions at once; print the seconds it took, and the seconds of CPU a turn."""
     sessions = json.loads(Path(file).read_text())
-    began = time.perf_counter()
+    began, cost = time.perf_counter(), time.process_time()
     await asyncio.gather(*(_talk(address, key, name, script) for name, script in sessions))
-    print(time.perf_counter() - began)
+    turns = sum(len(script) - 1 for _, script in sessions)
+    print(time.perf_counter() - began, (time.process_time() - cost) / turns)
 
 
 async def _talk(address: str, key: str, name: str, script: list[Message]) -> None:

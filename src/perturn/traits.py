@@ -83,6 +83,8 @@ class EngineTraits:
     higher rank are merged for it."""
     spending: str = "unknown"
     """Most that it may spend, in words, for `--dry-run`."""
+    computes_here: bool = False
+    """Whether it computes in this Python process, so that other work of the process waits for it."""
     swaps_weights: bool = False
     """Whether it is a `SwappingEngine`: it goes over to other weights in the middle of answers."""
     prices: tuple[float, float] | None = None

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import openai
+import psutil
 import pytest
 
 from perturn.data.run_paths import RunPaths
@@ -138,3 +139,18 @@ def test_the_folder_of_an_endpoint_is_read_as_a_run(tmp_path):
     assert "weights by turn" in said("credit", "record", "credit.name=uniform")
     assert said("report", "record").strip().endswith("report.html")
     assert "uniform" in (tmp_path / "record" / "report.html").read_text()
+
+
+def test_the_end_of_the_engines_process_ends_the_command(tmp_path):
+    """The process of the engine is killed: the request fails, the command says why, its session is recorded."""
+    process, address, key = started(tmp_path, "tiny-agent")
+    play(address, key, "before")
+    (child,) = [
+        each for each in psutil.Process(process.pid).children() if "spawn_main" in str(each.cmdline())
+    ]
+
+    child.kill()
+
+    assert process.wait(60) == 2
+    (episode,) = recorded(tmp_path / "record")
+    assert (episode.status, len(episode.turns)) == (Status.FAILED, 2)

@@ -43,14 +43,15 @@ def serve(
     seed: Annotated[int, typer.Option(help="From which sessions derive theirs.")] = 0,
 ) -> None:
     """Serve a policy to agent programs, and record what they do."""
-    from perturn.run.served_policy import begin_record, open_policy, reward_function
+    from perturn.engines.engine_process import EngineProcess
+    from perturn.run.served_policy import begin_record, open_beside, reward_function
     from perturn.serve import Endpoint, ServeSettings
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: open sessions are recorded
     judge = None if reward is None else reward_function(reward)
     key = os.environ.get(KEY) or None
     with at_work(f"opening {model}"):
-        engine = open_policy(model, overrides or [], notices.print)
+        engine = open_beside(model, overrides or [], notices.print)
     try:
         with Endpoint(
             engine, ServeSettings(host, port), key=key, record=record, reward=judge, seed=seed
@@ -69,6 +70,8 @@ def serve(
                 )
             results.print("Ctrl-C ends it.")
             sys.stdout.flush()
+            if isinstance(engine, EngineProcess):
+                raise engine.lost()
             threading.Event().wait()
     finally:
         engine.close()

@@ -159,7 +159,7 @@ class EngineServer:
 
     async def forget(self, conversation: str) -> None:
         """Delete what is kept for a conversation that has ended."""
-        self._thread.forget([conversation])
+        self._thread.forget(conversation)
 
     def _arrived(self, answered: Sequence[tuple[Prompt, Answered]]) -> None:
         for prompt, answer in answered:

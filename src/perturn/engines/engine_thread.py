@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from perturn.engines.protocol import CancellingEngine
 from perturn.episodes.engine_abilities import abilities_of
+from perturn.errors import EngineFailure, PerturnError
 from perturn.types import Action, Engine, Prompt, Sampling, StreamingEngine
 
 Result = TypeVar("Result")
@@ -31,27 +32,24 @@ class EngineThread:
             engine: Stays open when the thread ends.
             deliver: Told of answers, in this thread or a helper's; a prompt that was cancelled may be among them.
         """
-        self._engine, self._deliver = engine, deliver
-        self._streaming = engine if isinstance(engine, StreamingEngine) else None
+        self._engine, self._work = engine, EngineWork(engine, deliver)
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._open: dict[str, Prompt] = {}
-        self._batch: list[tuple[Prompt, Sampling]] = []
-        self._pool = ThreadPoolExecutor(_AT_ONCE) if abilities_of(engine).concurrent else None
-        self._thread = threading.Thread(target=self._run, name="perturn-engine", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work.run, args=(self._orders.get,), name="perturn-engine", daemon=True
+        )
         self._thread.start()
 
     def submit(self, prompt: Prompt, sampling: Sampling) -> None:
         """Have a prompt answered; no two at a time are of one conversation."""
-        self._orders.put(partial(self._begin, prompt, sampling))
+        self._orders.put(partial(self._work.begin, prompt, sampling))
 
     def cancel(self, conversation: str) -> None:
         """Stop answering the prompt of a conversation."""
-        self._orders.put(partial(self._cancel, conversation))
+        self._orders.put(partial(self._work.cancel, conversation))
 
-    def forget(self, conversations: Sequence[str]) -> None:
-        """Delete what is kept for conversations that have ended."""
-        for conversation in conversations:
-            self._orders.put(partial(self._engine.forget, conversation))
+    def forget(self, conversation: str) -> None:
+        """Delete what is kept for a conversation that has ended."""
+        self._orders.put(partial(self._engine.forget, conversation))
 
     def call(self, work: Callable[[], Result]) -> Future[Result]:
         """Do something in the thread, between two moments of the engine's work."""
@@ -70,20 +68,35 @@ class EngineThread:
         """End the thread; what is being answered is dropped."""
         self._orders.put(None)
         self._thread.join()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
 
-    def _run(self) -> None:
+
+class EngineWork:
+    """Answers prompts in the thread that calls `run`, which takes orders between two moments of the engine's work."""
+
+    def __init__(self, engine: Engine, deliver: Deliver) -> None:
+        """Begin without prompts; see `EngineThread` for the arguments."""
+        self._engine, self._deliver = engine, deliver
+        self._streaming = engine if isinstance(engine, StreamingEngine) else None
+        self._open: dict[str, Prompt] = {}
+        self._batch: list[tuple[Prompt, Sampling]] = []
+        self._pool = ThreadPoolExecutor(_AT_ONCE) if abilities_of(engine).concurrent else None
+
+    def run(self, next_order: Callable[[bool], Callable[[], None] | None]) -> None:
+        """Answer prompts until there are no more orders.
+
+        Args:
+            next_order: Returns the next order; None: the last one was given. With False it does not wait for an order,
+                and raises `queue.Empty`.
+        """
         while True:
             wait = not (self._open or self._batch)
             while True:
                 try:
-                    order = self._orders.get(block=wait)
+                    order = next_order(wait)
                 except queue.Empty:
                     break
                 if order is None:
-                    for conversation in list(self._open):
-                        self._cancel(conversation)
+                    self._end()
                     return
                 order()
                 wait = False
@@ -92,7 +105,14 @@ class EngineThread:
             elif self._batch:
                 self._answer_batch()
 
-    def _begin(self, prompt: Prompt, sampling: Sampling) -> None:
+    def _end(self) -> None:
+        for conversation in list(self._open):
+            self.cancel(conversation)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def begin(self, prompt: Prompt, sampling: Sampling) -> None:
+        """Have a prompt answered; no two at a time are of one conversation."""
         if self._pool is not None:
             self._pool.submit(self._answer, [(prompt, sampling)])
         elif self._streaming is not None:
@@ -104,7 +124,8 @@ class EngineThread:
         else:
             self._batch.append((prompt, sampling))
 
-    def _cancel(self, conversation: str) -> None:
+    def cancel(self, conversation: str) -> None:
+        """Stop answering the prompt of a conversation."""
         self._batch = [each for each in self._batch if each[0].conversation != conversation]
         if conversation in self._open and isinstance(self._engine, CancellingEngine):
             del self._open[conversation]
@@ -119,7 +140,7 @@ class EngineThread:
         except Exception as error:  # noqa: BLE001  an engine of others; its thread goes on
             answered = [(prompt, error) for prompt in self._open.values()]
             for conversation in list(self._open):
-                self._cancel(conversation)
+                self.cancel(conversation)
         for prompt, _ in answered:
             self._open.pop(prompt.conversation, None)
         if answered:
@@ -140,3 +161,10 @@ class EngineThread:
         except Exception as error:  # noqa: BLE001  an engine of others; its thread goes on
             answers = [error] * len(prompts)
         self._deliver(list(zip(prompts, answers, strict=True)))
+
+
+def explained(error: Exception) -> PerturnError:
+    """Return an error of an engine as one of Perturn's errors."""
+    if isinstance(error, PerturnError):
+        return error
+    return EngineFailure(f"the engine failed: {type(error).__name__}: {error}")

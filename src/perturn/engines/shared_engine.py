@@ -81,9 +81,9 @@ class SharedEngine:
             self._asked[ours.conversation] = port, prompt
             self._thread.submit(ours, sampling)
 
-    def forget(self, conversations: Sequence[str]) -> None:
-        """Delete what is kept for conversations that have ended."""
-        self._thread.forget(conversations)
+    def forget(self, conversation: str) -> None:
+        """Delete what is kept for a conversation that has ended."""
+        self._thread.forget(conversation)
 
     def refuse_ended(self) -> None:
         """Raise `Ended` if the engine answers nobody any more."""
@@ -124,7 +124,7 @@ class Port:
 
     def forget(self, conversation: str) -> None:
         """Release what is kept for a conversation."""
-        self._shared.forget([self.prefix + conversation])
+        self._shared.forget(self.prefix + conversation)
 
     def close(self) -> None:
         """Hold nothing: the engine is shared."""

@@ -18,6 +18,7 @@ from perturn.data.run_folder import Run, resolve_recipe, run_folder
 from perturn.data.run_paths import RunPaths
 from perturn.display.progress_bars import console
 from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
+from perturn.engines.engine_process import EngineProcess
 from perturn.envs.load_environment import load_object
 from perturn.episodes.formats import FORMATS
 from perturn.errors import ConfigError, RunError, did_you_mean
@@ -136,13 +137,38 @@ def open_policy(source: str, overrides: Sequence[str], say: Callable[[str], None
     Raises:
         PerturnError: If there is no such model, run or policy, or the engine cannot serve it.
     """
+    return _open(*_served(source, overrides), say)
+
+
+def open_beside(source: str, overrides: Sequence[str], say: Callable[[str], None]) -> Engine | EngineProcess:
+    """Open the engine that serves a policy, beside other work of this process: its work does not hold that up.
+
+    Args:
+        source: What is served, as `open_policy` has it.
+        overrides: Settings, as `open_policy` has them.
+        say: As `open_policy` has it, for an engine in this process.
+
+    Raises:
+        PerturnError: If there is no such model, run or policy, or the engine cannot serve it.
+    """
+    settings, *_ = _served(source, overrides)
+    if settings.traits.computes_here:
+        return EngineProcess(partial(_open_there, source, overrides))
+    return open_policy(source, overrides, say)
+
+
+def _open_there(source: str, overrides: Sequence[str]) -> Engine:
+    """Open the engine of a policy in a process of its own."""
+    return open_policy(source, overrides, console.print)
+
+
+def _served(source: str, overrides: Sequence[str]) -> tuple[EngineSettings, str, str, str, str | None]:
+    """Return settings of an engine and the name, the folder or Hub id, the dtype and the chat template of a policy."""
     folder, _, policy = source.partition(":")
     if RunPaths(Path(folder)).is_run:
         recipe = resolve_recipe(Path(folder), overrides)
         name, path = _policy_of(recipe, policy)
-        return _open(
-            engine_settings(recipe), name, path, recipe.model.dtype, chat_template(recipe.model), say
-        )
+        return engine_settings(recipe), name, path, recipe.model.dtype, chat_template(recipe.model)
     words: dict[str, Any] = {}
     apply_overrides(words, overrides)
     if unknown := sorted(words.keys() - {"engine", "model"}):
@@ -151,7 +177,7 @@ def open_policy(source: str, overrides: Sequence[str], say: Callable[[str], None
         )
     settings: EngineSettings = build(ENGINES, {"name": "local"} | words.get("engine", {}), "engine")
     dtype = str(words.get("model", {}).get("dtype", "auto"))
-    return _open(settings, Path(source).name, source, dtype, None, say)
+    return settings, Path(source).name, source, dtype, None
 
 
 def _policy_of(recipe: Recipe, policy: str) -> tuple[str, str]:

@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
-from perturn.engines.engine_thread import Answered, EngineThread
+from perturn.engines.engine_process import EngineLine, EngineProcess
+from perturn.engines.engine_thread import Answered, EngineThread, explained
 from perturn.episodes.engine_abilities import abilities_of
-from perturn.errors import EngineFailure, PerturnError
 from perturn.serve.exchange import Ask, Refusal
 from perturn.serve.settings import ServeSettings
 from perturn.types import Action, Engine, Prompt, Sampling
@@ -20,10 +20,9 @@ _VARIABLES = 64
 class Answering:
     """An engine, and the requests that wait for it; all but the engine's thread is in the running event loop."""
 
-    def __init__(self, engine: Engine, settings: ServeSettings, counts: Counter[str]) -> None:
-        """Start the engine's thread."""
+    def __init__(self, engine: Engine | EngineProcess, settings: ServeSettings, counts: Counter[str]) -> None:
+        """Start the engine's thread, or pass prompts to its process."""
         self._engine, self.settings, self._counts = engine, settings, counts
-        self.abilities = abilities_of(engine)
         self._loop = loop = asyncio.get_running_loop()
         self._waiting: dict[int, tuple[Prompt, asyncio.Future[Action]]] = {}
         self._variables: set[str] = set()
@@ -31,7 +30,11 @@ class Answering:
         def deliver(answered: Sequence[tuple[Prompt, Answered]]) -> None:
             loop.call_soon_threadsafe(self._arrived, answered)
 
-        self._thread = EngineThread(engine, deliver)
+        self._thread: EngineThread | EngineLine
+        if isinstance(engine, EngineProcess):
+            self.abilities, self._thread = engine.abilities, engine.connect(self._arrived)
+        else:
+            self.abilities, self._thread = abilities_of(engine), EngineThread(engine, deliver)
 
     @property
     def in_flight(self) -> int:
@@ -111,7 +114,7 @@ class Answering:
             if isinstance(answer, Action):
                 future.set_result(answer)
             else:
-                future.set_exception(_explained(answer))
+                future.set_exception(explained(answer))
 
     def token_texts(self, actions: Sequence[Action]) -> tuple[tuple[str, ...], ...]:
         """Return the text of each sampled token."""
@@ -133,15 +136,9 @@ class Answering:
         for prompt, future in list(self._waiting.values()):
             if prompt.conversation in gone and not future.done():
                 future.set_exception(ended)
-        self._thread.forget(conversations)
+        for conversation in conversations:
+            self._thread.forget(conversation)
 
     def close(self) -> None:
-        """End the engine's thread."""
+        """End the engine's thread, or leave its process to itself."""
         self._thread.close()
-
-
-def _explained(error: Exception) -> PerturnError:
-    """Return an error of an engine as one of ours."""
-    if isinstance(error, PerturnError):
-        return error
-    return EngineFailure(f"the engine failed: {type(error).__name__}: {error}")

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from perturn.episodes.engine_abilities import abilities_of
+from perturn.engines.engine_process import EngineProcess
 from perturn.episodes.seeds import seed_of
 from perturn.episodes.sequences import Sequences
 from perturn.errors import ContextFull, PerturnError, StorageError
@@ -40,7 +40,7 @@ class Desk:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | EngineProcess,
         settings: ServeSettings,
         record: Record | None,
         judge: Judge | None,
@@ -59,7 +59,6 @@ class Desk:
         self._automatic: dict[tuple[bytes, tuple[str, str]], Session] = {}
         self._of_response: dict[str, Session] = {}
         self._numbers = 0
-        self._reads_thoughts = abilities_of(engine).reads_thoughts
         self._writer = ThreadPoolExecutor(1, "perturn-record")
         self._ending = 0
         """Sessions that are being judged and recorded."""
@@ -68,6 +67,7 @@ class Desk:
         """Start the engine's thread, for the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._answering = Answering(self.engine, self.settings, self.counts)
+        self._reads_thoughts = self._answering.abilities.reads_thoughts
         self._reward = RewardCall(self._judge, self.settings.reward_seconds) if self._judge else None
 
     # Which session a request belongs to.

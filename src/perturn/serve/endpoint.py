@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from perturn.engines.engine_process import EngineProcess
 from perturn.errors import ConfigError, RunError
 from perturn.serve.desk import Desk
 from perturn.serve.exchange import Refusal
@@ -44,7 +45,7 @@ class Endpoint:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | EngineProcess,
         settings: ServeSettings | None = None,
         *,
         key: str | None = None,

@@ -34,7 +34,11 @@ class LocalSettings:
     def traits(self) -> EngineTraits:
         """It serves checkpoints, in this process."""
         return EngineTraits(
-            True, cache_gigabytes=self.cache_gigabytes, swaps_weights=True, adapter_rank=sys.maxsize
+            True,
+            cache_gigabytes=self.cache_gigabytes,
+            computes_here=True,
+            swaps_weights=True,
+            adapter_rank=sys.maxsize,
         )
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
