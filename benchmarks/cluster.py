@@ -158,7 +158,7 @@ def section(world: str) -> dict[str, str]:
 
 
 def opened(worlds: Callable[[], Environment], count: int) -> list[Environment]:
-    """So many worlds, each of which has begun an episode."""
+    """Open worlds, and begin an episode in each of them."""
 
     def begin(number: int) -> Environment:
         world = worlds()

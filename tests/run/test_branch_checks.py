@@ -118,7 +118,7 @@ def test_what_does_not_go_together_is_refused_before_work(place, monkeypatch, wo
     ],
 )
 def test_branches_that_were_chosen_are_not_weighed_by(place, words, said, name):
-    """A search plays on from branches too, so a branch is none of the episode that its tree began with."""
+    """A search continues branches too, so a branch may not belong to the first episode of its tree."""
     recipe = recipe_of(place, "rows={name: expert-pairs, threshold: 0.0}", *words)
 
     with pytest.raises(ConfigError, match=f"credit {name} {said}"):

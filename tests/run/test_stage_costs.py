@@ -123,7 +123,7 @@ def test_the_machine_has_the_size_of_the_model_and_a_speed(tiny_folder):
 
 
 def test_a_large_model_is_measured_with_a_part_of_its_product(monkeypatch):
-    """A layer of 64 x 256 weights, of which at most 32 columns are timed with many tokens and 128 with few."""
+    """A layer has 64 x 256 weights. At most 32 of its columns are timed with many tokens, and 128 with few."""
     timed = []
     monkeypatch.setattr(machine_speed, "_MANY", 64 * 32)
     monkeypatch.setattr(machine_speed, "_FEW", 64 * 128)

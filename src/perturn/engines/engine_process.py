@@ -214,9 +214,8 @@ class EngineLine:
 
 def _main(pipe: Connection, open_engine: Callable[[], Engine]) -> None:
     """Open an engine, and answer the prompts of a pipe until its other end is closed."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # of the terminal: the caller ends this process when it has ended its work
+    # The terminal's Ctrl-C reaches this process too; the caller ends it after its own work.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         engine = open_engine()
     except PerturnError as error:

@@ -71,7 +71,7 @@ def _panels(recipe: Recipe) -> str:
 
 
 def _refuse_overlap(study: Study, cell: Cell) -> None:
-    """Reject a task list to tune or test on of which a stage of the cell's run would learn a task."""
+    """Reject a task list for tuning or testing if a stage of the cell's run would train on one of its tasks."""
     with closing_world(world_maker(cell.recipe)()) as env:
         tested = _ids(env, study.test.tasks, "test.tasks")
         tuned = set() if study.tune is None else _ids(env, study.tune.tasks, "tune.tasks")

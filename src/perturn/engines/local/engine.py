@@ -107,7 +107,6 @@ class LocalEngine:
         except BaseException:
             self.close()
             raise
-        self._blocks = Blocks(partial(slots_of, model.device.type, self._budget, self._token_bytes))
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Take prompts on; `advance` answers them.
@@ -389,6 +388,7 @@ class LocalEngine:
                 f"{difference:.2g} nats), so the local engine cannot serve it; take another model or engine."
             )
         self._token_bytes = rows[0].history.nbytes // capacity_for(len(rows[0].ids))
+        self._blocks = Blocks(partial(slots_of, self._model.device.type, self._budget, self._token_bytes))
         # torch's kernel that gives log-sum-exps takes keys and values of one size.
         self._joins = all(key.shape == value.shape for key, value in rows[0].history.computed().values())
 
