@@ -177,14 +177,14 @@ def model():
         max_position_embeddings=512,
         initializer_range=0.3,
     )
-    return LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config).double().eval()
 
 
 @pytest.fixture(scope="module")
 def reference(model):
     """The policy before."""
     torch.manual_seed(1)
-    return LlamaForCausalLM(model.config).eval()
+    return LlamaForCausalLM(model.config).double().eval()
 
 
 def as_samples(encoded):
