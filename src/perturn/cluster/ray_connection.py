@@ -80,7 +80,8 @@ class Connection:
         except Exception as error:
             reason = " ".join(str(error).split())
             raise ConfigError(
-                f"cluster.address {settings.address!r}: Ray cannot connect: {type(error).__name__}: {reason}"
+                f"cluster.address {settings.address!r}: Ray cannot connect: {type(error).__name__}: {reason}. "
+                "If the cluster asks for a token, this machine needs the token too, and RAY_AUTH_MODE=token."
             ) from error
 
     def nodes(self) -> list[Node]:
