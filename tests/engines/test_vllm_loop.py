@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from perturn.data.store import read_pairs, read_trajectories
+from perturn.data.token_lag import lags
 from perturn.types import Status
 from run.online import GROUPS, recipe_of
 from support.vllm import serving
@@ -118,3 +119,19 @@ def test_an_online_run_of_two_iterations_plays_on_vllm(place, cluster):
     assert [row["name"] for row in summary["policies"]][-1] == "ppo-clip-002"
     assert_played_on_vllm(found, ["sft", "ppo-clip-001"])
     assert_moved(found, ["sft", "ppo-clip-002"])
+
+
+def test_exploration_beside_training_plays_on_vllm(place):
+    """No token is more than one version older than the policy that learns from it, and all episodes are there."""
+    found, summary = run(place, "stale", *ONLINE, "credit.name=rloo", "iterations=3", "staleness=1")
+    files = sorted((found / "trajectories").glob("explore*.jsonl"))
+    lag = [
+        each
+        for number, file in enumerate(files)
+        for one in read_trajectories(file)
+        for each in lags(one, number)
+    ]
+
+    assert [row["name"] for row in summary["policies"]][-1] == "ppo-clip-003"
+    assert len(files) == 3
+    assert set(lag) == {0, 1}

@@ -1,6 +1,7 @@
 """The vLLM engine with servers: real HTTP against stand-ins that know vLLM's endpoints and no model."""
 
 import threading
+import time
 from contextlib import ExitStack, closing
 
 import pytest
@@ -272,6 +273,60 @@ def test_weights_are_not_updated_under_prompts(make_engine):
 
     with pytest.raises(RunError, match="1 prompts are being answered"):
         engine.update_weights("x", "y")
+
+
+def test_weights_are_swapped_in_the_middle_of_an_answer(make_engine, servers):
+    """The server is paused meanwhile; each token of the answer says its version, also of the next answer."""
+    engine, gate = make_engine(), threading.Event()
+    spans = [
+        {"version": "sft@1a2b", "start": 0, "end": 1},
+        {"version": "online@3c4d", "start": 1, "end": 3},
+    ]
+
+    def held(body, number):
+        gate.wait(30)
+        status, found = 200, servers[0].inference_v1_generate(body)
+        found["choices"][0]["weight_versions"] = spans
+        return status, found
+
+    engine.version = 0
+    servers[0].says["/inference/v1/generate"] = held
+    engine.submit([prompt()], SAMPLING)
+    while "/inference/v1/generate" not in servers[0].paths()[-1:]:
+        time.sleep(0.01)
+    before = len(servers[0].asked)
+    engine.swap_weights("/new", "online@3c4d", 1)
+    gate.set()
+    answers = []
+    while not answers:
+        answers = engine.advance()
+    del servers[0].says["/inference/v1/generate"]
+    (later,) = engine.generate([prompt("b")], SAMPLING)
+
+    assert servers[0].paths()[before : before + 7] == [
+        "/pause?mode=keep",
+        "/weight_info",
+        "/update_weight_version",
+        "/collective_rpc",
+        "/reset_prefix_cache",
+        "/update_weight_version",
+        "/resume",
+    ]
+    assert [action.versions for _, action in answers] == [(0, 1, 1)]
+    assert later.versions == (1, 1, 1)
+
+
+def test_a_server_that_names_no_weights_cannot_swap(make_engine, servers):
+    """Its tokens would have no version."""
+    engine = make_engine()
+    engine.version = 0
+    servers[0].says["/inference/v1/generate"] = lambda body, number: (
+        200,
+        {"choices": [servers[0].inference_v1_generate(body)["choices"][0] | {"weight_versions": None}]},
+    )
+
+    with pytest.raises(RunError, match="does not say which weights sampled an answer"):
+        engine.generate([prompt()], SAMPLING)
 
 
 def test_answers_of_other_weights_end_the_run(make_engine, servers):

@@ -24,7 +24,8 @@ class Server:
             number = sum(path == each for each, _ in self.asked)
         if (said := self.says.get(path)) is not None:
             said = said(body, number) if callable(said) else said
-        return said or (200, getattr(self, path.strip("/").replace("/", "_"))(body))
+        name = path.partition("?")[0].strip("/").replace("/", "_")
+        return said or (200, getattr(self, name)(body))
 
     def v1_models(self, body):
         """The model, with its context."""
@@ -45,6 +46,14 @@ class Server:
     def reset_prefix_cache(self, body):
         """Nothing holds the cache."""
         return {"success": True}
+
+    def pause(self, body):
+        """Sample nothing."""
+        return {"status": "paused"}
+
+    def resume(self, body):
+        """Go on."""
+        return {"status": "resumed"}
 
     def update_weight_version(self, body):
         """Take the label."""

@@ -172,6 +172,10 @@ def test_turns_that_another_iteration_played_do_not_count():
             ["engine={name: api, base_url: 'http://localhost:1/v1'}"],
             "cannot go over to other weights while it answers",
         ),
+        (
+            ["engine={name: vllm, sleep: true}"],
+            "engine.sleep is set: the engine answers while a policy is trained",
+        ),
         (["deterministic=true"], "deterministic is set: when the policy changes depends on timing"),
         (["evaluate.select={name: likelihood}"], "evaluate.select is set"),
     ],

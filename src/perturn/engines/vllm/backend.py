@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,10 +14,15 @@ class Sampled:
     ids: list[int]
     logprobs: list[float]
     """At temperature 1, in nats."""
-    versions: frozenset[str]
-    """Labels of the weights that sampled it."""
+    versions: tuple[str, ...]
+    """Label of the weights that sampled each token; empty where a server does not say."""
     reused: int
     """Tokens of the prompt whose keys and values were there already; 0 where a server does not say."""
+
+
+def labels(spans: Iterable[tuple[str, int, int]]) -> tuple[str, ...]:
+    """Return the label of each token, of vLLM's spans (label, first token, token after the last)."""
+    return tuple(label for label, start, end in spans for _ in range(start, end))
 
 
 class Backend(Protocol):
@@ -52,6 +57,9 @@ class Backend(Protocol):
     async def load(self, folder: str, version: str, adapters: bool = False) -> None:
         """Replace the weights, drop all keys and values, and label what comes with the version.
 
+        Answers that `pause` stopped go on under the new weights. An answer that was begun without adapters goes on
+        without them, and the reverse.
+
         Args:
             folder: Of a model, or of adapters.
             version: Label of the new weights.
@@ -60,6 +68,18 @@ class Backend(Protocol):
         Raises:
             RunError: If that fails.
         """
+        ...
+
+    async def pause(self) -> None:
+        """Stop sampling in the middle of answers, and drop all keys and values.
+
+        Raises:
+            RunError: If that fails.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Go on with the answers that `pause` stopped, whose keys and values are computed again."""
         ...
 
     async def sleep(self) -> None:

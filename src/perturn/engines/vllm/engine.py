@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -28,6 +29,17 @@ from perturn.free_memory import release_memory
 from perturn.types import Action, Prompt, Sampling
 
 _Future = Future[Sampled | EngineFailure]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A prompt that is being answered: the arguments of `_ask`, in case it must be asked again."""
+
+    prompt: Prompt
+    replica: int
+    ids: list[int]
+    sampling: dict[str, Any]
+
 
 _MOMENT = 0.005
 """Seconds that `advance` waits for a first answer."""
@@ -74,7 +86,12 @@ class VllmEngine:
         )
         """Tokens of the newest prompt of each conversation."""
         self._tokens, self._sleeps, self._asleep = tokens, settings.sleep, False
-        self._open: dict[_Future, Prompt] = {}
+        self.version: int | None = None
+        """Version of its weights, which `Action.versions` says of each token; None: it says none."""
+        self._older: dict[
+            str, int | None
+        ] = {}  # versions of the weights that were swapped away, by their names
+        self._open: dict[_Future, _Asked] = {}
         self._done: SimpleQueue[_Future] = SimpleQueue()
         self._homes: dict[str, int] = {}
         self._loop: EventLoop | None = EventLoop("perturn-vllm")
@@ -84,6 +101,7 @@ class VllmEngine:
             label = name if adapters is None else f"the model beneath {name}"
             start = _start(self._model, settings, label, dtype, settings.context or context, steady, rank)
             self._backend: Backend = self._loop.run(start)
+            self._adapted = adapters is not None
             if adapters is not None:
                 self._loop.run(self._backend.load(_absolute(adapters), name, adapters=True))
         except BaseException:
@@ -92,16 +110,14 @@ class VllmEngine:
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Take prompts on; `advance` hands out their answers."""
-        loop = self._running()
+        self._running()
         self._wake()
         for prompt in prompts:
             home = home_of(prompt.conversation, self._homes, range(self._backend.replicas))
             wanted = _params(prompt, sampling, self._tokens.end_ids)
             ids = self._tokens.prompt_ids(prompt)
             self._prompt_tokens[prompt.conversation] = len(ids)
-            future = loop.start(_ask(self._backend, home, ids, wanted))
-            self._open[future] = prompt
-            future.add_done_callback(self._done.put)
+            self._ask(_Asked(prompt, home, ids, wanted))
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
         """Wait for a moment; the prompts that were answered, and their answers.
@@ -111,12 +127,12 @@ class VllmEngine:
         """
         done = take_all(self._done, _MOMENT)
         asked = [(self._open.pop(future), future) for future in done if future in self._open]
-        return [(prompt, self._answer(prompt, future.result())) for prompt, future in asked]
+        return [(one.prompt, self._answer(one.prompt, future.result())) for one, future in asked]
 
     def cancel(self, conversation: str) -> None:
         """Stop answering the prompt of a conversation."""
-        for future, prompt in list(self._open.items()):
-            if prompt.conversation == conversation:
+        for future, asked in list(self._open.items()):
+            if asked.prompt.conversation == conversation:
                 del self._open[future]
                 future.cancel()
         self.forget(conversation)
@@ -146,8 +162,43 @@ class VllmEngine:
             RunError: If prompts are being answered, or the weights cannot be read.
         """
         refuse_update(len(self._open))
-        loop, model = self._running(), _absolute(str(folder) if base is None else base)
         self._wake()
+        self._take(folder, name, base)
+        self._older.clear()
+
+    def swap_weights(
+        self, folder: str | Path, name: str, version: int | None, base: str | None = None
+    ) -> None:
+        """Serve other weights from the next token on, in the middle of answers.
+
+        vLLM is paused meanwhile, and computes the keys and values of all answers again. Answers that were begun without
+        adapters begin anew if the new weights have adapters, and the reverse.
+
+        Args:
+            folder: As in `update_weights`.
+            name: Identity of the new policy.
+            version: Version of the new weights.
+            base: As in `update_weights`.
+
+        Raises:
+            RunError: If the weights cannot be read.
+        """
+        loop, older = self._running(), (self.name, self.version)
+        self._wake()
+        loop.run(self._backend.pause())
+        again = list(self._open.values()) if (base is None) == self._adapted else []
+        if again:
+            self._drop()
+        self._take(folder, name, base)
+        loop.run(self._backend.resume())
+        self._older |= dict([older])
+        self.version = version
+        for asked in again:
+            self._ask(asked)
+
+    def _take(self, folder: str | Path, name: str, base: str | None) -> None:
+        """Serve other weights; the arguments are those of `update_weights`."""
+        loop, model = self._running(), _absolute(str(folder) if base is None else base)
         if base is None or model != self._model:
             self._model = ""  # what a load that fails leaves is no model
             label = name if base is None else f"the model beneath {name}"
@@ -155,7 +206,7 @@ class VllmEngine:
             self._model = model
         if base is not None:
             loop.run(self._backend.load(_absolute(str(folder)), name, adapters=True))
-        self.name = name
+        self.name, self._adapted = name, base is not None
 
     def sleep(self) -> None:
         """Give the memory of the device back until the next prompt, or the next weights, if the settings say so.
@@ -189,6 +240,11 @@ class VllmEngine:
             finally:
                 loop.close()
 
+    def _ask(self, asked: _Asked) -> None:
+        future = self._running().start(_ask(self._backend, asked.replica, asked.ids, asked.sampling))
+        self._open[future] = asked
+        future.add_done_callback(self._done.put)
+
     def _running(self) -> EventLoop:
         if self._loop is None:
             raise RunError(f"engine {self.name} is closed; make another.")
@@ -203,13 +259,22 @@ class VllmEngine:
     def _answer(self, prompt: Prompt, found: Sampled | EngineFailure) -> Action | EngineFailure:
         if isinstance(found, EngineFailure):
             return found
-        if strange := found.versions - {self.name}:
+        versions = self._older | {self.name: self.version}
+        if strange := set(found.versions) - versions.keys():
             raise RunError(
                 f"vLLM answered by the weights {', '.join(sorted(strange))}, not {self.name}: a server was restarted, "
                 "or another run gave it weights. Give each run its servers; the same command goes on."
             )
         self.reused_tokens += found.reused
-        return self._tokens.action(found.ids, found.logprobs, prompt.tools)
+        action = self._tokens.action(found.ids, found.logprobs, prompt.tools)
+        if self.version is None:
+            return action
+        if not found.versions:
+            raise RunError(
+                "vLLM does not say which weights sampled an answer, which staleness needs; set staleness=0."
+            )
+        said = [number for label in found.versions if (number := versions[label]) is not None]
+        return replace(action, versions=tuple(said))
 
 
 def _params(prompt: Prompt, sampling: Sampling, end_ids: Collection[int]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class VllmSettings:
         share = None if self.cache_gigabytes else self.options.get("gpu_memory_utilization", SHARE)
         if self.servers or self.sleep:
             share = 0.0
-        return EngineTraits(True, packages, self.cache_gigabytes, share, rank)
+        return EngineTraits(True, packages, self.cache_gigabytes, share, rank, swaps_weights=True)
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
         """Find out whether vLLM is there, without starting a model or changing a server."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from perturn.engines.context_limit import says_context_full
-from perturn.engines.vllm.backend import Sampled
+from perturn.engines.vllm.backend import Sampled, labels
 from perturn.engines.vllm.orphan_watch import Watch
 from perturn.engines.vllm.settings import RANKS, VllmSettings
 from perturn.engines.vllm.worker import EXTENSION, METHOD
@@ -20,6 +20,9 @@ _CPU_GIGABYTES = 2.0
 """Memory for keys and values on a CPU, where vLLM would take nearly all there is."""
 _CPU_BLOCK = 32
 """Tokens whose keys and values are reused together on a CPU; vLLM's 128 would lose most of a short turn."""
+
+_ADAPTERS = 1
+"""Number of the adapters that are served: always the same, so that answers that have begun go on with newer ones."""
 
 
 def require_vllm() -> None:
@@ -47,7 +50,7 @@ class InProcess:
         """
         require_vllm()
         self.replicas = settings.replicas
-        self._numbers, self._adapters = itertools.count(1), None
+        self._numbers, self._adapters = itertools.count(1), None  # None: no adapters are served
         self._watch = Watch()
         try:
             with _environment():
@@ -82,11 +85,8 @@ class InProcess:
             data_parallel_rank=replica if self.replicas > 1 else None,
         )
         try:
-            output = [each async for each in asked][-1]
-        except self._dead as error:
-            raise RunError(
-                "vLLM has died; its own words are above. The same command goes on with what is missing."
-            ) from error
+            with self._alive():
+                output = [each async for each in asked][-1]
         except ValueError as error:  # what it says of a prompt
             kind = ContextFull if says_context_full(str(error)) else EngineFailure
             raise kind(f"vLLM refuses the prompt: {error}") from error
@@ -97,17 +97,17 @@ class InProcess:
         return Sampled(
             tokens,
             [likely[token].logprob for likely, token in zip(answer.logprobs, tokens, strict=True)],
-            frozenset(span.version for span in answer.weight_versions or ()),
+            labels((span.version, span.start, span.end) for span in answer.weight_versions or ()),
             output.num_cached_tokens or 0,
         )
 
     async def load(self, folder: str, version: str, adapters: bool = False) -> None:
-        """Replace the weights of all replicas, or the adapters, of which vLLM then drops the last ones."""
+        """Replace the weights of all replicas, or the adapters, which answers that have begun use too."""
         try:
             if adapters:
-                added = self._vllm.lora.request.LoRARequest(version, next(self._numbers), folder)
-                await self._llm.add_lora(added)
-                self._adapters = added
+                name: Any = ("adapters", _ADAPTERS, folder)
+                await self._llm.add_lora(self._vllm.lora.request.LoRARequest(*name, load_inplace=True))
+                self._adapters = self._vllm.lora.request.LoRARequest(*name)
             else:
                 await self._llm.collective_rpc(self._reload, kwargs={"weights_path": folder})
                 self._adapters = None
@@ -118,6 +118,16 @@ class InProcess:
                 f"vLLM cannot take the weights in {folder}: {type(error).__name__}: {error}"
             ) from error
 
+    async def pause(self) -> None:
+        """Stop sampling in the middle of answers, and drop all keys and values."""
+        with self._alive():
+            await self._llm.pause_generation(mode="keep", clear_cache=True)
+
+    async def resume(self) -> None:
+        """Go on with the answers that were stopped."""
+        with self._alive():
+            await self._llm.resume_generation()
+
     async def sleep(self) -> None:
         """Move the weights to the memory of the machine, and free the keys and values."""
         await self._llm.sleep(1)
@@ -125,6 +135,16 @@ class InProcess:
     async def wake(self) -> None:
         """Move the weights back."""
         await self._llm.wake_up()
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        """Raise a `RunError` if vLLM has died."""
+        try:
+            yield
+        except self._dead as error:
+            raise RunError(
+                "vLLM has died; its own words are above. The same command goes on with what is missing."
+            ) from error
 
     async def close(self) -> None:
         """End it and its processes."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perturn.engines.context_limit import says_context_full
-from perturn.engines.vllm.backend import Sampled
+from perturn.engines.vllm.backend import Sampled, labels
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.worker import EXTENSION, METHOD
 from perturn.errors import ContextFull, EngineFailure, RunError
@@ -87,7 +87,9 @@ class Servers:
         return Sampled(
             choice["token_ids"],
             [each["logprob"] for each in choice["logprobs"]["content"]],
-            frozenset(span["version"] for span in choice.get("weight_versions") or ()),
+            labels(
+                (each["version"], each["start"], each["end"]) for each in choice.get("weight_versions") or ()
+            ),
             details.get("cached_tokens") or 0,
         )
 
@@ -95,6 +97,14 @@ class Servers:
         """Replace the weights of all servers that have others; they are given whole models alone."""
         assert not adapters
         await asyncio.gather(*(self._load(replica, folder, version) for replica in range(self.replicas)))
+
+    async def pause(self) -> None:
+        """Stop sampling in the middle of answers, and drop all keys and values."""
+        await self._all("post", "/pause?mode=keep")
+
+    async def resume(self) -> None:
+        """Go on with the answers that were stopped."""
+        await self._all("post", "/resume")
 
     async def sleep(self) -> None:
         """Leave the servers as they are: their devices are their own."""

@@ -43,11 +43,12 @@ def _faults(recipe: Recipe) -> Iterator[str]:
     if not engine_settings(recipe).traits.swaps_weights:
         yield (
             f"engine {recipe.engine['name']!r} cannot go over to other weights while it answers; take "
-            "engine.name=local."
+            "engine.name=local or engine.name=vllm."
         )
     for given, key, why in (
         (recipe.deterministic, "deterministic", "when the policy changes depends on timing"),
         (recipe.cluster, "cluster", "nodes serve one policy at a time"),
+        (recipe.engine.get("sleep"), "engine.sleep", "the engine answers while a policy is trained"),
         (recipe.user, "user", "the engine of the user answers one play at a time"),
         (recipe.judge, "reward.judge", "the judge takes the place of the engine"),
         (recipe.reward_model, "reward.model", "it learns from episodes of one policy"),
