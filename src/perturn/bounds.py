@@ -102,8 +102,22 @@ def check_bounds(settings: Any) -> None:
     Raises:
         ValueError: For the first value outside.
     """
-    for name, hint in hints_of(type(settings)).items():
-        value = getattr(settings, name)
+    hints = hints_of(type(settings))
+    check_values({name: getattr(settings, name) for name in hints}, hints)
+
+
+def check_values(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Compare values with the bounds and the values that their types declare.
+
+    Args:
+        values: By name.
+        hints: Types by name; a value without one is not compared.
+
+    Raises:
+        ValueError: For the first value outside.
+    """
+    for name, value in values.items():
+        hint = hints.get(name)
         for bound in bounds(hint):
             side = bound.broken_by(value) if isinstance(value, int | float) else None
             if side is not None:

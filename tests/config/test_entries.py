@@ -7,13 +7,14 @@ from typing import Annotated
 import pytest
 import yaml
 
-from perturn.bounds import EntryOf, bounded
+from perturn.bounds import Bound, EntryOf, OneOf, bounded
 from perturn.config.compatibility import IMPOSED, misfit
 from perturn.config.key_suggestions import keys_of
 from perturn.config.outside_files import named_inputs
 from perturn.config.parsing import apply_overrides, build, parse, to_mapping, to_yaml
 from perturn.config.recipe import Recipe
 from perturn.config.sections import COUNT
+from perturn.errors import ConfigError
 from perturn.explore import EXPLORERS, Explorer
 from perturn.table import at_defaults, name_of
 from small import refusal, small
@@ -34,6 +35,21 @@ class Demanding(Explorer):
     """An explorer of another package, with a setting that has no default."""
 
     wish: Annotated[int, COUNT] = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """An entry of another package that declares an interval and a choice, and compares nothing with them."""
+
+    gap: Annotated[float, Bound(least=0, most=1)] = 0.5
+    by: Annotated[str, OneOf(("score", "turns"))] = "score"
+
+
+class Plain:
+    """One that is no dataclass."""
+
+    def __init__(self, gap: Annotated[float, Bound(least=0, most=1)] = 0.5) -> None:
+        """Take it."""
 
 
 @pytest.fixture
@@ -203,3 +219,18 @@ def test_an_entry_whose_class_raises_is_told_in_a_line(where):
 
     assert refusal(build, {"failing": Failing}, {"name": "failing"}, where) == f"{where}: {says}"
     assert refusal(at_defaults, Failing) == says
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "says"),
+    [
+        (Unchecked, {"gap": 1.5}, r"rows\.gap must be <= 1, got 1\.5"),
+        (Unchecked, {"by": "name"}, r"rows\.by must be one of"),
+        (Plain, {"gap": -1}, r"rows\.gap must be >= 0, got -1"),
+    ],
+)
+def test_a_recipe_keeps_intervals_that_a_class_does_not_compare(kind, settings, says):
+    """A newcomer declares the interval and leaves `bounded` out."""
+    with pytest.raises(ConfigError, match=says):
+        build({"own": kind}, {"name": "own", **settings}, "rows")
+    assert type(build({"own": kind}, {"name": "own", "gap": 1}, "rows")) is kind

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from fnmatch import fnmatch
 
 import pytest
 from entries import surface
@@ -55,3 +56,40 @@ def test_entry_points_lie_where_single_papers_are(group):
     assert all(where.startswith("perturn.methods.") for where in points.values())
     assert "perturn.methods" not in own
     assert list(points) == sorted(points)
+
+
+def listed(module, patterns):
+    """Whether a contract names a module, by itself or as `package.*`."""
+    return any(fnmatch(module, pattern) for pattern in patterns)
+
+
+@pytest.mark.parametrize("group", ["explorers", "rows"])
+def test_the_contract_on_torch_names_who_plays_and_who_makes_rows(group):
+    """Each new file of `perturn.methods` is added to it by hand."""
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    modules = {
+        where.partition(":")[0] for where in found["project"]["entry-points"][f"perturn.{group}"].values()
+    }
+    contract = next(
+        each
+        for each in found["tool"]["importlinter"]["contracts"]
+        if each["name"].startswith("what plays episodes")
+    )
+
+    assert [each for each in sorted(modules) if not listed(each, contract["source_modules"])] == []
+
+
+def test_a_module_that_no_contract_names_is_found():
+    assert listed("perturn.methods.ipr.step_pairs", ["perturn.methods.ipr.*"])
+    assert not listed("perturn.methods.mine", ["perturn.extend", "perturn.methods.ipr.*"])
+
+
+def test_a_credit_does_not_import_what_reads_models():
+    """`perturn.extend.quantity_tools` loads transformers, for which a command that lists credits would wait."""
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
+        "perturn.credits"
+    ]
+    modules = {where.partition(":")[0] for where in points.values()}
+
+    for module in modules:
+        assert "quantity_tools" not in (ROOT / f"src/{module.replace('.', '/')}.py").read_text(), module

@@ -84,7 +84,9 @@ def test_a_credit_that_needs_what_training_does_not_compute_is_refused(monkeypat
 
     monkeypatch.setitem(CREDITS._own, "needy", Needy)
 
-    with pytest.raises(ConfigError, match="credit 'needy' needs behavior, which training does not compute"):
+    with pytest.raises(
+        ConfigError, match=r"needs behavior, which training does not compute; .* with rows\.name=groups"
+    ):
         choose_credit(LOSSES["dpo"](), {}, {"name": "needy"})
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from perturn.bounds import EntryOf, hints_of
+from perturn.bounds import EntryOf, check_values, hints_of
 from perturn.config.explorer_settings import EXPLORER
 from perturn.config.key_suggestions import entry_of, keys_of, picks, unknown_key, unknown_name
 from perturn.config.row_maker_settings import ROWS
@@ -130,9 +130,11 @@ def parse(
     passes = (ValueError, PerturnError) if guarded else (Exception,)
     try:
         with making(kind, f"{where}: ", passes):
-            return kind(**values)
+            made = kind(**values)
+        check_values(values, marked)  # which a class of others may leave to us
     except ValueError as error:
         raise ConfigError(_join(where, str(error))) from None
+    return made
 
 
 def build(

@@ -120,13 +120,14 @@ def _misfits(credit: Credit, loss: Loss, name: str, trained: str) -> Iterator[st
         )
     if loss.traits.needs_behavior:  # of groups, whose quantities are computed before training
         return
-    computed = frozenset() if credit.traits.needs_group else ROW_NEEDS
+    of_group = credit.traits.needs_group
+    computed = frozenset() if of_group else ROW_NEEDS
     unknown = sorted(names_of(credit.needs) - computed)
     if unknown:
         yield (
             f"credit {name!r} needs {', '.join(unknown)}, which training does not compute"
-            f"{' of a group' if credit.traits.needs_group else ''}; it computes "
-            f"{', '.join(sorted(computed)) or 'nothing'}."
+            f"{' of a group' if of_group else ''}; it computes {', '.join(sorted(computed)) or 'nothing'}. Name a "
+            "loss on groups, such as ppo-clip, with rows.name=groups: there it is computed before training."
         )
 
 
