@@ -82,10 +82,21 @@ def test_a_judge_of_evaluations_scores_every_policy(tmp_path, plan):
         "rows",
         "credit",
         "iterations",
+        "staleness",
         "reward.model",
     ]
     said = refusal(lambda: plan("methods.sft={align: null, reward.model: {}}").points)
     assert "methods.sft sets reward.model, which belongs to the alignment, and `align` is null" in said
+
+
+def test_what_scores_a_policy_explores_nothing(tmp_path, plan):
+    """Else `staleness` of the method is rejected where nothing is explored."""
+    (tmp_path / "one.yaml").write_text(RECIPE + "iterations: 3\nstaleness: 1\n")
+    cell = plan().cell("e", "dpo", {"align.learning_rate": 1e-5}, 4)
+    scoring = cell.scoring_recipe("runs/x")
+
+    assert (cell.recipe.iterations, cell.recipe.staleness) == (3, 1)
+    assert (scoring.iterations, scoring.staleness, scoring.explore) == (1, 0, None)
 
 
 def test_a_judge_of_training_goes_with_the_alignment(tmp_path, plan):

@@ -287,7 +287,7 @@ def _number(value: Any) -> Any:
     return value
 
 
-_OF_THE_ALIGNMENT = ("explore", "rows", "credit", "iterations")
+_OF_THE_ALIGNMENT = ("explore", "rows", "credit", "iterations", "staleness")
 """Sections that go where the alignment goes; exploration stays where a score learns from it."""
 _OF_THE_STUDY = {
     "seed": "list seeds in the study's own `seeds`",
