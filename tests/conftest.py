@@ -213,7 +213,7 @@ def assert_reference_fits_pairs():
 SLOW_CASES = {
     "test_python_blocks_run_as_printed[docs/api.md]",
     "test_a_module_brings_no_library_that_its_commands_do_not_use"
-    "[perturn.run.model_check-transformers.trainer datasets pandas trl peft perturn.losses perturn.credit]",
+    "[perturn.run.stages.model_checks-transformers.trainer datasets pandas trl peft perturn.losses perturn.credit]",
     "test_a_module_brings_no_library_that_its_commands_do_not_use"
     "[perturn.engines.local.engine-transformers.trainer datasets pandas trl peft]",
     "test_it_is_the_gradient_of_what_each_turn_pays_by_itself[-0]",

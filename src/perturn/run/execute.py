@@ -209,12 +209,12 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         locate("perturn.run.stages.staleness_checks:check_staleness")(recipe)
     if recipe.environment is not None and plays_itself(recipe.environment):
         locate("perturn.run.stages.agent_checks:check_agent")(recipe)
-    engine.check(lambda: locate("perturn.run.model_check:empty_base")(recipe), to_yaml(recipe))
+    engine.check(lambda: locate("perturn.run.stages.model_checks:empty_base")(recipe), to_yaml(recipe))
     _check_side_engines(recipe)
     renderer = None
     if engine.traits.serves_checkpoints:
         renderer = make_renderer(recipe, recipe.model.name) if recipe.base is None else None
-        locate("perturn.run.model_check:check_model")(recipe, command in (None, "train"), renderer)
+        locate("perturn.run.stages.model_checks:check_model")(recipe, command in (None, "train"), renderer)
     _check_sources(recipe, renderer)
     if recipe.environment is None:
         check_pathfinder(recipe, None)
