@@ -140,6 +140,21 @@ def recipe(tmp_path, tiny_folder, own_environment):
 
 
 @pytest.fixture
+def perturn(monkeypatch, capsys):
+    """Call the command line in this process: (exit code, standard output, notices)."""
+    from perturn.cli import main
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["perturn", *map(str, words)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        printed = capsys.readouterr()
+        return caught.value.code or 0, printed.out, printed.err
+
+    return call
+
+
+@pytest.fixture
 def make_trainer(tmp_path, tokenizer, tiny_model):
     """Make a trainer of rows with quiet, quick settings; keywords of TurnConfig, or `model`, `ref_model`, ..."""
     words = tokenizer
