@@ -102,14 +102,26 @@ def check_bounds(settings: Any) -> None:
     Raises:
         ValueError: For the first value outside.
     """
-    for name, hint in hints_of(type(settings)).items():
-        value = getattr(settings, name)
-        for bound in bounds(hint):
-            side = bound.broken_by(value) if isinstance(value, int | float) else None
-            if side is not None:
-                raise ValueError(f"{name} must be {side}, got {value}.")
-        for mark in marks(hint):
-            if isinstance(mark, OneOf):
+    hints = hints_of(type(settings))
+    check_values(hints, {name: getattr(settings, name) for name in hints})
+
+
+def check_values(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Compare values with the bounds and the values that their types declare.
+
+    Args:
+        hints: Types of settings by name, as `hints_of` returns them.
+        values: Values of some of these settings.
+
+    Raises:
+        ValueError: For the first value outside.
+    """
+    for name, value in values.items():
+        for mark in marks(hints.get(name)):
+            if isinstance(mark, Bound) and isinstance(value, int | float):
+                if (side := mark.broken_by(value)) is not None:
+                    raise ValueError(f"{name} must be {side}, got {value}.")
+            elif isinstance(mark, OneOf):
                 check_choice(name, value, mark.known)
 
 

@@ -30,6 +30,7 @@ from perturn.errors import (
     PerturnError,
     RunError,
     check_none,
+    check_type,
     did_you_mean,
 )
 from perturn.explore.branching import Brancher, ExploredBrancher, Of, Prover, branch_jobs, open_to
@@ -76,7 +77,7 @@ from perturn.select.protocol import (
     SelectorTraits,
     mean_logprob,
 )
-from perturn.table import Table, locate
+from perturn.table import Table, guarded, locate
 from perturn.traits import Ability, EngineTraits, EnvironmentTraits
 from perturn.types import (
     OPENS,
@@ -209,6 +210,7 @@ __all__ = [
     "check_not_negative",
     "check_positive",
     "check_signals",
+    "check_type",
     "check_unit_interval",
     "cut",
     "did_you_mean",
@@ -219,6 +221,7 @@ __all__ = [
     "fork_counts",
     "groups_of",
     "grow",
+    "guarded",
     "is_tie",
     "left_out",
     "locate",

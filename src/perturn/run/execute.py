@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import shutil
@@ -36,7 +35,7 @@ from perturn.run.judging.judged_rewards import ENGINE
 from perturn.run.judging.side_engines import check_side_engine
 from perturn.run.protocol_rules import make_protocol, ruled
 from perturn.run.recorded_inputs import note_inputs, refuse_changed
-from perturn.run.served_policy import engine_settings
+from perturn.run.served_policy import engine_settings, require_weights
 from perturn.run.session import Session, backend_settings, make_renderer, world_maker
 from perturn.run.stages.branch_stage import check_explorer
 from perturn.run.stages.measure_distance import check_corrector, check_pathfinder
@@ -44,7 +43,7 @@ from perturn.run.stages.pretraining_stage import check_teacher
 from perturn.run.stages.row_stage import ROWS_OF, check_made
 from perturn.run.stages.selector_checks import check_selection, refuse_seen
 from perturn.run.task_lists import Panels, look_up
-from perturn.table import locate
+from perturn.table import locate, require_library
 from perturn.train_processes import from_leader, leader_first, leads, world_size
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
@@ -108,11 +107,8 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
         raise ConfigError(f"the recipe has no stage of `{command}`; add the section {sections[command]}.")
     if not (recipe.base or recipe.sft or recipe.align) or command not in (None, "train"):
         return
-    if not engine_settings(recipe).traits.serves_checkpoints:
-        raise ConfigError(
-            f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
-            "or do without training: perturn collect, pair, evaluate or report."
-        )
+    without = "do without training: perturn collect, pair, evaluate or report"
+    require_weights(recipe, "training changes the weights of the policy", without)
     if trains_here:
         for each in planned(recipe) if command is None else [recipe]:
             if "models" in backend_settings(each).traits.provides:
@@ -153,8 +149,7 @@ def check_trackers(names: Iterable[str]) -> None:
     """Reject a tracker that is unknown or not installed."""
     for name in names:
         check_known(name, TRACKERS, f"unknown report_to {name!r}")
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f'report_to: {name} is not installed; run: pip install "perturn[{name}]"')
+        require_library(name, f"report_to={name}", name)
 
 
 def _refuse_orphans(run: Run) -> None:

@@ -15,7 +15,7 @@ from transformers.trainer import OPTIMIZER_NAME
 from perturn.bounds import SEED, bounds, texts
 from perturn.config.peer_settings import peers
 from perturn.config.sections import Sft, Train
-from perturn.errors import ConfigError, check_none, closest
+from perturn.errors import ConfigError, check_none, closest, within
 from perturn.policy.examples import LOSS_ON, SHARED_PREFIX
 from perturn.table import guarded
 
@@ -170,7 +170,7 @@ class TurnConfig(TrainingArguments):
 
     def _check_optimizer(self) -> None:
         """Make the optimizer and the schedule of its learning rate once, for a weight of no use."""
-        try:
+        with within("AdamW cannot be made: ", after="."):
             optimizer = torch.optim.AdamW(
                 [torch.nn.Parameter(torch.zeros(1))],
                 lr=self.learning_rate,
@@ -178,8 +178,6 @@ class TurnConfig(TrainingArguments):
                 eps=self.adam_epsilon,
                 weight_decay=self.weight_decay,
             )
-        except ValueError as error:
-            raise ConfigError(f"AdamW cannot be made: {error}.") from error
         name = getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type)
         says = f"scheduler {name!r} cannot be made with the arguments {self.lr_scheduler_kwargs or {}}"
         with guarded(says, ". Take a schedule that needs no others, such as cosine."):
