@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping
@@ -11,8 +12,6 @@ from dataclasses import dataclass, is_dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
-
-from perturn.checks import check_choice
 
 T = TypeVar("T")
 
@@ -89,6 +88,9 @@ class EntryOf:
     stays a mapping."""
 
 
+POSITIVE, NOT_NEGATIVE = Bound(above=0, below=math.inf), Bound(least=0, below=math.inf)
+SHARE = Bound(least=0, most=1)
+
 SEED = Bound(least=0, below=2**32)
 """Seeds that numpy and transformers take."""
 
@@ -121,8 +123,8 @@ def check_values(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
             if isinstance(mark, Bound) and isinstance(value, int | float):
                 if (side := mark.broken_by(value)) is not None:
                     raise ValueError(f"{name} must be {side}, got {value}.")
-            elif isinstance(mark, OneOf):
-                check_choice(name, value, mark.known)
+            elif isinstance(mark, OneOf) and value not in mark.known:
+                raise ValueError(f"{name} must be one of {', '.join(mark.known)}, got {value!r}.")
 
 
 def bounded(kind: type[T]) -> type[T]:

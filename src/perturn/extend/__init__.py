@@ -6,8 +6,21 @@ Our own `perturn.methods` imports nothing else of Perturn.
 
 from perturn.backends.local_backend import LocalBackend
 from perturn.backends.protocol import Backend, BackendTraits, Training
-from perturn.bounds import CODE, EFFORT, MODEL, ROWS, SECONDS, SEED, Bound, OneOf, bounded, check_bounds
-from perturn.checks import check_choice, check_not_negative, check_positive, check_unit_interval
+from perturn.bounds import (
+    CODE,
+    EFFORT,
+    MODEL,
+    NOT_NEGATIVE,
+    POSITIVE,
+    ROWS,
+    SECONDS,
+    SEED,
+    SHARE,
+    Bound,
+    OneOf,
+    bounded,
+    check_bounds,
+)
 from perturn.config.explorer_settings import ExplorerTraits
 from perturn.config.row_maker_settings import ANY_BRANCHES, BRANCHES, Made, RowInputs, RowMaker, RowTraits
 from perturn.config.sections import COUNT, SEVERAL, Sense
@@ -112,13 +125,16 @@ __all__ = [
     "EFFORT",
     "IN_GROUP",
     "MODEL",
+    "NOT_NEGATIVE",
     "OPENS",
     "OUTCOMES",
+    "POSITIVE",
     "ROWS",
     "SECONDS",
     "SEED",
     "SENSES",
     "SEVERAL",
+    "SHARE",
     "Ability",
     "Action",
     "ActionScorer",
@@ -204,14 +220,10 @@ __all__ = [
     "came_back",
     "came_elsewhere",
     "check_bounds",
-    "check_choice",
     "check_comparable",
     "check_none",
-    "check_not_negative",
-    "check_positive",
     "check_signals",
     "check_type",
-    "check_unit_interval",
     "cut",
     "did_you_mean",
     "divide",

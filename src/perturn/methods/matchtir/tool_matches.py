@@ -6,16 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, ClassVar
 
-from perturn.extend import (
-    DataError,
-    EnvironmentFailure,
-    Need,
-    PerturnError,
-    Task,
-    Trajectory,
-    Turn,
-    failed,
-)
+from perturn.extend import DataError, EnvironmentFailure, Need, PerturnError, Task, Trajectory, Turn, failed
 from perturn.extend.quantity_tools import (
     NO_CALL,
     Computed,
