@@ -145,13 +145,13 @@ def check_type(name: str, value: object, kind: Any, expected: str) -> None:
         raise ConfigError(f"{name} must be {expected}, got {reprlib.repr(value)}.")
 
 
-def check_none(faults: Iterable[str]) -> None:
-    """Raise if there is a fault; the faults after the first one are not looked for.
+def check_none(faults: Iterable[str | None]) -> None:
+    """Raise if there is a fault; the faults after the first one are not looked for. None and "" are no faults.
 
     Raises:
         ConfigError: With the first fault.
     """
-    for fault in faults:
+    for fault in filter(None, faults):
         raise ConfigError(fault)
 
 

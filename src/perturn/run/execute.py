@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from perturn.display.live_iterations import Iterations, doing, shows_iterations
 from perturn.display.progress_bars import at_work, console
 from perturn.envs.world_process import plays_itself
 from perturn.episodes.episode import misfit
-from perturn.errors import ConfigError, DataError, RunError, check_known, within
+from perturn.errors import ConfigError, DataError, RunError, check_known, check_none, within
 from perturn.faults import closing_world
 from perturn.formats.read_rows import Row, open_rows, rows_of
 from perturn.free_memory import release_memory
@@ -112,21 +112,21 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
     if trains_here:
         for each in planned(recipe) if command is None else [recipe]:
             if "models" in backend_settings(each).traits.provides:
-                _refuse_gpus(each)
+                check_none(_gpu_faults(each))
 
 
-def _refuse_gpus(recipe: Recipe) -> None:
-    """Reject a training that is still to be done and that has not one GPU for each process."""
+def _gpu_faults(recipe: Recipe) -> Iterator[str]:
+    """Yield why a training that is still to be done has not one GPU for each process."""
     waits = _waiting_trainings(recipe)
     gpus = locate("torch.cuda:device_count")() if waits and world_size() == 1 else 0
     processes = recipe.launch.processes
     if gpus > 1 and processes == 1:
-        raise ConfigError(
+        yield (
             f"this process sees {gpus} GPUs, and {waits[0]} trains on one in each process; set launch.processes={gpus} "
             "to train on all of them, or CUDA_VISIBLE_DEVICES=0 to train on one."
         )
     if 0 < gpus < processes:
-        raise ConfigError(f"launch.processes must be <= the {gpus} GPUs of this machine, got {processes}.")
+        yield f"launch.processes must be <= the {gpus} GPUs of this machine, got {processes}."
 
 
 def _refuse_offload(recipe: Recipe) -> None:
@@ -249,10 +249,8 @@ def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
     """Read the user's own rows once, and refuse those that training would."""
     for key, file in own_files(recipe).items():
         kind = Trajectory if recipe.rows is None or key != "rows.path" else ROWS_OF[recipe.rows.traits.makes]
-        try:
+        with within(f"{key}: ", DataError):
             open_rows(file)
-        except DataError as error:
-            raise ConfigError(f"{key}: {error}") from error
         can_be_written = None if renderer is None else partial(_check_row, renderer)
         deque(rows_of(user_path(file, key), kind, can_be_written), maxlen=0)
 
