@@ -88,8 +88,12 @@ class EntryOf:
     stays a mapping."""
 
 
-POSITIVE, NOT_NEGATIVE = Bound(above=0, below=math.inf), Bound(least=0, below=math.inf)
+POSITIVE = Bound(above=0, below=math.inf)
+"""Finite numbers above 0."""
+NOT_NEGATIVE = Bound(least=0, below=math.inf)
+"""Finite numbers of at least 0."""
 SHARE = Bound(least=0, most=1)
+"""Numbers from 0 to 1."""
 
 SEED = Bound(least=0, below=2**32)
 """Seeds that numpy and transformers take."""

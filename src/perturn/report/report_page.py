@@ -69,11 +69,7 @@ def fill(
     """
     library, boot = get_plotlyjs(), script(code)
     sheet = "\n".join(file.read_text(encoding="utf-8") for file in style)
-    environment = Environment(
-        loader=FileSystemLoader(assets), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters |= {function.__name__: function for function in (*_FILTERS, *filters)}
+    environment = _environment(tuple(assets), (*_FILTERS, *filters))
     frame = {
         "themes": script_json(json.dumps(_THEMES)),
         "library": _packed(library),
@@ -82,6 +78,17 @@ def fill(
         "policy": _content_policy(sheet, (library, boot)),
     }
     return environment.get_template(template).render(frame | values)
+
+
+@cache
+def _environment(assets: tuple[Path, ...], filters: tuple[Callable[..., Any], ...]) -> Environment:
+    """Return the templates of some folders, each of which is compiled once."""
+    made = Environment(
+        loader=FileSystemLoader(assets), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    made.filters |= {function.__name__: function for function in filters}
+    return made
 
 
 def script(code: Iterable[Path]) -> str:

@@ -15,7 +15,7 @@ import yaml
 from perturn.bounds import texts
 from perturn.config.parsing import apply_overrides, parse
 from perturn.config.recipe import Recipe, read_recipe
-from perturn.config.shipped_recipes import shipped, shipped_recipe
+from perturn.config.shipped_recipes import shipped_names, shipped_recipe
 from perturn.envs.abilities import abilities_of
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS
@@ -133,7 +133,7 @@ def copy_recipe(file: Path, name: str) -> None:
         ConfigError: If the file exists, or there is no such recipe.
     """
     _check_new(file)
-    check_known(name, shipped(), f"no recipe {name!r} comes with the package")
+    check_known(name, shipped_names(), f"no recipe {name!r} comes with the package")
     found = shipped_recipe(name)
     assert found is not None
     write_whole(file, found.read_text(encoding="utf-8"))
