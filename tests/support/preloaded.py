@@ -20,7 +20,7 @@ replacement(
     PreTrainedTokenizerFast(tokenizer_object=_WORDS, chat_template=next(iter(TEMPLATES.values())).text)
 )
 read_recipe(Path("demo"))
-_PAGES = report_page._environment((report_page.ASSETS,), report_page._FILTERS)
+_PAGES = report_page._environment((report_page.ASSETS,), (*report_page._FILTERS, *report_page.RUN_FILTERS))
 for _name in _PAGES.list_templates(extensions=["j2"]):
     _PAGES.get_template(_name)
 report_page._packed(report_page.get_plotlyjs())

@@ -44,6 +44,9 @@ _FILTERS = (
     number_text.count,
 )
 
+RUN_FILTERS = (meaning, number_text.comparison_sentences)
+"""Functions that the pages of runs write values with, besides those of all pages."""
+
 
 def fill(
     template: str,
@@ -178,7 +181,7 @@ def page(runs: Sequence[RecordedRun], summaries: Sequence[Mapping[str, Any]]) ->
         values,
         style=_STYLES,
         code=CODE,
-        filters=(meaning, number_text.comparison_sentences),
+        filters=RUN_FILTERS,
     )
 
 
