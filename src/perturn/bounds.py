@@ -109,15 +109,15 @@ def check_bounds(settings: Any) -> None:
         ValueError: For the first value outside.
     """
     hints = hints_of(type(settings))
-    check_values(hints, {name: getattr(settings, name) for name in hints})
+    check_values({name: getattr(settings, name) for name in hints}, hints)
 
 
-def check_values(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+def check_values(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
     """Compare values with the bounds and the values that their types declare.
 
     Args:
-        hints: Types of settings by name, as `hints_of` returns them.
-        values: Values of some of these settings.
+        values: By name.
+        hints: Types by name; a value without one is not compared.
 
     Raises:
         ValueError: For the first value outside.

@@ -74,7 +74,10 @@ class Connection:
         if self._ray.is_initialized():
             return
         _knock(settings.address)
-        with guarded(f"cluster.address {settings.address!r}: Ray cannot connect"):
+        token = (
+            ". If the cluster asks for a token, this machine needs the token too, and RAY_AUTH_MODE=token."
+        )
+        with guarded(f"cluster.address {settings.address!r}: Ray cannot connect", token):
             self._ray.init(settings.address, log_to_driver=False, logging_level=logging.ERROR)
 
     def nodes(self) -> list[Node]:

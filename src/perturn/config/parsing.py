@@ -129,11 +129,12 @@ def parse(
             values[key] = _value(hints.get(key, Any), value, path, top)
     passes = (ValueError, PerturnError) if guarded else (Exception,)
     try:
-        check_values(marked, values)
         with making(kind, f"{where}: ", passes):
-            return kind(**values)
+            made = kind(**values)
+        check_values(values, marked)  # which a class of others may leave to us
     except ValueError as error:
         raise ConfigError(_join(where, str(error))) from None
+    return made
 
 
 def build(

@@ -72,7 +72,7 @@ class TrlFactory:
         self._env = self.played = self._loop.result(load_object(make)(**dict(settings or {})))
         label = type(self._env).__name__
         self.name = f"{label}-{version}" if version else label
-        self._each, self._success_reward = {"each": True, "end": False}[ask_reward], success_reward
+        self._each, self._success_reward = ask_reward == "each", success_reward
         self._tools = _tools(self._env)
         self._schemas = tuple(map(schema_of, self._tools.values()))
         self._rows = {
