@@ -101,7 +101,7 @@ test-all: setup
 # are those of the old versions, so they are no errors.
 OLDEST_TESTS ?= $(addprefix tests/,credit/test_golden.py credit/test_hand_worked.py losses policy engines/test_local.py \
 	engines/test_local_models.py)
-OLDEST_ALL := $(addprefix tests/,audit credit data engines envs episodes formats io losses policy report config test_cli.py)
+OLDEST_ALL := $(addprefix tests/,audit credit data engines envs episodes formats io losses policy report config test_cli.py test_cli_credits.py test_cli_lists.py)
 oldest: $(OLDEST_STAMP)
 test-oldest: oldest
 	$(OLDEST_BIN)/python $(PYTEST) -W default -o cpu_seconds=0 $(OLDEST_TESTS)

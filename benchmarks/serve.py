@@ -36,7 +36,7 @@ from perturn.engines.local.settings import LocalSettings
 from perturn.episodes.formats import FORMATS
 from perturn.policy.models import load_policy
 from perturn.serve import Endpoint
-from perturn.serve.session import TURN_SEEDS
+from perturn.serve.agent_session import TURN_SEEDS
 from perturn.types import Engine, Message, Prompt, Sampling, Task, Turn
 
 SESSIONS = 64

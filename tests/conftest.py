@@ -140,6 +140,21 @@ def recipe(tmp_path, tiny_folder, own_environment):
 
 
 @pytest.fixture
+def perturn(monkeypatch, capsys):
+    """Call the command line in this process: (exit code, standard output, notices)."""
+    from perturn.cli import main
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["perturn", *map(str, words)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        printed = capsys.readouterr()
+        return caught.value.code or 0, printed.out, printed.err
+
+    return call
+
+
+@pytest.fixture
 def make_trainer(tmp_path, tokenizer, tiny_model):
     """Make a trainer of rows with quiet, quick settings; keywords of TurnConfig, or `model`, `ref_model`, ..."""
     words = tokenizer
@@ -213,7 +228,7 @@ def assert_reference_fits_pairs():
 SLOW_CASES = {
     "test_python_blocks_run_as_printed[docs/api.md]",
     "test_a_module_brings_no_library_that_its_commands_do_not_use"
-    "[perturn.run.model_check-transformers.trainer datasets pandas trl peft perturn.losses perturn.credit]",
+    "[perturn.run.stages.model_checks-transformers.trainer datasets pandas trl peft perturn.losses perturn.credit]",
     "test_a_module_brings_no_library_that_its_commands_do_not_use"
     "[perturn.engines.local.engine-transformers.trainer datasets pandas trl peft]",
     "test_it_is_the_gradient_of_what_each_turn_pays_by_itself[-0]",

@@ -9,37 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from perturn import __version__ as perturn_version
-from perturn.cli import ORDER, main
 from perturn.cli._scores import print_summary
 from perturn.data.store import read_trajectories
-from perturn.table_index import TABLES
+from support.command_line import assert_refused
 
 PERTURN = Path(sys.executable).with_name("perturn")
 STAGES = ["run", "collect", "pair", "train", "evaluate"]
-
-
-@pytest.fixture
-def perturn(monkeypatch, capsys):
-    """Call the command line in this process: (exit code, standard output, notices)."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["perturn", *map(str, words)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        printed = capsys.readouterr()
-        return caught.value.code or 0, printed.out, printed.err
-
-    return call
-
-
-def assert_refused(result, says):
-    """Code 2, nothing on standard output, and one line that starts with error."""
-    code, output, notices = result
-    assert (code, output) == (2, "")
-    assert len(notices.splitlines()) == 1, notices
-    assert notices.startswith("error: ")
-    assert says in notices
 
 
 @pytest.mark.parametrize(
@@ -194,35 +169,6 @@ def test_the_installed_command_refuses_with_one_line_and_ends_soon(recipe, tmp_p
 
 
 @pytest.mark.parametrize(
-    "words", [[], *([command] for command in ORDER)], ids=lambda words: " ".join(words) or "all"
-)
-def test_help_shows_an_example(perturn, words):
-    """Each command's own, which names the command; the whole one says the exit codes."""
-    code, output, _ = perturn(*words, "--help")
-
-    assert code == 0
-    assert f"Example: perturn {words[0] if words else 'run'} " in output
-    assert words or "Exit codes: 0 done; 1 a check found a problem; 2 a mistake" in output
-
-
-def test_help_lists_the_loop_first(perturn):
-    """The first command is `run`, and the stages follow in their order."""
-    _, output, _ = perturn("--help")
-
-    found = [output.index(f"│ {name} ") for name in ORDER]
-    assert found == sorted(found)
-
-
-@pytest.mark.parametrize("command", ORDER)
-def test_help_of_a_command_fits_on_one_screen(perturn, monkeypatch, command):
-    """At most 40 lines of 80 columns."""
-    monkeypatch.setenv("COLUMNS", "80")
-    _, output, _ = perturn(command, "--help")
-
-    assert len(output.splitlines()) <= 40
-
-
-@pytest.mark.parametrize(
     ("words", "says"),
     [
         (["evalute", "runs/demo"], "No such command 'evalute'. Did you mean 'evaluate'?"),
@@ -236,22 +182,6 @@ def test_a_mistyped_command_or_option_is_told_what_was_meant(perturn, words, say
 
     assert (code, output) == (2, "")
     assert says in " ".join(notices.replace("│", " ").split())
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_shell_completes_commands(shell):
-    """As the shell asks: `perturn wa` and the tab key."""
-    asked = {
-        "_PERTURN_COMPLETE": f"complete_{shell}",
-        "COMP_WORDS": "perturn wa",
-        "COMP_CWORD": "1",
-        "_TYPER_COMPLETE_ARGS": "perturn wa",
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-    }
-
-    answer = subprocess.run([PERTURN], env=os.environ | asked, capture_output=True, text=True, timeout=60)
-
-    assert "watch" in answer.stdout
 
 
 def test_stages_print_json_for_machines(perturn, recipe, tmp_path):
@@ -277,84 +207,6 @@ def test_an_end_that_an_interval_lacks_is_a_question_mark(capsys):
     printed = capsys.readouterr().out
     assert "7.000 [? to ?]" in printed
     assert "Whether sft differs from base is unclear" in " ".join(printed.split())
-
-
-def test_lists_and_checks_print_json_for_machines(perturn, own_environment):
-    """Names with what they are; problems as a list."""
-    losses = perturn("list", "losses", "--json")
-    checked = perturn("check-env", "own_environment:GuessNumber", "--json")
-
-    tlm_dre = json.loads(losses[1])["tlm-dre"]
-    assert tlm_dre["says"].startswith("Density-ratio loss")
-    assert tlm_dre["reads"] == ["pairs", "reference"]
-    assert json.loads(checked[1]) == {"environment": "own_environment:GuessNumber", "problems": []}
-
-
-@pytest.mark.parametrize(
-    ("what", "names"),
-    [
-        ("losses", ["sft", "dpo", "dmpo", "dil", "tlm-dpo", "tlm-dre", "w-dpo"]),
-        (
-            "environments",
-            [
-                "alfworld",
-                "bfcl",
-                "gymnasium",
-                "hotpotqa",
-                "mt-bench",
-                "openenv",
-                "scienceworld",
-                "trl",
-                "webshop",
-            ],
-        ),
-        ("engines", ["local", "api", "vllm", "tinker"]),
-        ("backends", ["local", "tinker"]),
-        ("credits", ["uniform", "confidence", "discount"]),
-        ("rows", ["expert-pairs", "groups", "rft", "kto", "nat", "coh", "oec", "file"]),
-    ],
-)
-def test_list_names_every_entry_with_a_sentence(perturn, what, names):
-    """A name and the first line of its docstring."""
-    code, output, _ = perturn("list", what)
-
-    rows = {line.split()[0]: line.split()[1:] for line in output.splitlines() if line[:2].strip()}
-    assert code == 0
-    assert set(names) <= rows.keys()
-    assert all(rows[name] for name in names)
-
-
-@pytest.mark.parametrize("what", ["losses", "credits"])
-def test_every_method_says_its_source_and_what_it_reads_costs(perturn, what):
-    """Whatever must be computed for it has its price."""
-    listed = json.loads(perturn("list", what, "--json")[1])
-
-    assert all(one["source"] for one in listed.values())
-    free = {"groups", "pairs", "behavior"}
-    assert all(bool(one["cost"]) == bool(set(one["reads"]) - free) for one in listed.values())
-
-
-def test_what_a_credit_reads_is_listed_with_it(perturn):
-    """Of `spo` and `first-error`; settings may change it, so it is that of their defaults."""
-    code, output, _ = perturn("list", "credits")
-    listed = json.loads(perturn("list", "credits", "--json")[1])
-
-    assert code == 0
-    assert "Costs: branches." in output
-    assert listed["spo"]["reads"] == ["branch-returns", "groups"]
-    assert listed["first-error"]["reads"] == ["distance"]
-    assert "arXiv:2505.23564" in listed["spo"]["source"]
-
-
-def test_list_alone_lists_what_can_be_listed(perturn):
-    """Each with a line, which is a table of its own by name."""
-    code, output, _ = perturn("list")
-    named = json.loads(perturn("list", "--json")[1])
-
-    assert code == 0
-    assert list(named) == [*TABLES, "recipes"]
-    assert [line.split()[0] for line in output.splitlines()] == list(named)
-    assert all(perturn("list", name)[0] == 0 for name in named)
 
 
 def test_an_environment_that_keeps_the_contract_passes(perturn, own_environment):
@@ -505,30 +357,6 @@ def test_runs_that_cannot_be_compared_end_with_a_code(perturn, tmp_path):
     assert_refused(perturn("compare", tmp_path / "a", tmp_path / "b"), "does not exist")
 
 
-def test_the_version_is_said(perturn):
-    """As the package has it."""
-    assert perturn("--version") == (0, f"perturn {perturn_version}\n", "")
-
-
-def test_the_package_runs_as_a_module():
-    """`python -m perturn`, which `accelerate launch -m perturn` needs."""
-    found = subprocess.run(
-        [sys.executable, "-m", "perturn", "--version"], capture_output=True, text=True, check=True
-    )
-
-    assert found.stdout == f"perturn {perturn_version}\n"
-
-
-def test_the_recipes_of_the_package_are_listed_and_copied(perturn, tmp_path):
-    """`init --list` is `list recipes`; `--from` copies one."""
-    listed, wrote = perturn("init", "--list"), perturn("init", tmp_path / "mine.yaml", "--from", "demo")
-
-    assert listed == perturn("list", "recipes")
-    assert "scienceworld_tlm-dre_demo" in listed[1]
-    assert wrote[0] == 0
-    assert (tmp_path / "mine.yaml").is_file()
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -540,65 +368,3 @@ def test_the_recipes_of_the_package_are_listed_and_copied(perturn, tmp_path):
 def test_init_says_what_it_needs(perturn, words, says):
     """And writes nothing."""
     assert_refused(perturn("init", *words), says)
-
-
-def test_a_credit_is_measured(perturn):
-    """A table for people: 12 lines, and a sentence."""
-    code, output, _ = perturn("check-credit", "grpo", "normalize=mean")
-
-    assert code == 0
-    assert output.count("shared end") == 3
-    assert "grpo says that it is unbiased; measured: unbiased" in output
-
-
-def test_a_measured_credit_is_json_for_machines(perturn):
-    """With its settings, and the discount of the objective apart from its own."""
-    own = perturn("check-credit", "gigpo", "gamma=1.0", "--json")
-    other = perturn("check-credit", "anchor-rloo", "gamma=0.9", "--discount", "1", "--json")
-
-    found = json.loads(own[1])
-    assert (own[0], found["credit"], found["gamma"]) == (0, "gigpo", 1.0)
-    assert (found["claims_unbiased"], found["unbiased"]) == (False, False)
-    loop = next(one for one in found["measurements"] if (one["process"], one["trajectories"]) == ("loop", 3))
-    assert round(loop["relative_bias"], 3) == 0.026
-    assert (other[0], json.loads(other[1])["gamma"]) == (1, 1.0)
-
-
-def test_a_credit_of_ones_own_with_the_sign_turned_is_caught(perturn, tmp_path, monkeypatch):
-    """Code 1; and one that raises is a mistake, explained in one line."""
-    (tmp_path / "perturn_own_credit.py").write_text(
-        "from perturn.credit import CREDITS, CreditTraits\n"
-        "class Turned:\n"
-        "    needs, traits = (), CreditTraits(unbiased=True)\n"
-        "    def __call__(self, group, **_):\n"
-        "        return [-one for one in CREDITS['rloo']()(group)]\n"
-        "class Broken:\n"
-        "    needs, traits = (), CreditTraits()\n"
-        "    def __call__(self, group, **_):\n"
-        "        return group[0].scores\n"
-    )
-    monkeypatch.chdir(tmp_path)
-
-    turned = perturn("check-credit", "perturn_own_credit:Turned")
-    broken = perturn("check-credit", "perturn_own_credit:Broken")
-
-    assert turned[0] == 1
-    assert "says that it is unbiased; measured: biased" in " ".join(turned[1].split())
-    assert broken[0] == 2
-    assert "cannot be measured: AttributeError" in broken[2]
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["grp"], "unknown credit.name 'grp'. Did you mean 'grpo'?"),
-        (["gigpo", "gama=1"], "unknown key 'credit.gama'. Did you mean 'credit.gamma'?"),
-        (["nowhere:Credit"], "'nowhere:Credit' cannot be loaded: ModuleNotFoundError"),
-    ],
-)
-def test_a_credit_that_cannot_be_measured_is_told_why(perturn, words, says):
-    """In one line, with code 2."""
-    code, output, notices = perturn("check-credit", *words)
-
-    assert (code, output) == (2, "")
-    assert says in " ".join(notices.split())

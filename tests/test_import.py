@@ -50,7 +50,7 @@ def test_light_modules_bring_no_heavy_library(module):
         ("perturn.run.execute", "scipy.stats scipy.optimize plotly perturn.report.report_page pyarrow"),
         ("perturn.report", "scipy.stats scipy.optimize plotly perturn.report.report_page pyarrow"),
         (
-            "perturn.run.model_check",
+            "perturn.run.stages.model_checks",
             "transformers.trainer datasets pandas trl peft perturn.losses perturn.credit",
         ),
         ("perturn.engines.local.engine", "transformers.trainer datasets pandas trl peft"),

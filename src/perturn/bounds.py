@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping
@@ -11,8 +12,6 @@ from dataclasses import dataclass, is_dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
-
-from perturn.checks import check_choice
 
 T = TypeVar("T")
 
@@ -89,6 +88,13 @@ class EntryOf:
     stays a mapping."""
 
 
+POSITIVE = Bound(above=0, below=math.inf)
+"""Finite numbers above 0."""
+NOT_NEGATIVE = Bound(least=0, below=math.inf)
+"""Finite numbers of at least 0."""
+SHARE = Bound(least=0, most=1)
+"""Numbers from 0 to 1."""
+
 SEED = Bound(least=0, below=2**32)
 """Seeds that numpy and transformers take."""
 
@@ -117,14 +123,12 @@ def check_values(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
         ValueError: For the first value outside.
     """
     for name, value in values.items():
-        hint = hints.get(name)
-        for bound in bounds(hint):
-            side = bound.broken_by(value) if isinstance(value, int | float) else None
-            if side is not None:
-                raise ValueError(f"{name} must be {side}, got {value}.")
-        for mark in marks(hint):
-            if isinstance(mark, OneOf):
-                check_choice(name, value, mark.known)
+        for mark in marks(hints.get(name)):
+            if isinstance(mark, Bound) and isinstance(value, int | float):
+                if (side := mark.broken_by(value)) is not None:
+                    raise ValueError(f"{name} must be {side}, got {value}.")
+            elif isinstance(mark, OneOf) and value not in mark.known:
+                raise ValueError(f"{name} must be one of {', '.join(mark.known)}, got {value!r}.")
 
 
 def bounded(kind: type[T]) -> type[T]:

@@ -5,8 +5,7 @@ import re
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import UnionType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -130,13 +129,13 @@ def check_known(word: object, known: Collection[str], says: str) -> None:
         raise ConfigError(f"{says}.{did_you_mean(str(word), known)}")
 
 
-def check_type(name: str, value: object, kind: type | UnionType, expected: str) -> None:
+def check_type(name: str, value: object, kind: Any, expected: str) -> None:
     """Raise unless a value is of a type.
 
     Args:
         name: The argument or setting.
         value: What was given.
-        kind: A class, or a union of classes.
+        kind: A class, a union of classes, or an abstract class such as `Callable`.
         expected: The type in words.
 
     Raises:
@@ -146,27 +145,33 @@ def check_type(name: str, value: object, kind: type | UnionType, expected: str) 
         raise ConfigError(f"{name} must be {expected}, got {reprlib.repr(value)}.")
 
 
-def check_none(faults: Iterable[str]) -> None:
-    """Raise if there is a fault; the faults after the first one are not looked for.
+def check_none(faults: Iterable[str | None]) -> None:
+    """Raise if there is a fault; the faults after the first one are not looked for. None and "" are no faults.
 
     Raises:
         ConfigError: With the first fault.
     """
-    for fault in faults:
+    for fault in filter(None, faults):
         raise ConfigError(fault)
 
 
 @contextmanager
-def within(where: str) -> Iterator[None]:
+def within(where: str, *kinds: type[Exception], after: str = "") -> Iterator[None]:
     """Put a place before the text of each `ConfigError`; a `ValueError` on settings becomes one.
+
+    Args:
+        where: The place, or what cannot be done.
+        kinds: Further exceptions that mean a wrong setting here.
+        after: What to do, after the text.
 
     Raises:
         ConfigError: With the place and the text.
     """
+    caught: tuple[type[Exception], ...] = (ConfigError, ValueError, *kinds)
     try:
         yield
-    except (ConfigError, ValueError) as error:
-        raise ConfigError(f"{where}{error}") from error
+    except caught as error:
+        raise ConfigError(f"{where}{error}{after}") from error
 
 
 def by_reason(refused: Iterable[T], reason: Callable[[T], str]) -> list[list[T]]:

@@ -63,12 +63,8 @@ class Table(Mapping[str, T], Generic[T]):
         if point is None:
             entry = self._own[name]
             return cast(T, locate(entry)) if isinstance(entry, str) else entry
-        try:
+        with guarded(f"{name!r} of {_package(point)} cannot be loaded from {point.value!r}"):
             return cast(T, point.load())
-        except Exception as error:
-            raise ConfigError(
-                f"{name!r} of {_package(point)} cannot be loaded from {point.value!r}: {type(error).__name__}: {error}"
-            ) from error
 
     def target(self, name: str) -> str:
         """Return where an entry is, as `module:object`; empty if it is an object already."""
@@ -185,14 +181,15 @@ def guarded(says: str, remedy: str = "", passes: tuple[type[Exception], ...] = (
         passes: Exceptions that are raised as they are.
 
     Raises:
-        ConfigError: Such as `credit 'mine' cannot be measured: TypeError: no number.`
+        ConfigError: In one line, such as `credit 'mine' cannot be measured: TypeError: no number.`
     """
     try:
         yield
     except passes:
         raise
     except Exception as error:
-        raise ConfigError(f"{says}: {type(error).__name__}: {told(error)}{remedy}") from error
+        text = " ".join(told(error).split())
+        raise ConfigError(f"{says}: {type(error).__name__}: {text}{remedy}") from error
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, check_type
 
 Form = Literal["task", "actions", "turns", "plain"]
 """How a value crosses to another process or node: a `Task`; a list of texts; a list of (thought, action); or numbers,
@@ -100,9 +100,6 @@ def traits_of(environment: Any) -> EnvironmentTraits:
         ConfigError: If the attribute is something else.
     """
     found = getattr(environment, "traits", EnvironmentTraits())
-    if not isinstance(found, EnvironmentTraits):
-        raise ConfigError(
-            f"traits of an environment must be a perturn.traits.EnvironmentTraits, got {found!r:.80}; rename the "
-            "attribute if it is of the game."
-        )
+    expected = "a perturn.traits.EnvironmentTraits, or have another name if they are of the game"
+    check_type("traits of an environment", found, EnvironmentTraits, expected)
     return found

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
-from perturn.checks import are_factors
 from perturn.errors import DataError, EngineFailure, JudgeFailure, NotComeBack
 from perturn.remaining import Remaining as Remaining
 from perturn.rules import EpisodeProtocol as EpisodeProtocol
@@ -184,6 +183,11 @@ def score(trajectory: Trajectory) -> float:
 def succeeded(trajectory: Trajectory) -> bool:
     """Return whether the task was solved; not if it FAILED, whatever its record says."""
     return trajectory.success and not failed(trajectory)
+
+
+def are_factors(values: Sequence[float], count: int) -> bool:
+    """Return whether these are so many numbers, each finite and above zero."""
+    return len(values) == count and all(math.isfinite(each) and each > 0 for each in values)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def test_what_is_not_there_is_named():
     assert is_released("trl:grpo")
     assert not is_released("my_package.my_credit:MyCredit")
     assert not is_released("rloo")
-    with pytest.raises(ConfigError, match=r"no estimator 'rlo'.*it has grpo, rloo"):
+    with pytest.raises(ConfigError, match=r"no estimator 'rlo'.*Known: grpo, rloo"):
         released_estimator({"name": "trl:rlo"})
     with pytest.raises(ConfigError, match="trl:grpo has no setting scale"):
         released_estimator({"name": "trl:grpo", "scale": "none"})

@@ -281,7 +281,10 @@ def test_tasks_come_from_files_splits_and_functions(tmp_path):
         ({"command": "python agent.py"}, "environment.command must be a"),
         ({"function": f"{HERE / 'shaky_functions.py'}:gone"}, "cannot be loaded"),
         ({"command": SHAKY, "seconds": 0}, "must be > 0"),
-        ({"command": SHAKY, "expert": {"base_url": "http://x"}}, "environment.expert.model is missing"),
+        (
+            {"command": SHAKY, "expert": {"base_url": "http://x"}},
+            "environment.expert.model must be the name of a model at its server, got None",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(settings, said):

@@ -16,11 +16,7 @@ from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, write_pairs
 from perturn.errors import ConfigError, DataError
 from perturn.types import Action, PreferencePair, Status, Task, Trajectory, Turn
-
-
-def say(*texts):
-    """Messages that alternate between user and assistant, from the user on."""
-    return [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)]
+from support.audited import say, write
 
 
 def played(*actions, task="t/0", reward=1.0, heard="seen", **changes):
@@ -29,12 +25,6 @@ def played(*actions, task="t/0", reward=1.0, heard="seen", **changes):
         Turn(tuple(say(heard)), each if isinstance(each, Action) else Action(each)) for each in actions
     )
     return Trajectory(Task(task), turns, total_reward=reward, success=reward == 1.0, **changes)
-
-
-def write(path, *rows):
-    """A JSONL file."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def test_all_rows_are_read_and_each_refusal_names_its_line(tiny_folder, tmp_path):

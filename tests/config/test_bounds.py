@@ -4,9 +4,11 @@ import dataclasses
 import json
 import shutil
 import typing
+from typing import Annotated
 
 import pytest
 
+from perturn.bounds import Bound
 from perturn.config.parsing import build, parse
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Section
@@ -186,6 +188,17 @@ def test_bounds_hold_without_a_recipe_too():
         Sampling(temperature=float("nan"))
     with pytest.raises(ValueError, match=r"top_p must be > 0, got 0\."):
         Sampling(top_p=0)
+
+
+def test_bounds_of_a_constructor_hold_in_a_section():
+    """Its settings are declared at its arguments."""
+
+    class World:
+        def __init__(self, seconds: Annotated[float, Bound(above=0)] = 1.0):
+            self.seconds = seconds
+
+    assert refusal(parse, World, {"seconds": 0}, "environment") == "environment.seconds must be > 0, got 0.0."
+    assert parse(World, {"seconds": 2}, "environment").seconds == 2
 
 
 MISTAKES = [

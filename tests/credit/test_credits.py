@@ -145,10 +145,10 @@ def test_a_missing_or_short_reference_is_refused(reference, message):
 @pytest.mark.parametrize(
     ("name", "setting", "message"),
     [
-        ("confidence", {"pivot": 1.1}, "pivot must be between 0 and 1, got 1.1"),
+        ("confidence", {"pivot": 1.1}, "pivot must be <= 1, got 1.1"),
         ("confidence", {"low": 0.0}, "low must be > 0, got 0.0"),
         ("confidence", {"low": 2.0}, "high must be >= low"),
-        ("discount", {"gamma": -0.1}, "gamma must be between 0 and 1"),
+        ("discount", {"gamma": -0.1}, "gamma must be >= 0, got -0.1"),
         ("discount", {"discount": "own"}, "discount must be one of derived, printed"),
     ],
 )

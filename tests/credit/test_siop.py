@@ -172,7 +172,7 @@ def test_what_is_missing_or_short_is_refused(three, given, message):
     ("setting", "message"),
     [
         ({"reference": "silver"}, "reference must be one of own, gold"),
-        ({"same": "nearly"}, "same must be one of exact, MODULE:FUNCTION, got 'nearly'"),
+        ({"same": "nearly"}, "same must be exact or MODULE:FUNCTION, got 'nearly'"),
         ({"members": 0}, "members must be >= 1, got 0"),
         ({"lam": 1.1}, "lam must be <= 1, got 1.1"),
         ({"normalize": "none"}, "normalize must be one of mean, std"),

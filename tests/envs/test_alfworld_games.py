@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from perturn.config.parsing import parse
 from perturn.envs.alfworld.environment import ALFWorld
 from perturn.envs.alfworld.games import KINDS, PANELS, GameText, ids_digest
 from perturn.envs.alfworld.generated_games import ALFWorldLike
@@ -168,4 +169,4 @@ def test_more_made_up_games_begin_with_the_same_ones():
     assert few.tasks("train") == many.tasks("train")[:600]
     assert few.tasks("valid_seen") == many.tasks("valid_seen")
     with pytest.raises(ConfigError, match="train_games must be >= 1, got 0"):
-        ALFWorldLike(train_games=0)
+        parse(ALFWorldLike, {"train_games": 0})

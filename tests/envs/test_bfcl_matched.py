@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from perturn.config.sections import Tasks
 from perturn.envs.bfcl.data import Matched
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.episodes.episode import Job
@@ -12,6 +13,7 @@ from perturn.errors import ConfigError, DataError
 from perturn.methods.matchtir.matchtir_credit import ToolMatches
 from perturn.methods.matchtir.tool_matches import gold_calls, match
 from perturn.run.stages.collect_stage import demonstrate
+from perturn.run.task_lists import choose_tasks
 from perturn.types import Action, Trajectory, Turn
 
 pytest.importorskip(
@@ -175,6 +177,6 @@ def test_a_split_without_tasks_says_what_to_do():
     """MathAPI is never alone."""
     with pytest.raises(
         ConfigError,
-        match=r"Split 'test' has no task that involves MathAPI alone\. Name more in environment\.cl",
+        match=r"split 'test' of bfcl-.* has no task; take another split, or other settings of environment\.",
     ):
-        bfcl.Bfcl(classes=["MathAPI"]).tasks("test")
+        choose_tasks(bfcl.Bfcl(classes=["MathAPI"]), Tasks("test"))

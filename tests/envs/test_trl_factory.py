@@ -12,6 +12,7 @@ from datasets import Dataset
 
 from perturn import TurnConfig, TurnTrainer
 from perturn.chat.tokens import Renderer
+from perturn.config.parsing import parse
 from perturn.engines.local.engine import LocalEngine
 from perturn.envs.environment_check import check_environment
 from perturn.envs.trl_factory import TrlFactory
@@ -195,7 +196,7 @@ def test_an_episode_that_the_class_cannot_score_fails(here, tmp_path):
         ),
         ("NoTools", {}, ConfigError, "no public method besides reset and get_reward"),
         ("NoHints", {}, ConfigError, r"no schema can be made of tool act\(\)"),
-        ("Slow", {"ask_reward": "often"}, ConfigError, "ask_reward must be each or end, got 'often'"),
+        ("Slow", {"ask_reward": "often"}, ConfigError, "ask_reward must be one of each, end, got 'often'"),
         (
             "Slow",
             {"rows": {"train": "nowhere.jsonl"}},
@@ -213,7 +214,7 @@ def test_what_cannot_be_played_is_refused(here, tmp_path, name, settings, error,
         for key, value in settings.get("rows", {"train": "ROWS"}).items()
     }
     with pytest.raises(error, match=says):
-        TrlFactory(f"{here}:{name}", **{**settings, "rows": paths})
+        parse(TrlFactory, {"make": f"{here}:{name}", **settings, "rows": paths})
 
 
 def test_a_prompt_with_a_system_text_is_refused(here, tmp_path):

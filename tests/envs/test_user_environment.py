@@ -271,7 +271,7 @@ def test_files_of_one_name_are_told_apart(tmp_path):
         ("game.py", "names no class; write it as game.py:CLASS. Known: Game"),
         ("gone.py:Game", "there is no file gone.py in"),
         ("broken.py:Game", r"NameError: .*\(at broken.py:2\)"),
-        ("game.py:made", "not a class; name the class"),
+        ("game.py:made", "must be a class, or a function that makes the world, got "),
     ],
 )
 def test_a_wrong_name_is_explained(tmp_path, monkeypatch, name, says):

@@ -10,12 +10,14 @@ from functools import partial
 import pytest
 
 from perturn.config.parsing import parse
+from perturn.config.sections import Tasks
 from perturn.envs import bm25_index as _index
 from perturn.envs.environment_check import check_environment
 from perturn.envs.named_protocols import PROTOCOLS
 from perturn.envs.webshop.environment import WebShop
 from perturn.episodes.play_many import Job, play
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
+from perturn.run.task_lists import choose_tasks
 from perturn.types import Sampling, Status, Task
 
 pytestmark = pytest.mark.usefixtures("index_cache")
@@ -271,7 +273,7 @@ def test_the_worked_example_is_what_the_world_says(shop, reciter):
         ({"files": {"products": "nowhere.json"}}, "files.attributes is missing and has no default"),
         (
             {"splits": {"train": (600, None)}},
-            "Split 'train' of webshop is empty: it begins at goal 600 of 6.",
+            "split 'train' of webshop-1-",
         ),
         ({"splits": {"test": (0, 5)}}, "Unknown split 'train' of webshop. Known: test."),
     ],
@@ -279,7 +281,7 @@ def test_the_worked_example_is_what_the_world_says(shop, reciter):
 def test_bad_settings_are_refused(shop, settings, message):
     """Before anything is played."""
     with pytest.raises((ConfigError, DataError)) as raised:
-        parse(WebShop, shop | settings).tasks("train")
+        choose_tasks(parse(WebShop, shop | settings), Tasks("train"))
 
     assert message in str(raised.value)
 

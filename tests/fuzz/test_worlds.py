@@ -15,7 +15,7 @@ from perturn.envs.hotpotqa.corpus import abstract_paragraphs, distractor_paragra
 from perturn.envs.hotpotqa.data import read_documents, read_tasks
 from perturn.envs.hotpotqa.fireact import read_recorded
 from perturn.envs.mt_bench.environment import read_tasks as read_questions
-from perturn.envs.mt_bench.judge import OWN, read_forms
+from perturn.envs.mt_bench.examiner import OWN, read_forms
 from perturn.envs.trl_factory import _read_rows as read_trl_rows
 from perturn.envs.webshop.data import Files, Product, human_goals, read_products, synthetic_goals
 

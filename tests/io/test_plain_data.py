@@ -19,7 +19,7 @@ from perturn.errors import ConfigError, DataError, EnvironmentFailure, ModelErro
 from perturn.faults import task_fault
 from perturn.formats.chat_messages import read_answer
 from perturn.formats.trl_rows import from_trl
-from perturn.io.plain_data import fault, mended, mismatch, told
+from perturn.io.plain_data import fault, mended, told
 from perturn.run.protocol_rules import make_protocol
 from perturn.run.stages.collect_stage import demonstrate
 from perturn.run.task_lists import choose_tasks
@@ -386,23 +386,6 @@ def test_a_row_for_training_is_refused_by_its_number(content, says):
         from_trl(row, task_id="t", index=3)
 
     assert str(caught.value).startswith(says)
-
-
-def test_a_message_of_any_length_is_cut_in_its_middle():
-    """Its place and its remedy stay; one of usual length is left as it is."""
-    said = str(DataError(f"rows.jsonl:3: got {'9' * 100_000}. Correct it."))
-
-    assert len(said) < 2000
-    assert said.startswith("rows.jsonl:3: got 99")
-    assert said.endswith("99. Correct it.")
-    assert str(DataError("short")) == "short"
-
-
-def test_a_large_value_is_quoted_in_part():
-    """A file of rows in one JSON list is one error of one line, not a screen of rows."""
-    row = {name: [{"role": "user", "content": "x" * 40}] * 6 for name in ("prompt", "chosen", "rejected")}
-
-    assert len(mismatch("a JSON object", [row] * 10)) < 260
 
 
 def test_a_thought_with_half_a_character_is_mended(tmp_path):

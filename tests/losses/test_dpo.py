@@ -141,7 +141,7 @@ def test_extreme_values_have_finite_gradients(assert_finite, reduction, sft):
         ({"beta": -0.1}, r"beta must be > 0, got -0\.1\."),
         ({"beta": float("nan")}, r"beta must be > 0, got nan\."),
         ({"sft": -0.1}, r"sft must be >= 0, got -0\.1\."),
-        ({"sft": float("inf")}, r"sft must be >= 0, got inf\."),
+        ({"sft": float("inf")}, r"sft must be < inf, got inf\."),
         ({"reduction": "mean"}, "reduction must be one of sum, token_mean, turn_mean, got 'mean'"),
     ],
 )

@@ -310,7 +310,7 @@ def test_weights_above_one_have_finite_gradients(assert_finite, kernel):
     [
         ({"kernel": "kl"}, "kernel must be one of ukl, lsif, bce, basu, got 'kl'"),
         ({"alpha": -1}, r"alpha must be > 0, got -1\."),
-        ({"pivot": -0.1}, r"pivot must be between 0 and 1, got -0\.1\."),
+        ({"pivot": -0.1}, r"pivot must be >= 0, got -0\.1\."),
         ({"low": 0}, r"low must be > 0, got 0\."),
         ({"high": 0.1}, r"high must be >= low, got high 0\.1 and low 0\.2\."),
         ({"reduction": "mean"}, "reduction must be one of sum, token_mean, turn_mean"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perturn.measure.advantages import SPLITS, Measured
-from perturn.measure.scores import SCORES, by_third, clusters_of, estimate, scores_of
+from perturn.measure.credit_scores import SCORES, by_third, clusters_of, estimate, scores_of
 from perturn.measure.sentences import sentences
 
 TASKS, EPISODES, TURNS = 40, 2, 9

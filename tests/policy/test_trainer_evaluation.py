@@ -122,7 +122,7 @@ BAD = [
     ({"loss": {"name": "dpo", "beta": -1}}, ConfigError, "loss.beta must be > 0, got -1"),
     ({"loss": {"beta": 1}}, ConfigError, "loss must name a loss"),
     ({"credit": "discoun"}, ConfigError, "unknown credit.name 'discoun'. Did you mean 'discount'?"),
-    ({"credit": {"name": "discount", "gamma": 2}}, ConfigError, "credit.gamma must be between 0 and 1"),
+    ({"credit": {"name": "discount", "gamma": 2}}, ConfigError, "credit.gamma must be <= 1"),
     ({"credit": {"gamma": 1}}, ConfigError, "credit must name a credit"),
     (
         {"loss": {"name": "tlm-dre", "pivot": 0.5}, "credit": "discount"},

@@ -137,7 +137,7 @@ def test_a_function_of_ones_own_says_which_are_the_same(tmp_path, monkeypatch):
     ):
         with pytest.raises(ConfigError, match=message):
             clusters_of(group, AnswerClusters(same=f"own_same:{name}"), FORM)
-    with pytest.raises(ConfigError, match=r"credit\.same must be exact or a function as MODULE:FUNCTION"):
+    with pytest.raises(ConfigError, match=r"credit\.same .* must be a function, got"):
         OwnAnswers().check(AnswerClusters("own_same:number"), None)
     with pytest.raises(ConfigError, match="cannot be loaded"):
         OwnAnswers().check(AnswerClusters("no_such_module:same"), None)

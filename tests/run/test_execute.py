@@ -17,23 +17,15 @@ from torch.testing import assert_close
 
 from perturn.cli import main
 from perturn.config.stages import Stage
-from perturn.data.store import read_pairs, read_trajectories
+from perturn.data.store import read_pairs
 from perturn.display.progress_bars import screen
 from perturn.errors import RunError
 from perturn.run.execute import open_run, run_stages
 from perturn.run.stages import train_stage
 from perturn.training.turn_config import TurnConfig
 from perturn.training.turn_trainer import TurnTrainer
+from support.equal_runs import EPISODES, STEPS, assert_equal_runs, episodes, losses, without_time
 from support.loop import finish, kill, start
-
-EPISODES = {
-    "trajectories/expert.jsonl": 2 * 6,
-    "trajectories/explore.jsonl": 2 * 2 * 2,
-    "evaluation/base.jsonl": 2 * 3,
-    "evaluation/sft.jsonl": 2 * 3,
-    "evaluation/tlm-dre.jsonl": 2 * 3,
-}
-STEPS = {"metrics/sft.jsonl": 4 * 8 // 4, "metrics/align.jsonl": 2 * 8 // 2}
 
 
 @pytest.fixture(scope="module")
@@ -49,42 +41,6 @@ def here(place, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setenv("PERTURN_CACHE", str(place / "cache"))
     return place
-
-
-def episodes(file):
-    """What each episode was, by key; logprobs are left out, since rounding depends on what else is in the batch."""
-    found = {}
-    for one in read_trajectories(file):
-        assert one.key not in found
-        acts = [(turn.observation_text, turn.action.text, turn.action.token_ids) for turn in one.turns]
-        found[one.key] = (acts, one.total_reward, one.success, one.seed, one.status, one.policy)
-    return found
-
-
-def losses(file):
-    """Step -> loss of the optimizer steps in a metrics file, each step once."""
-    entries = [json.loads(line) for line in file.read_text().splitlines()]
-    steps = [entry["step"] for entry in entries]
-    assert steps == sorted(set(steps))
-    return {entry["step"]: entry["loss"] for entry in entries}
-
-
-def assert_equal_runs(one, other):
-    """Same episodes, same training, same weights."""
-    for file, count in EPISODES.items():
-        assert len(episodes(one / file)) == count
-        assert episodes(one / file) == episodes(other / file)
-    for file, count in STEPS.items():
-        assert list(losses(one / file)) == list(range(1, count + 1))
-        assert losses(one / file) == pytest.approx(losses(other / file), abs=1e-4)
-    for policy in ("sft", "tlm-dre"):
-        assert_close(*(load_file(run / "checkpoints" / policy / "model.safetensors") for run in (one, other)))
-
-
-def without_time(summary):
-    """A summary but for its time, and for the numbers of training, which rounding moves where batches differ."""
-    left_out = ("seconds", "iterations")
-    return {key: value for key, value in json.loads(summary.read_text()).items() if key not in left_out}
 
 
 def test_a_run_leaves_everything_that_was_made(whole, assert_reference_fits_pairs):
@@ -259,6 +215,8 @@ REACHED = {
     ).is_file(),
     "evaluate-tlm-dre": lambda folder: lines(folder / "evaluation/tlm-dre.jsonl") >= 1,
 }
+
+
 """Stage -> whether a run has come to the middle of it."""
 
 

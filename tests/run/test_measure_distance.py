@@ -35,6 +35,13 @@ def make_recipe(**sections):
     return parse(Recipe, RECIPE | sections)
 
 
+def test_a_recipe_that_reads_no_path_asks_no_environment(monkeypatch):
+    """To name those that could say it would load them all."""
+    monkeypatch.setattr("perturn.run.stages.measure_distance.lacks", lambda *_: pytest.fail("asked"))
+
+    check_pathfinder(make_recipe(rows={"name": "expert-pairs"}), SimpleNamespace(name="silent"))
+
+
 def record(commands, task=None):
     """An episode of a game that the expert wins in a few turns."""
     task = task or ALFWorldLike().tasks("train")[0]

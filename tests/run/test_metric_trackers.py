@@ -158,14 +158,12 @@ def test_a_resumed_stage_hides_what_it_makes_again(tmp_path):
     ("names", "says"),
     [
         (["tensorbord"], "unknown report_to 'tensorbord'. Did you mean 'tensorboard'?"),
-        (["tensorboard", "trackio"], 'trackio is not installed; run: pip install "perturn[trackio]"'),
+        (["tensorboard", "trackio"], 'report_to=trackio needs trackio; run: pip install "perturn[trackio]"'),
     ],
 )
 def test_a_tracker_that_is_unknown_or_missing_is_refused(monkeypatch, names, says):
     """Before any work, with what to install."""
-    monkeypatch.setattr(
-        "perturn.run.execute.importlib.util.find_spec", lambda name: name != "trackio" or None
-    )
+    monkeypatch.setattr("perturn.table.find_spec", lambda name: name != "trackio" or None)
 
     with pytest.raises(ConfigError) as caught:
         check_trackers(names)

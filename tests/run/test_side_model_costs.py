@@ -8,7 +8,7 @@ from perturn.config.parsing import parse
 from perturn.config.recipe import Recipe
 from perturn.config.sections import User
 from perturn.estimate.episode_lengths import Episodes
-from perturn.estimate.side_models import side_model_costs
+from perturn.estimate.side_model_costs import side_model_costs
 
 FOUND = Episodes(explore=10, evaluate=5, limit=3.0, turns=3.0, prompt=100.0, heard=40.0, said=10.0)
 PRICED = {"name": "api", "prompt_price": 2.0, "completion_price": 10.0}

@@ -31,7 +31,7 @@ class Raises(UnknownNeed):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("NoMethod", "has no method among_episodes"),
+        ("NoMethod", "must have 'among_episodes', and has none"),
         ("UnknownNeed", "needs logprob, which nothing gives"),
         (
             "Raises",

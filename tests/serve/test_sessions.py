@@ -11,35 +11,13 @@ import openai
 import pytest
 
 from perturn.data.run_paths import RunPaths
-from perturn.data.store import read_trajectories
 from perturn.errors import RunError
 from perturn.serve import Endpoint, ServeSettings
 from perturn.serve.reader import read_conversation
 from perturn.serve.record import LOST
 from perturn.types import Sampling, Status, Task
+from support.endpoint_calls import ASKED, ask, post, recorded, text
 from support.scripted import Scripted, action
-
-ASKED = [{"role": "user", "content": "Where?"}]
-
-
-def recorded(folder):
-    """Episodes in a folder that an endpoint records in."""
-    return read_trajectories(RunPaths(folder).trajectories("explore"))
-
-
-def post(endpoint, path, body, method="POST", **headers):
-    """Send JSON with the endpoint's key."""
-    headers = {"Authorization": f"Bearer {endpoint.key}"} | headers
-    return httpx.request(method, f"{endpoint.address}{path}", json=body, headers=headers, timeout=20)
-
-
-def ask(endpoint, path="/v1/chat/completions", messages=ASKED, **more):
-    """Send a chat completion; returns its response."""
-    return post(endpoint, path, {"model": "p", "messages": messages, **more})
-
-
-def text(response):
-    return response.json()["choices"][0]["message"]["content"]
 
 
 def test_a_session_is_named_by_path_header_or_key(endpoint):
@@ -100,24 +78,6 @@ def test_rewards_and_states_reach_the_trajectory(tmp_path):
     assert (episode.total_reward, episode.success, episode.terminated) == (1.25, True, True)
     assert (episode.task.id, episode.environment, episode.protocol) == ("t", "agent", "agent")
     assert (shown["turns"], shown["sequences"], shown["recorded"][0]["reward"]) == (2, 1, 0.25)
-
-
-def test_a_function_gives_the_reward_and_a_function_that_raises_fails_its_episode(tmp_path):
-    def judge(trajectory):
-        if trajectory.task.id == "bad":
-            raise KeyError("no answer")
-        return {"reward": 0.5, "success": True}
-
-    with Endpoint(Scripted(), record=tmp_path, reward=judge) as endpoint:
-        for name in ("good", "bad"):
-            ask(endpoint, f"/s/{name}/v1/chat/completions")
-            post(endpoint, f"/s/{name}/reward", {"done": True})
-        assert (endpoint.counts()["ended"], endpoint.counts()["failed"]) == (1, 1)
-
-    good, bad = recorded(tmp_path)
-    assert (good.total_reward, good.success) == (0.5, True)
-    assert bad.status is Status.FAILED
-    assert bad.error.startswith("KeyError: the reward function failed")
 
 
 def test_a_session_that_ended_opens_again_as_the_next_sample(tmp_path):
@@ -337,17 +297,6 @@ def test_a_full_disk_loses_no_session(tmp_path, monkeypatch):
     assert (len(episode.turns), episode.total_reward) == (1, 1.0)
 
 
-def test_a_reward_function_that_exits_fails_its_episode_alone(tmp_path):
-    def judge(trajectory):
-        raise SystemExit(3)
-
-    with Endpoint(Scripted(), record=tmp_path, reward=judge) as endpoint:
-        for name in "ab":
-            ask(endpoint, f"/s/{name}/v1/chat/completions")
-            assert post(endpoint, f"/s/{name}/reward", {"done": True}).status_code == 200
-        assert endpoint.counts()["failed"] == 2
-
-
 @pytest.mark.parametrize("role", ["system", "user", "assistant"])
 @pytest.mark.parametrize("content", ["a", "", "<think>b</think> c", " \n"])
 def test_a_text_alone_is_read_as_any_message(role, content):
@@ -356,56 +305,6 @@ def test_a_text_alone_is_read_as_any_message(role, content):
     said = [{"role": role, "content": content}]
 
     assert read_conversation(said) == read_conversation([*said, *others])[:1]
-
-
-@pytest.mark.parametrize("given", ["1.5", True, None, float("nan"), {"success": True}])
-def test_a_reward_function_that_gives_no_number_fails_its_episode(tmp_path, given):
-    with Endpoint(Scripted(), record=tmp_path, reward=lambda episode: given) as endpoint:
-        ask(endpoint, "/s/a/v1/chat/completions")
-        assert post(endpoint, "/s/a/reward", {"done": True}).status_code == 200
-
-    (episode,) = recorded(tmp_path)
-    assert episode.status is Status.FAILED
-    assert "reward" in episode.error
-
-
-def test_a_reward_function_that_hangs_fails_its_episode_alone(tmp_path):
-    never = threading.Event()
-
-    def judge(trajectory):
-        return never.wait() if trajectory.task.id == "hangs" else 1.0
-
-    with Endpoint(Scripted(), ServeSettings(reward_seconds=0.3), record=tmp_path, reward=judge) as endpoint:
-        for name in ("hangs", "good"):
-            ask(endpoint, f"/s/{name}/v1/chat/completions")
-            assert post(endpoint, f"/s/{name}/reward", {"done": True}).status_code == 200
-        counts = endpoint.counts()
-    never.set()
-
-    found = {each.task.id: each for each in recorded(tmp_path)}
-    assert (counts["ended"], counts["failed"]) == (1, 1)
-    assert found["hangs"].status is Status.FAILED
-    assert "no reward within reward_seconds=0.3" in found["hangs"].error
-    assert found["good"].total_reward == 1.0
-
-
-def test_an_endpoint_that_is_closed_waits_for_no_reward_function(tmp_path):
-    never, asked = threading.Event(), threading.Event()
-
-    def judge(trajectory):
-        asked.set()
-        never.wait()
-
-    with ThreadPoolExecutor(1) as pool:
-        with Endpoint(Scripted(), record=tmp_path, reward=judge) as endpoint:
-            ask(endpoint, "/s/a/v1/chat/completions")
-            ending = pool.submit(post, endpoint, "/s/a/reward", {"done": True})
-            assert asked.wait(20)
-        ending.exception()
-    never.set()
-
-    (episode,) = recorded(tmp_path)
-    assert (episode.status, episode.error) == (Status.FAILED, LOST)
 
 
 def test_a_client_that_leaves_while_its_session_is_cut_loses_no_episode(tmp_path):

@@ -211,7 +211,7 @@ def test_a_method_may_sweep_other_settings_as_often(plan):
             "methods.few sets credit.c, which belongs to",
         ),
         (["baseline=dop"], "unknown baseline 'dop'. Did you mean 'dpo'?"),
-        (["recipe=two.yaml"], "two.yaml does not exist, nor does one of that name come with the package"),
+        (["recipe=two.yaml"], "two.yaml' does not exist."),
         (["method={}"], "unknown key 'method'. Did you mean 'methods'?"),
         (["methods.a/b={}"], "must be usable in a folder's name"),
     ],

@@ -1,19 +1,28 @@
 """What the process that forks runs does last, so that not every run does it: it is imported behind all other modules.
 
-Our chat templates are compiled, and what was imported is left out of every search for garbage.
+A recipe is read, the report's templates and our chat templates are compiled, and the library of its figures is packed.
+What was imported is left out of every search for garbage.
 """
 
 import gc
+from pathlib import Path
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from perturn.chat.templates import TEMPLATES, replacement
+from perturn.config.recipe import read_recipe
+from perturn.report import report_page
 
 _WORDS = Tokenizer(WordLevel({"word": 0}, unk_token="word"))
 replacement(
     PreTrainedTokenizerFast(tokenizer_object=_WORDS, chat_template=next(iter(TEMPLATES.values())).text)
 )
+read_recipe(Path("demo"))
+_PAGES = report_page._environment((report_page.ASSETS,), (*report_page._FILTERS, *report_page.RUN_FILTERS))
+for _name in _PAGES.list_templates(extensions=["j2"]):
+    _PAGES.get_template(_name)
+report_page._packed(report_page.get_plotlyjs())
 gc.collect()
 gc.freeze()

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from perturn.credit import CreditTraits
 from perturn.credit.turn_gae import TurnGAE
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import ConfigError, check_known
 from perturn.needs import Needs, Values
+from perturn.table import guarded
 from perturn.types import Trajectory
 
 
@@ -129,22 +130,15 @@ def released_estimator(section: Mapping[str, Any]) -> ReleasedEstimator:
     library = _LIBRARIES[host]
     try:
         installed = version(library.package)
-        module = import_module(library.module)
     except PackageNotFoundError:
         raise ConfigError(
             f"{host}:{name} is measured where {host} is installed; run `pip install --no-deps {library.package}`, or "
             "`make test-hosts` in a checkout of Perturn."
         ) from None
-    except Exception as error:  # the import of a library that is there may fail in any way
-        raise ConfigError(
-            f"{library.package} {installed} cannot be imported: {type(error).__name__}: {error}. `make test-hosts` in "
-            "a checkout of Perturn installs what it needs without a GPU."
-        ) from error
-    known = sorted(library.estimators(module))
-    if name not in known:
-        raise ConfigError(
-            f"{host} {installed} has no estimator {name!r}{did_you_mean(name, known)}; it has {', '.join(known)}."
-        )
+    installs = ". `make test-hosts` in a checkout of Perturn installs what it needs without a GPU."
+    with guarded(f"{library.package} {installed} cannot be imported", installs):
+        module = import_module(library.module)
+    check_known(name, list(library.estimators(module)), f"{host} {installed} has no estimator {name!r}")
     settings = {key: value for key, value in section.items() if key != "name"}
     discount = float(settings.get("gamma", 1.0))
     estimate, reads_values = library.make(module, name, settings)

@@ -13,7 +13,7 @@ from perturn.config.parsing import section_of
 from perturn.config.sections import Section
 from perturn.credit import Credit
 from perturn.data.group_account import FAILURES, counted
-from perturn.errors import ConfigError, check_none
+from perturn.errors import check_known, check_none
 from perturn.group import groups_of
 from perturn.policy.models import tokenizer_of
 from perturn.quantities import compute, given, policies_of, wanted
@@ -63,8 +63,7 @@ def weigh(
         ConfigError: If there is no such credit, it does not say what it reads, or that is not given.
         DataError: If it reads the gold answer, and a task has none in `data["answer"]`.
     """
-    if failed not in FAILURES:
-        raise ConfigError(f"failed must be one of {', '.join(FAILURES)}, got {failed!r}.")
+    check_known(failed, FAILURES, f"unknown failed {failed!r}")
     trajectories = trajectories_in(trajectories, "trajectories")
     weigher = _made(credit)
     check_none(_faults(weigher, model, answer, reference))

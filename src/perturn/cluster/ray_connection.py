@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from perturn.config.sections import Cluster
-from perturn.errors import ConfigError, RunError
+from perturn.errors import ConfigError, RunError, within
+from perturn.table import guarded, require_library
 
 _CONNECT_S = 5.0
 """Seconds that a machine may take to accept a connection."""
@@ -67,22 +68,17 @@ class Connection:
         Raises:
             ConfigError: If Ray is missing, or no cluster answers at the address; within seconds where nothing listens.
         """
-        try:
-            self._ray: Any = importlib.import_module("ray")
-        except ImportError:
-            raise ConfigError('cluster needs ray; run: pip install "perturn[ray]"') from None
+        require_library("ray", "cluster", "ray")
+        self._ray: Any = importlib.import_module("ray")
         self._losses = self._ray.exceptions.RayError, ConnectionError
         if self._ray.is_initialized():
             return
         _knock(settings.address)
-        try:
+        token = (
+            ". If the cluster asks for a token, this machine needs the token too, and RAY_AUTH_MODE=token."
+        )
+        with guarded(f"cluster.address {settings.address!r}: Ray cannot connect", token):
             self._ray.init(settings.address, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(
-                f"cluster.address {settings.address!r}: Ray cannot connect: {type(error).__name__}: {reason}. "
-                "If the cluster asks for a token, this machine needs the token too, and RAY_AUTH_MODE=token."
-            ) from error
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive and have processors to give: one started with none is not meant to work."""
@@ -190,13 +186,13 @@ def _knock(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host:
         return
-    try:
+    start = (
+        "); correct it, or start the cluster: ray start --head --ray-client-server-port=10001 on one machine, "
+        "ray start --address=HEAD:6379 on others."
+    )
+    where = f"cluster.address {address!r}: nothing answers there ("
+    with within(where, OSError, OverflowError, after=start):
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"cluster.address {address!r}: nothing answers there ({error}); correct it, or start the cluster: "
-            "ray start --head --ray-client-server-port=10001 on one machine, ray start --address=HEAD:6379 on others."
-        ) from error
 
 
 def last_line(error: BaseException) -> str:

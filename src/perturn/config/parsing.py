@@ -9,8 +9,8 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from types import NoneType
 from typing import Any, TypeVar, cast
 
@@ -116,7 +116,7 @@ def parse(
                 )
             )
         if mark := entry_of(marked.get(str(key))):
-            _require_name(value, _join(where, str(key)), mark)
+            _require_name(value, _join(where, str(key)), partial(table_of, mark.table))
     for name, item in settings.items():
         if name not in data and item.default is item.empty:
             raise ConfigError(f"{_join(where, name)} is missing and has no default; set it in the recipe.")
@@ -156,8 +156,7 @@ def build(
         root: The dataclass of the whole recipe, for messages; None: the section stands alone.
         guarded: Whether whatever the class raises is told in a line; else it is the caller's to tell.
     """
-    if section.get("name", "") is None:
-        raise _null_name(where, table)
+    _require_name(section, where, lambda: table)
     name = str(section.get("name"))
     if name not in table:
         raise ConfigError(unknown_name(where, name, table))
@@ -190,16 +189,11 @@ def section_of(given: Any, where: str) -> Mapping[str, Any]:
     return cast(Mapping[str, Any], given)
 
 
-def _null_name(where: str, table: Mapping[str, Any]) -> ConfigError:
-    """Return the error about a section whose `name` is null."""
-    return ConfigError(f"{where}.name must be a name, got null. Known: {', '.join(sorted(table))}.")
-
-
-def _require_name(section: Any, where: str, mark: EntryOf) -> None:
+def _require_name(section: Any, where: str, table: Callable[[], Mapping[str, Any]]) -> None:
     """Reject a section that picks from a table by a misspelt `name`, by null, or that is the name alone."""
     if isinstance(section, Mapping):
         if section.get("name", "") is None:
-            raise _null_name(where, table_of(mark.table))
+            raise ConfigError(f"{where}.name must be a name, got null. Known: {', '.join(sorted(table()))}.")
         found = (str(key) for key in section if closest(str(key), ["name"], cutoff=0.75))
         if "name" not in section and (key := next(found, None)) is not None:
             raise ConfigError(unknown_key(f"{where}.{key}", None, [f"{where}.name"], ()))

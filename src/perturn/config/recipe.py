@@ -170,6 +170,37 @@ class Recipe:
             yield "environment is missing; set it in the recipe."
 
 
+def read_mapping(file: Path, what: str) -> dict[str, Any]:
+    """Read a YAML file of settings.
+
+    Args:
+        file: The file.
+        what: What it is, such as `recipe`.
+
+    Raises:
+        ConfigError: If it is not YAML, or no mapping.
+    """
+    said = f"{what} {str(file)!r}"
+    data = parse_yaml(
+        read_text(file, ConfigError, longest=4 * LONGEST_YAML), said, ConfigError, keep_texts=True
+    )
+    if not isinstance(data, dict):
+        raise ConfigError(f"{said} must be a mapping of settings, got {type(data).__name__}.")
+    return data
+
+
+def recipe_file(path: Path, name: str) -> Path:
+    """Return the file of a recipe: the path, or else the recipe of the package that has a name.
+
+    Raises:
+        ConfigError: If there is neither.
+    """
+    found = shipped_recipe(name) if path.is_dir() or not path.exists() else None
+    if found is None and not path.exists():
+        raise ConfigError(f"recipe {str(path)!r} does not exist.{did_you_mean(name, shipped_names())}")
+    return found or path
+
+
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe from a file, or by its name from the package, and apply `key=value` words.
 
@@ -177,18 +208,8 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         ConfigError: If the file is missing, is not YAML, or a key or value is wrong; one line saying where.
     """
     path = user_path(path, "recipe")
-    if not path.exists() or (path.is_dir() and shipped_recipe(str(path))):
-        found = shipped_recipe(str(path))
-        if found is None:
-            raise ConfigError(
-                f"recipe {str(path)!r} does not exist.{did_you_mean(str(path), shipped_names())}"
-            )
-        path = found
-    text = read_text(path, ConfigError, longest=4 * LONGEST_YAML)
-    data = parse_yaml(text, f"recipe {str(path)!r}", ConfigError, keep_texts=True)
-    if not isinstance(data, dict):
-        raise ConfigError(f"recipe {str(path)!r} must be a mapping of settings, got {type(data).__name__}.")
-    data = _code_beside(data, path.parent)
+    path = recipe_file(path, str(path))
+    data = _code_beside(read_mapping(path, "recipe"), path.parent)
     apply_overrides(data, overrides)
     refuse_secrets(data)
     return parse(Recipe, data)

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from perturn.checks import check_choice
+from perturn.bounds import OneOf, bounded
 from perturn.credit.protocol import CreditTraits
 from perturn.needs import SENSES, Distance, Needs
 from perturn.remaining import wrong_turns
@@ -22,6 +22,7 @@ SCORES: dict[str, Callable[[Trajectory], list[float]]] = {
 
 
 @dataclass(frozen=True)
+@bounded
 class ProcessScore:
     """1 for a turn that brought the success nearer, 0 for any other, or another measure. Loss `w-dpo` reads it.
 
@@ -33,18 +34,13 @@ class ProcessScore:
 
     traits: ClassVar[CreditTraits] = CreditTraits()
 
-    by: str = "progress"
+    by: Annotated[str, OneOf(tuple(SCORES))] = "progress"
     """1 for a turn that brought the success nearer (progress) or could be executed (valid), else 0; or the total reward
     for each turn (outcome)."""
 
-    distance: str = "shortest"
+    distance: Annotated[str, OneOf(SENSES)] = "shortest"
     """With `by` progress, how the way to a success is measured: `shortest`, with full knowledge of the world,
     or `searching`, by the environment's expert, who knows only what the episode has shown."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_choice("by", self.by, SCORES)
-        check_choice("distance", self.distance, SENSES)
 
     @property
     def needs(self) -> Needs:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from perturn.bounds import Bound, check_bounds
-from perturn.checks import check_choice
+from perturn.bounds import Bound, OneOf, bounded
 from perturn.types import Status, Trajectory, unfinished
 
 Numbers = list[list[float]]
@@ -29,20 +28,16 @@ def solved(trajectory: Trajectory) -> bool:
 
 
 @dataclass(frozen=True)
+@bounded
 class Return:
     """Rewards of the turns of a trajectory, from which every credit of a group starts."""
 
-    rewards: str = "turns"
+    rewards: Annotated[str, OneOf(("turns", "outcome", "success"))] = "turns"
     """Rewards that count: turns (each as the environment gave it), outcome (their sum, at the last turn) or success
     (1 or 0, at the last turn). An episode that is UNFINISHED has no outcome yet."""
 
     invalid_penalty: Annotated[float, Bound(least=0)] = 0.0
     """Taken off the reward of each turn whose action was invalid, in units of reward; >= 0."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_choice("rewards", self.rewards, ("turns", "outcome", "success"))
-        check_bounds(self)
 
     def __call__(self, group: Sequence[Trajectory]) -> Numbers:
         """Return the reward of each turn `[trajectories][turns]`."""

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from perturn.checks import check_choice, check_positive, check_unit_interval
+from perturn.bounds import POSITIVE, SHARE, OneOf, bounded, check_bounds
 from perturn.credit.protocol import CreditTraits, TurnCredit
 from perturn.needs import Needs, Reference, reads
 from perturn.types import Trajectory
@@ -111,20 +111,18 @@ class Confidence:
     needs: ClassVar[Needs] = ("reference",)
     traits: ClassVar[CreditTraits] = CreditTraits()
 
-    pivot: float = 0.9
+    pivot: Annotated[float, SHARE] = 0.9
     """Confidence above which a turn takes the low weight, in [0, 1]."""
 
-    low: float = 0.2
+    low: Annotated[float, POSITIVE] = 0.2
     """Weight of a turn the reference is confident of, without unit; > 0."""
 
-    high: float = 1.0
+    high: Annotated[float, POSITIVE] = 1.0
     """Weight of any other turn, without unit; >= low."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
-        check_unit_interval("pivot", self.pivot)
-        check_positive("low", self.low)
-        check_positive("high", self.high)
+        check_bounds(self)
         if self.high < self.low:
             raise ValueError(f"high must be >= low, got high {self.high} and low {self.low}.")
 
@@ -190,6 +188,7 @@ DISCOUNTS: dict[str, Callable[..., Tensor]] = {"derived": derived_discount, "pri
 
 
 @dataclass(frozen=True)
+@bounded
 class Discount:
     """DMPO's weight, which falls from the first turn of an episode to the last.
 
@@ -204,16 +203,11 @@ class Discount:
 
     needs: ClassVar[Needs] = ()
 
-    gamma: float = 0.7
+    gamma: Annotated[float, SHARE] = 0.7
     """Discount from one turn to the next, in [0, 1]. 0: the first turn alone (`derived`); 1: linear."""
 
-    discount: str = "derived"
+    discount: Annotated[str, OneOf(tuple(DISCOUNTS))] = "derived"
     """derived: phi as Eqs. 14-15 give it. printed: phi as Eq. 16 prints it, without gamma^t."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_unit_interval("gamma", self.gamma)
-        check_choice("discount", self.discount, DISCOUNTS)
 
     @property
     def traits(self) -> CreditTraits:

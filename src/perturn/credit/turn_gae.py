@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from perturn.bounds import Bound, check_bounds
-from perturn.checks import check_choice
+from perturn.bounds import Bound, OneOf, bounded
 from perturn.credit.group_statistics import as_tensors, generalized_advantages, returns_to_go
 from perturn.credit.protocol import CreditTraits
 from perturn.credit.returns import Numbers, Return
@@ -43,6 +42,7 @@ def token_values(group: Sequence[Trajectory], values: TokenValues | None) -> lis
 
 
 @dataclass(frozen=True)
+@bounded
 class TurnGAE:
     """Generalized advantage estimate (GAE) over turns, with a learned value before each turn.
 
@@ -64,17 +64,12 @@ class TurnGAE:
     lam: Annotated[float, Bound(least=0, most=1)] = 1.0
     """How far rewards are followed before V stands for the rest, in [0, 1]; 1: to the end."""
 
-    truncated: str = "end"
+    truncated: Annotated[str, OneOf(("end", "bootstrap"))] = "end"
     """Where a limit of ours cut an episode: end (nothing comes after, as where running out of turns is failing), or
     bootstrap (V of its last turn stands for the rest)."""
 
     returns: Return = Return()  # noqa: RUF009  frozen
     """Rewards that count."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_bounds(self)
-        check_choice("truncated", self.truncated, ("end", "bootstrap"))
 
     @property
     def needs(self) -> Needs:

@@ -7,10 +7,9 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from perturn.checks import are_factors
 from perturn.data.store import read_records, write_records
 from perturn.errors import DataError
-from perturn.types import SPARSE, Trajectory, failed, score, succeeded, unfinished
+from perturn.types import SPARSE, Trajectory, are_factors, failed, score, succeeded, unfinished
 
 BINS = ("trained", "no_spread", "failed", "stale", "cut", "filtered")
 """Where an episode that was asked for ends: in exactly one of these."""

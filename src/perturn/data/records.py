@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_typ
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
-from perturn.checks import are_factors
 from perturn.errors import DataError, did_you_mean
 from perturn.io.plain_data import DEEPEST, fault, mismatch
 from perturn.io.read_input import explain, parse_json, path_of
@@ -30,6 +29,7 @@ from perturn.types import (
     Trajectory,
     Turn,
     WeightedTrajectory,
+    are_factors,
 )
 
 VERSION = 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
-from perturn.errors import ConfigError, EnvironmentFailure, check_known
+from perturn.errors import ConfigError, EnvironmentFailure, check_known, within
 from perturn.types import Observation, Task
 
 
@@ -119,10 +119,7 @@ def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
     from transformers.utils.chat_template_utils import get_json_schema
 
     name = getattr(tool, "__name__", repr(tool))
-    try:
+    remedy = " Write type hints and a docstring with `Args:`."
+    with within(f"no schema can be made of tool {name}(): ", Exception, after=remedy):
         schema: dict[str, Any] = get_json_schema(tool)
-    except Exception as error:  # docstrings are code of others here
-        raise ConfigError(
-            f"no schema can be made of tool {name}(): {error} Write type hints and a docstring with `Args:`."
-        ) from error
     return schema

@@ -24,7 +24,7 @@ from perturn.data.input_digests import files_below
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.async_worlds import awaited
 from perturn.envs.user_environment import at_border, attribute
-from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, did_you_mean
+from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, check_type, did_you_mean
 from perturn.faults import close_world
 from perturn.io.plain_data import fault, told
 from perturn.table import package_of
@@ -259,10 +259,8 @@ def make_environment(section: Section) -> Environment:
     name = str(section["name"])
     own = ":" in name or (name not in ENVIRONMENTS and name.endswith(".py"))
     table: Mapping[str, Any] = {name: load_object(name)} if own else ENVIRONMENTS
-    if own and not callable(table[name]):
-        raise ConfigError(
-            f"{name!r} is {reprlib.repr(table[name])}, not a class; name the class, or a function that makes the world."
-        )
+    if own:
+        check_type(repr(name), table[name], Callable, "a class, or a function that makes the world")
     try:
         world = awaited(build(table, section, "environment", guarded=False))
         if own or package_of("perturn.environments", name) is not None:

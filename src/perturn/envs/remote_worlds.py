@@ -20,7 +20,15 @@ from perturn.config.sections import ProtocolSettings
 from perturn.envs.abilities import ability, signatures
 from perturn.envs.async_worlds import AwaitedWorld
 from perturn.envs.user_environment import OwnWorld, attribute
-from perturn.errors import BystanderLost, ConfigError, DataError, EnvironmentFailure, PerturnError, WorldLost
+from perturn.errors import (
+    BystanderLost,
+    ConfigError,
+    DataError,
+    EnvironmentFailure,
+    PerturnError,
+    WorldLost,
+    check_type,
+)
 from perturn.faults import UNAWAITED, is_unawaited, sound
 from perturn.io import plain_data
 from perturn.io.plain_data import mismatch
@@ -312,12 +320,9 @@ def _settings(protocol: Any, label: str) -> dict[str, Any]:
         given = {each.name: getattr(protocol, each.name) for each in fields(ProtocolSettings)}
         whole = {"history": "full" if protocol.history is None else protocol.history}
         return given | whole | {"example": list(protocol.example)}
-    if isinstance(protocol, Mapping):
-        return dict(protocol)
-    raise ConfigError(
-        f"protocol of {label} must be the name of a protocol, a dict of its settings or an EpisodeProtocol, got "
-        f"{protocol!r:.80}."
-    )
+    expected = "the name of a protocol, a dict of its settings or an EpisodeProtocol"
+    check_type(f"protocol of {label}", protocol, Mapping, expected)
+    return dict(protocol)
 
 
 def _docstring(kind: type) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from perturn.bounds import CODE, MAYBE_PATH, ROWS
+from perturn.bounds import CODE, MAYBE_PATH, ROWS, OneOf
 from perturn.envs.adapter_values import as_number, schema_of
 from perturn.envs.async_worlds import WorldLoop
 from perturn.envs.json_rows import numbered_rows
@@ -53,7 +53,7 @@ class TrlFactory:
         make: Annotated[str, CODE],
         rows: Annotated[Mapping[str, str], ROWS],
         settings: Annotated[Mapping[str, Any] | None, MAYBE_PATH] = None,
-        ask_reward: str = "each",
+        ask_reward: Annotated[str, OneOf(("each", "end"))] = "each",
         success_reward: float = 1.0,
         version: str = "",
     ) -> None:
@@ -68,8 +68,6 @@ class TrlFactory:
             success_reward: Reward from which an episode counts as solved.
             version: Stamped on every trajectory after the class's name.
         """
-        if ask_reward not in ("each", "end"):
-            raise ConfigError(f"ask_reward must be each or end, got {ask_reward!r}.")
         self._loop = WorldLoop()
         self._env = self.played = self._loop.result(load_object(make)(**dict(settings or {})))
         label = type(self._env).__name__

@@ -17,7 +17,7 @@ from perturn.envs.abilities import ABILITIES
 from perturn.envs.adapter_values import outcome_of, schema_of
 from perturn.envs.async_worlds import AwaitedWorld, awaited
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, read_said, write_action
-from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.errors import ConfigError, EnvironmentFailure, check_none
 from perturn.io.plain_data import fault
 from perturn.table import check_names
 from perturn.traits import Ability, EnvironmentTraits, traits_of
@@ -161,8 +161,7 @@ def at_border(made: Any, label: str, *, keep: bool = False) -> Environment:
     world = awaited(made)
     if isinstance(world, OwnWorld):
         return KeptWorld(world.played, label) if keep else world
-    if problems := lacking(world, label):
-        raise ConfigError(" ".join(problems))
+    check_none([" ".join(lacking(world, label))])
     return KeptWorld(world, label) if keep else OwnWorld(world, label)
 
 

@@ -21,7 +21,7 @@ from perturn.data.file_seals import read_manifest, refuse_damage, without_remove
 from perturn.data.run_folder import resolve_recipe, run_folder
 from perturn.estimate.episode_lengths import Episodes, look_at_episodes, renderer_of
 from perturn.estimate.overlap import predict, replicas_of, side_by_side
-from perturn.estimate.side_models import side_model_costs
+from perturn.estimate.side_model_costs import side_model_costs
 from perturn.estimate.stage_costs import (
     KEPT_BY_ALLOCATOR,
     REPORT_SECONDS,
@@ -132,7 +132,7 @@ def make_plan(
             f"Training and answers are computed by the backend {recipe.backend['name']}; their time is not estimated."
         ]
     elif engine.traits.serves_checkpoints:
-        model = locate("perturn.run.model_check:empty_base")(recipe)
+        model = locate("perturn.run.stages.model_checks:empty_base")(recipe)
         machine = _measured(recipe, model, found)
         how = _how(machine, found)
     else:

@@ -6,8 +6,21 @@ Our own `perturn.methods` imports nothing else of Perturn.
 
 from perturn.backends.local_backend import LocalBackend
 from perturn.backends.protocol import Backend, BackendTraits, Training
-from perturn.bounds import CODE, EFFORT, MODEL, ROWS, SECONDS, SEED, Bound, OneOf, bounded, check_bounds
-from perturn.checks import check_choice, check_not_negative, check_positive, check_unit_interval
+from perturn.bounds import (
+    CODE,
+    EFFORT,
+    MODEL,
+    NOT_NEGATIVE,
+    POSITIVE,
+    ROWS,
+    SECONDS,
+    SEED,
+    SHARE,
+    Bound,
+    OneOf,
+    bounded,
+    check_bounds,
+)
 from perturn.config.explorer_settings import ExplorerTraits
 from perturn.config.row_maker_settings import ANY_BRANCHES, BRANCHES, Made, RowInputs, RowMaker, RowTraits
 from perturn.config.sections import COUNT, SEVERAL, Sense
@@ -30,6 +43,7 @@ from perturn.errors import (
     PerturnError,
     RunError,
     check_none,
+    check_type,
     did_you_mean,
 )
 from perturn.explore.branching import Brancher, ExploredBrancher, Of, Prover, branch_jobs, open_to
@@ -76,7 +90,7 @@ from perturn.select.protocol import (
     SelectorTraits,
     mean_logprob,
 )
-from perturn.table import Table, locate
+from perturn.table import Table, guarded, locate
 from perturn.traits import Ability, EngineTraits, EnvironmentTraits
 from perturn.types import (
     OPENS,
@@ -111,13 +125,16 @@ __all__ = [
     "EFFORT",
     "IN_GROUP",
     "MODEL",
+    "NOT_NEGATIVE",
     "OPENS",
     "OUTCOMES",
+    "POSITIVE",
     "ROWS",
     "SECONDS",
     "SEED",
     "SENSES",
     "SEVERAL",
+    "SHARE",
     "Ability",
     "Action",
     "ActionScorer",
@@ -203,13 +220,10 @@ __all__ = [
     "came_back",
     "came_elsewhere",
     "check_bounds",
-    "check_choice",
     "check_comparable",
     "check_none",
-    "check_not_negative",
-    "check_positive",
     "check_signals",
-    "check_unit_interval",
+    "check_type",
     "cut",
     "did_you_mean",
     "divide",
@@ -219,6 +233,7 @@ __all__ = [
     "fork_counts",
     "groups_of",
     "grow",
+    "guarded",
     "is_tie",
     "left_out",
     "locate",

@@ -3,7 +3,7 @@
 from perturn.chat.tokens import NO_TURN, Encoded, Renderer
 from perturn.config.sections import TOKEN_BUDGET
 from perturn.credit_check.processes import Episodes, Outcome, Process, Step
-from perturn.envs.abilities import abilities_of, ability, lacks
+from perturn.envs.abilities import abilities_of, ability, check_abilities, lacks
 from perturn.envs.hotpotqa.answer_scores import PUNCTUATION, normalize_answer
 from perturn.envs.load_environment import load_object
 from perturn.episodes.prompts import context_of
@@ -73,6 +73,7 @@ __all__ = [
     "ability",
     "action_features",
     "call_similarity",
+    "check_abilities",
     "check_gold",
     "compute_logprobs",
     "context_of",

@@ -15,12 +15,13 @@ exponentiated; a clamped value passes no gradient.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perturn.checks import check_choice, check_positive
+from perturn.bounds import POSITIVE, check_bounds
 
 LARGEST_EXPONENT = 80.0
 """The largest exponent a kernel may reach: e^80 = 5.5e34, and float32 ends at 3.4e38."""
@@ -93,17 +94,15 @@ class Kernel:
     name: str
     """A key of KERNELS."""
 
-    alpha: float
+    alpha: Annotated[float, POSITIVE]
     """Power of Basu's kernel, without unit; > 0. Larger lets large ratios weigh more; read by no other kernel."""
 
-    max_log_ratio: float
+    max_log_ratio: Annotated[float, POSITIVE]
     """Where log r is clamped before it is exponentiated, and log C anyway, in nats; > 0."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
-        check_choice("kernel", self.name, KERNELS)
-        check_positive("alpha", self.alpha)
-        check_positive("max_log_ratio", self.max_log_ratio)
+        check_bounds(self)
         # At least 2: on the chosen side C_w, itself at most e^max_log_ratio, multiplies f'(r).
         largest = LARGEST_EXPONENT / max(2.0, _GROWTH[self.name](self.alpha))
         if self.max_log_ratio > largest and not math.isclose(self.max_log_ratio, largest):

@@ -1,15 +1,15 @@
 """DIL: imitation of the chosen trajectories by density-ratio estimation, without turn weights."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from perturn.checks import check_choice
+from perturn.bounds import OneOf, check_bounds
 from perturn.credit import TurnCredit
 from perturn.credit.single_turn import Uniform
-from perturn.losses.density_ratio import Kernel, density_ratio_diagnostics, density_ratio_loss
+from perturn.losses.density_ratio import KERNELS, Kernel, density_ratio_diagnostics, density_ratio_loss
 from perturn.losses.protocol import LossTraits
 from perturn.losses.turn_logprobs import REDUCTIONS, TurnLogprobs, reduced_log_ratio, reduced_log_ratios
 
@@ -29,13 +29,13 @@ class DIL:
     traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True, diagnostics=True)
     credit: ClassVar[TurnCredit] = Uniform()
 
-    kernel: str = "ukl"
+    kernel: Annotated[str, OneOf(tuple(KERNELS))] = "ukl"
     """Bregman kernel: ukl, lsif, bce or basu."""
 
     alpha: float = 0.5
     """Power of the basu kernel, without unit; > 0. Neither paper names a value; read by no other kernel."""
 
-    reduction: str = "token_mean"
+    reduction: Annotated[str, OneOf(tuple(REDUCTIONS))] = "token_mean"
     """How a trajectory's log-ratios become one: sum, token_mean or turn_mean. `sum` can overflow."""
 
     max_log_ratio: float = 20.0
@@ -43,8 +43,8 @@ class DIL:
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
+        check_bounds(self)
         self._kernel  # noqa: B018  checks its settings
-        check_choice("reduction", self.reduction, REDUCTIONS)
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
         """Return the loss, without unit [pairs]."""

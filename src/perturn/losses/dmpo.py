@@ -1,12 +1,12 @@
 """DMPO: DPO with a discount on later turns, normalized by the number of turns."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from perturn.checks import check_positive
+from perturn.bounds import POSITIVE, check_bounds
 from perturn.credit import TurnCredit
 from perturn.credit.single_turn import Discount
 from perturn.losses.dpo import dpo_loss
@@ -28,7 +28,7 @@ class DMPO:
 
     traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True)
 
-    beta: float = 0.1
+    beta: Annotated[float, POSITIVE] = 0.1
     """Inverse temperature, per nat; > 0. Larger keeps the policy nearer the reference."""
 
     gamma: float = 0.7
@@ -39,7 +39,7 @@ class DMPO:
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
-        check_positive("beta", self.beta)
+        check_bounds(self)
         self.credit  # noqa: B018  checks its settings
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:

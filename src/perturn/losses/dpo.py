@@ -1,13 +1,13 @@
 """Direct preference optimization over whole trajectories, as ETO uses it."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perturn.checks import check_choice, check_not_negative, check_positive
+from perturn.bounds import NOT_NEGATIVE, POSITIVE, OneOf, bounded
 from perturn.credit import TurnCredit
 from perturn.credit.single_turn import Uniform
 from perturn.losses.protocol import LossTraits
@@ -40,6 +40,7 @@ def dpo_loss(log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, *, beta: floa
 
 
 @dataclass(frozen=True)
+@bounded
 class DPO:
     """DPO on whole episodes: the log-ratios of all turns are summed before the two sides are compared.
 
@@ -53,20 +54,14 @@ class DPO:
     traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True)
     credit: ClassVar[TurnCredit] = Uniform()
 
-    beta: float = 0.1
+    beta: Annotated[float, POSITIVE] = 0.1
     """Inverse temperature, per nat; > 0. Larger keeps the policy nearer the reference."""
 
-    reduction: str = "sum"
+    reduction: Annotated[str, OneOf(tuple(REDUCTIONS))] = "sum"
     """How a trajectory's log-ratios become one: sum, token_mean or turn_mean. A mean wants a larger beta."""
 
-    sft: float = 0.0
+    sft: Annotated[float, NOT_NEGATIVE] = 0.0
     """Times the negative log-likelihood of the chosen side, reduced alike, without unit; >= 0. IPR takes 1 with sum."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_positive("beta", self.beta)
-        check_not_negative("sft", self.sft)
-        check_choice("reduction", self.reduction, REDUCTIONS)
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
         """Return the loss, in nats [pairs]."""

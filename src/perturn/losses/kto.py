@@ -1,12 +1,12 @@
 """KTO: single trajectories that are known to be desirable or not, without pairs."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from perturn.checks import check_positive
+from perturn.bounds import POSITIVE, bounded
 from perturn.credit import TurnCredit
 from perturn.credit.single_turn import Uniform
 from perturn.losses.protocol import LossTraits
@@ -36,6 +36,7 @@ def kto_loss(log_ratio: Tensor, desirable: Tensor, reference_point: Tensor, *, b
 
 
 @dataclass(frozen=True)
+@bounded
 class KTO:
     """Loss without pairs: good episodes become likelier and bad ones less likely, relative to the policy's drift.
 
@@ -57,20 +58,15 @@ class KTO:
     traits: ClassVar[LossTraits] = LossTraits(needs_reference=True, needs_mismatched=True, diagnostics=True)
     credit: ClassVar[TurnCredit] = Uniform()
 
-    beta: float = 0.1
+    beta: Annotated[float, POSITIVE] = 0.1
     """Risk aversion, per nat; > 0. Larger keeps the policy nearer the reference."""
 
-    desirable_weight: float = 1.0
+    desirable_weight: Annotated[float, POSITIVE] = 1.0
     """lambda_D, of desirable trajectories, without unit; > 0. The paper wants lambda_D n_D / (lambda_U n_U) between 1
     and 4/3, with n_D and n_U the numbers of rows."""
 
-    undesirable_weight: float = 1.0
+    undesirable_weight: Annotated[float, POSITIVE] = 1.0
     """lambda_U, of undesirable trajectories, without unit; > 0."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        for name in ("beta", "desirable_weight", "undesirable_weight"):
-            check_positive(name, getattr(self, name))
 
     def __call__(
         self, chosen: TurnLogprobs, rejected: TurnLogprobs | None, step: Tensor | None = None

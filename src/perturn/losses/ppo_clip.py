@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from perturn.bounds import Bound, check_bounds
-from perturn.checks import check_choice
+from perturn.bounds import Bound, OneOf, bounded
 from perturn.credit import Credit
 from perturn.credit.grpo import GRPO
 from perturn.losses.protocol import LossTraits
@@ -185,6 +184,7 @@ turns, of every trajectory of the optimizer step; 0 for a trajectory that the me
 
 
 @dataclass(frozen=True)
+@bounded
 class PPOClip:
     """Clipped policy gradient with an advantage for each turn, and an optional divergence from a reference.
 
@@ -224,39 +224,30 @@ class PPOClip:
     clip_high: Annotated[float, Bound(least=0)] = 0.2
     """How far the ratio may rise above 1 before it is clipped; >= 0."""
 
-    ratio: str = "token"
+    ratio: Annotated[str, OneOf(tuple(RATIOS))] = "token"
     """Over what the ratio is taken: token, turn or sequence."""
 
-    ratio_gradient: str = "token"
+    ratio_gradient: Annotated[str, OneOf(tuple(RATIO_GRADIENTS))] = "token"
     """Gradient of a ratio of a turn or a sequence: token (of each token's own log-probability, GSPO-token) or mean
     (of the mean log-ratio, GSPO and TRL). Read where `ratio` is not token."""
 
-    aggregate: str = "token_mean"
+    aggregate: Annotated[str, OneOf(tuple(AGGREGATES))] = "token_mean"
     """How tokens become one number: token_mean (over all of the step), turn_mean, trajectory_mean or token_sum."""
 
     kl: Annotated[float, Bound(least=0)] = 0.0
     """Weight of KL to the reference, in units of the advantage per nat; >= 0. 0: no reference is needed."""
 
-    kl_estimator: str = "k3"
+    kl_estimator: Annotated[str, OneOf(tuple(KL_ESTIMATORS))] = "k3"
     """Estimator of KL: k3, k2 or k1."""
 
     dual_clip: Annotated[float, Bound(above=1)] | None = None
     """Largest loss of a turn with a negative advantage, relative to its size; > 1. None: no bound."""
 
-    importance: str = "none"
+    importance: Annotated[str, OneOf(tuple(IMPORTANCE))] = "none"
     """Over what engine and training are reconciled by a truncated importance weight: none, token or turn."""
 
     importance_cap: Annotated[float, Bound(above=0)] = 2.0
     """Largest importance weight, without unit; > 0. Read where `importance` is not none."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_bounds(self)
-        check_choice("ratio", self.ratio, RATIOS)
-        check_choice("ratio_gradient", self.ratio_gradient, RATIO_GRADIENTS)
-        check_choice("aggregate", self.aggregate, AGGREGATES)
-        check_choice("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
-        check_choice("importance", self.importance, IMPORTANCE)
 
     @property
     def traits(self) -> LossTraits:

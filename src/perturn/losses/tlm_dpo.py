@@ -1,12 +1,12 @@
 """tlm-DPO: DPO with turn weights from the reference's confidence, and no density-ratio estimation."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from perturn.checks import check_positive
+from perturn.bounds import POSITIVE, check_bounds
 from perturn.credit import TurnCredit
 from perturn.credit.single_turn import Confidence
 from perturn.losses.dpo import dpo_loss
@@ -26,7 +26,7 @@ class TLMDPO:
 
     traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True)
 
-    beta: float = 0.1
+    beta: Annotated[float, POSITIVE] = 0.1
     """Inverse temperature, per nat; > 0. Larger keeps the policy nearer the reference. ETO's value."""
 
     pivot: float = 0.9
@@ -40,7 +40,7 @@ class TLMDPO:
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
-        check_positive("beta", self.beta)
+        check_bounds(self)
         self.credit  # noqa: B018  checks its settings
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from perturn.checks import check_choice
+from perturn.bounds import OneOf, check_bounds
 from perturn.credit import TurnCredit
 from perturn.credit.single_turn import Confidence
-from perturn.losses.density_ratio import Kernel, density_ratio_diagnostics, density_ratio_loss
+from perturn.losses.density_ratio import KERNELS, Kernel, density_ratio_diagnostics, density_ratio_loss
 from perturn.losses.protocol import LossTraits
 from perturn.losses.turn_logprobs import (
     REDUCTIONS,
@@ -68,7 +68,7 @@ class TLMDRE:
         needs_rejected=True, needs_reference=True, step_statistic=True, diagnostics=True
     )
 
-    kernel: str = "ukl"
+    kernel: Annotated[str, OneOf(tuple(KERNELS))] = "ukl"
     """Bregman kernel: ukl, lsif, bce or basu."""
 
     alpha: float = 0.5
@@ -83,10 +83,10 @@ class TLMDRE:
     high: float = 1.0
     """Weight of any other turn, without unit; >= low. Above 1 it lets C_w exceed 1."""
 
-    reduction: str = "token_mean"
+    reduction: Annotated[str, OneOf(tuple(REDUCTIONS))] = "token_mean"
     """How a trajectory's turns become one number: sum (the paper's, see Differs), token_mean or turn_mean."""
 
-    coefficient: str = "reference"
+    coefficient: Annotated[str, OneOf(tuple(COEFFICIENTS))] = "reference"
     """C_w: reference (the paper's), self_normalized over the pairs of the optimizer step, or one."""
 
     max_log_ratio: float = 20.0
@@ -94,10 +94,9 @@ class TLMDRE:
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
+        check_bounds(self)
         self._kernel  # noqa: B018  checks its settings
         self.credit  # noqa: B018
-        check_choice("reduction", self.reduction, REDUCTIONS)
-        check_choice("coefficient", self.coefficient, COEFFICIENTS)
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs, step: Tensor | None = None) -> Tensor:
         """Return the loss, without unit [pairs]; `step`: `step_statistic` of all pairs of the step, None: of these."""

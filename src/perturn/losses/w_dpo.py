@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from perturn.bounds import Bound, check_bounds
-from perturn.checks import check_positive
+from perturn.bounds import POSITIVE, Bound, bounded
 from perturn.credit import Credit
 from perturn.credit.process_score import ProcessScore
 from perturn.credit.single_turn import Uniform
@@ -37,6 +36,7 @@ def gap_weights(score_chosen: Tensor, score_rejected: Tensor, *, base: float) ->
 
 
 @dataclass(frozen=True)
+@bounded
 class WDPO:
     """DPO with a weight for each pair: how much better the turns of the chosen side were scored than the other's.
 
@@ -53,16 +53,11 @@ class WDPO:
     traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True, diagnostics=True)
     credit: ClassVar[Credit] = ProcessScore()
 
-    beta: float = 0.1
+    beta: Annotated[float, POSITIVE] = 0.1
     """Inverse temperature, per nat; > 0. Larger keeps the policy nearer the reference."""
 
     base: Annotated[float, Bound(least=0, most=1e6)] = 1.0
     """Weight of a pair whose sides score alike, without unit; >= 0. 0: the gap alone; such a pair teaches nothing."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_positive("beta", self.beta)
-        check_bounds(self)
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
         """Return the loss, in nats [pairs]."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perturn.measure.advantages import Flags, Floats, Measured
-from perturn.measure.scores import clusters_of, has_few_tasks
+from perturn.measure.credit_scores import clusters_of, has_few_tasks
 from perturn.stats import Estimate, jackknife
 
 Sketches = NDArray[np.float32]

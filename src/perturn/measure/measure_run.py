@@ -24,11 +24,11 @@ from perturn.errors import RunError, check_none
 from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
 from perturn.measure.advantages import FEWEST, Measured, bounds_of, measure, returns_of
+from perturn.measure.credit_scores import FEWEST_TASKS, by_third, has_few_tasks, scores_of
 from perturn.measure.forecast import Forecast, forecast
 from perturn.measure.gradients import ACROSS, Sketches, figures_of
 from perturn.measure.play_points import play_points, rules
 from perturn.measure.points import Continuation, Plan, choose, plan, read_continuations
-from perturn.measure.scores import FEWEST_TASKS, by_third, has_few_tasks, scores_of
 from perturn.measure.sentences import sentences
 from perturn.measure.sketches import sketched
 from perturn.measure.weigh import Weighed, refuse_unknown, weigh

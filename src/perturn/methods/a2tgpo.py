@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from perturn.extend import Answer, Bound, Needs, Trajectory, check_choice
+from perturn.extend import Answer, Bound, Needs, OneOf, Trajectory
 from perturn.extend.tensors import (
     GAINS,
     Answers,
@@ -60,7 +60,7 @@ class A2TGPO(GroupCredit):
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next in D, in [0, 1]."""
 
-    gain: str = "probability"
+    gain: Annotated[str, OneOf(GAINS)] = "probability"
     """probability: of the mean token; or logprob, its logarithm."""
 
     normalize: Normalization = "std"
@@ -71,11 +71,6 @@ class A2TGPO(GroupCredit):
 
     clip_scale: Annotated[float, Bound(least=0, below=1)] = 0.3
     """How far the clip range of a turn may grow or shrink by its gain, as a share of it, in [0, 1); 0: not at all."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        super().__post_init__()
-        check_choice("gain", self.gain, GAINS)
 
     @property
     def traits(self) -> CreditTraits:

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from perturn.extend import SENSES, Distance, Needs, Trajectory, check_choice, check_positive, wrong_turns
+from perturn.extend import POSITIVE, SENSES, Distance, Needs, OneOf, Trajectory, check_bounds, wrong_turns
 from perturn.extend.tensors import CreditTraits
 
 TURNS = ("from", "only")
@@ -53,25 +53,22 @@ class FirstError:
 
     traits: ClassVar[CreditTraits] = CreditTraits()
 
-    turns: str = "from"
+    turns: Annotated[str, OneOf(TURNS)] = "from"
     """Turns that take the high weight: from the first wrong one on, or only the wrong ones."""
 
-    low: float = 0.2
+    low: Annotated[float, POSITIVE] = 0.2
     """Weight of a turn before the first error, without unit; > 0. As in `confidence`."""
 
-    high: float = 1.0
+    high: Annotated[float, POSITIVE] = 1.0
     """Weight of any other turn, without unit; >= low."""
 
-    distance: str = "shortest"
+    distance: Annotated[str, OneOf(SENSES)] = "shortest"
     """How the way to a success is measured: `shortest`, with full knowledge of the world, or `searching`, by
     the environment's expert, who knows only what the episode has shown."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
-        check_choice("turns", self.turns, TURNS)
-        check_choice("distance", self.distance, SENSES)
-        check_positive("low", self.low)
-        check_positive("high", self.high)
+        check_bounds(self)
         if self.high < self.low:
             raise ValueError(f"high must be >= low, got high {self.high} and low {self.low}.")
 

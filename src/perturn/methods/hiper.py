@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from perturn.extend import Bound, Needs, Trajectory, Turn, Values, check_bounds, check_choice
+from perturn.extend import Bound, Needs, OneOf, Trajectory, Turn, Values, check_bounds
 from perturn.extend.tensors import (
     CreditTraits,
     Lengths,
@@ -92,7 +92,7 @@ class HiPER:
     switch: str = ""
     """A segment begins where this regular expression of Python is found, such as `^You arrive`; empty: everywhere."""
 
-    by: str = "reply"
+    by: Annotated[str, OneOf(SWITCHES)] = "reply"
     """In which text: the newest observation before the turn (`reply`), or the turn's own action (`action`), without its
     native tool calls."""
 
@@ -111,7 +111,6 @@ class HiPER:
     def __post_init__(self) -> None:
         """Reject settings outside their range, and what is no regular expression."""
         check_bounds(self)
-        check_choice("by", self.by, SWITCHES)
         try:
             re.compile(self.switch)
         except re.error as error:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from perturn.extend import Answer, Bound, Needs, Trajectory, check_choice
+from perturn.extend import Answer, Bound, Needs, OneOf, Trajectory
 from perturn.extend.tensors import (
     GAINS,
     Answers,
@@ -48,13 +48,13 @@ class IGPO(GroupCredit):
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
 
-    gain: str = "probability"
+    gain: Annotated[str, OneOf(GAINS)] = "probability"
     """probability: of the mean token; or logprob, its logarithm."""
 
     normalize: Normalization = "std"
     """std: rewards less their mean, over their standard deviation; or mean, less their mean alone."""
 
-    pools: str = "joint"
+    pools: Annotated[str, OneOf(POOLS)] = "joint"
     """joint: gains and outcomes of a group are normalized together; or separate, each among themselves."""
 
     std: Deviation = "population"
@@ -62,12 +62,6 @@ class IGPO(GroupCredit):
 
     last_gain: bool = False
     """Whether the last turn has its gain beside the outcome: by the answer after it, before the world's reply."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        super().__post_init__()
-        check_choice("gain", self.gain, GAINS)
-        check_choice("pools", self.pools, POOLS)
 
     @property
     def needs(self) -> Needs:

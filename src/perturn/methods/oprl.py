@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from perturn.extend import MODEL, Bound, Needs, Progress, Trajectory, check_choice
+from perturn.extend import MODEL, Bound, Needs, OneOf, Progress, Trajectory
 from perturn.extend.tensors import (
     REDUCTIONS,
     Deviation,
@@ -48,7 +48,7 @@ class OPRL(GroupCredit):
     step_gamma: Annotated[float, Bound(least=0, most=1)] = 0.0
     """Discount of the implicit rewards of later turns, in [0, 1]; 0: the rewards of the turn alone."""
 
-    reduction: str = "sum"
+    reduction: Annotated[str, OneOf(REDUCTIONS)] = "sum"
     """r of a turn: sum over its tokens, or mean, which makes long and short turns alike."""
 
     normalize: Normalization = "std"
@@ -61,11 +61,6 @@ class OPRL(GroupCredit):
     checkpoint: Annotated[str | None, MODEL] = None
     """pi_prm: a policy of the run by its name, a folder, or a Hub id, with the tokens of the run's model. None: the
     reward model of the iteration."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        super().__post_init__()
-        check_choice("reduction", self.reduction, REDUCTIONS)
 
     @property
     def needs(self) -> Needs:

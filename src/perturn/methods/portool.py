@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from perturn.extend import Bound, Trajectory, check_choice
+from perturn.extend import Bound, OneOf, Trajectory
 from perturn.extend.tensors import (
     EPSILON,
     VALUES,
@@ -53,26 +53,19 @@ class PORTool(GroupCredit):
     blend: Annotated[float, Bound(least=0, most=1)] = 0.5
     """Weight of the comparison with other trees beside that with a fork's children, in [0, 1]."""
 
-    value: str = "tree"
+    value: Annotated[str, OneOf(VALUES)] = "tree"
     """How leaves make a value: tree (children of a fork count alike), or leaves (all leaves below do, so that what goes
     on longer, and is forked again, counts more)."""
 
-    baseline: str = "others"
+    baseline: Annotated[str, OneOf(BASELINES)] = "others"
     """Mean that is taken off: others; or group, the own value among them."""
 
     normalize: Normalization = "mean"
     """mean; or std, over the standard deviation as well: of the values of a fork's children, of the scores of all
     leaves."""
 
-    count: str = "even"
+    count: Annotated[str, OneOf(COUNTS)] = "even"
     """How often a turn counts: even, leaves or once."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        super().__post_init__()
-        check_choice("value", self.value, VALUES)
-        check_choice("baseline", self.baseline, BASELINES)
-        check_choice("count", self.count, COUNTS)
 
     @property
     def traits(self) -> CreditTraits:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from perturn.extend import SENSES, Distance, Needs, Remaining, Trajectory, check_choice, failed
+from perturn.extend import SENSES, Distance, Needs, OneOf, Remaining, Trajectory, bounded, failed
 from perturn.extend.tensors import CreditTraits, as_tensors, by_task, means_of_others
 
 
@@ -18,6 +18,7 @@ def shortened(turn: Remaining) -> int:
 
 
 @dataclass(frozen=True)
+@bounded
 class Potential:
     """Difference of the potential around a turn, minus its mean over the turns of the task's other episodes.
 
@@ -34,13 +35,9 @@ class Potential:
 
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True)
 
-    distance: str = "shortest"
+    distance: Annotated[str, OneOf(SENSES)] = "shortest"
     """How the way to a success is measured: `shortest`, with full knowledge of the world, or `searching`, by
     the environment's expert, who knows only what the episode has shown."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        check_choice("distance", self.distance, SENSES)
 
     @property
     def needs(self) -> Needs:

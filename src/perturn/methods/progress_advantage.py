@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from torch import Tensor
 
-from perturn.extend import MODEL, Bound, Needs, Progress, Trajectory, check_choice
+from perturn.extend import MODEL, Bound, Needs, OneOf, Progress, Trajectory
 from perturn.extend.tensors import (
     REDUCTIONS,
     CreditTraits,
@@ -44,7 +44,7 @@ class ProgressAdvantage(GroupCredit):
     outcome: bool = True
     """Whether the outcome counts; if not, progress alone does, which scores turns and learns from itself."""
 
-    reduction: str = "sum"
+    reduction: Annotated[str, OneOf(REDUCTIONS)] = "sum"
     """u of a turn: sum over its tokens, or mean, which makes long and short turns alike."""
 
     normalize: Normalization = "std"
@@ -56,11 +56,6 @@ class ProgressAdvantage(GroupCredit):
     checkpoint: Annotated[str | None, MODEL] = None
     """pi_RL: a policy of the run by its name, a folder, or a Hub id, with the tokens of the run's model. None: the
     policy that acted."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        super().__post_init__()
-        check_choice("reduction", self.reduction, REDUCTIONS)
 
     @property
     def needs(self) -> Needs:

@@ -3,8 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from perturn.extend import SENSES, Distance, Needs, Trajectory, check_choice, failed
+from perturn.extend import SENSES, Distance, Needs, OneOf, Trajectory, failed
 from perturn.extend.tensors import (
     EPSILON,
     SCORES,
@@ -41,22 +42,16 @@ class SLATE(GroupCredit):
     branches after their first turn, as it does.
     """
 
-    by: str = "reward"
+    by: Annotated[str, OneOf(MEASURES)] = "reward"
     """How good a turn was: its reward (reward), whether it brought the success nearer (progress) or could be executed
     (valid)."""
 
     normalize: Normalization = "mean"
     """mean; or std, less the mean of all turns of a fork, over their deviation."""
 
-    distance: str = "shortest"
+    distance: Annotated[str, OneOf(SENSES)] = "shortest"
     """With `by` progress, how the way to a success is measured: `shortest`, with full knowledge of the world,
     or `searching`, by the environment's expert, who knows only what the episode has shown."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        super().__post_init__()
-        check_choice("by", self.by, MEASURES)
-        check_choice("distance", self.distance, SENSES)
 
     @property
     def needs(self) -> Needs:

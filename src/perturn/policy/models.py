@@ -30,7 +30,7 @@ from perturn.engines import Loaded
 from perturn.engines.local.weight_files import copy_weights, stored_weights
 from perturn.errors import ConfigError, ModelError, PerturnError
 from perturn.rotary import too_long, usable_length
-from perturn.table import locate, require_library
+from perturn.table import guarded, locate, require_library
 
 _logger = logging.getLogger(__name__)
 
@@ -206,15 +206,11 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
             "model.merge_and_unload()."
         )
     wanted = getattr(peft_config, "target_modules", None)
-    try:
-        with torch.random.fork_rng(), warnings.catch_warnings():
-            # peft asks transformers by an old name
-            warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
-            torch.manual_seed(seed)
-            adapted = get_peft_model(model, peft_config)
-    except Exception as error:  # peft is code of others, as are the models it looks through
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"adapters cannot be added: {type(error).__name__}: {reason}") from error
+    with guarded("adapters cannot be added"), torch.random.fork_rng(), warnings.catch_warnings():
+        # peft asks transformers by an old name
+        warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
+        torch.manual_seed(seed)
+        adapted = get_peft_model(model, peft_config)
     if isinstance(
         wanted, list | tuple | set
     ):  # peft passes over a name that no module has, where another one matches

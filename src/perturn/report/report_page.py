@@ -44,6 +44,9 @@ _FILTERS = (
     number_text.count,
 )
 
+RUN_FILTERS = (meaning, number_text.comparison_sentences)
+"""Functions that the pages of runs write values with, besides those of all pages."""
+
 
 def fill(
     template: str,
@@ -69,11 +72,7 @@ def fill(
     """
     library, boot = get_plotlyjs(), script(code)
     sheet = "\n".join(file.read_text(encoding="utf-8") for file in style)
-    environment = Environment(
-        loader=FileSystemLoader(assets), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters |= {function.__name__: function for function in (*_FILTERS, *filters)}
+    environment = _environment(tuple(assets), (*_FILTERS, *filters))
     frame = {
         "themes": script_json(json.dumps(_THEMES)),
         "library": _packed(library),
@@ -82,6 +81,17 @@ def fill(
         "policy": _content_policy(sheet, (library, boot)),
     }
     return environment.get_template(template).render(frame | values)
+
+
+@cache
+def _environment(assets: tuple[Path, ...], filters: tuple[Callable[..., Any], ...]) -> Environment:
+    """Return the templates of some folders, each of which is compiled once."""
+    made = Environment(
+        loader=FileSystemLoader(assets), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    made.filters |= {function.__name__: function for function in filters}
+    return made
 
 
 def script(code: Iterable[Path]) -> str:
@@ -171,7 +181,7 @@ def page(runs: Sequence[RecordedRun], summaries: Sequence[Mapping[str, Any]]) ->
         values,
         style=_STYLES,
         code=CODE,
-        filters=(meaning, number_text.comparison_sentences),
+        filters=RUN_FILTERS,
     )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import shutil
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,7 +23,7 @@ from perturn.display.live_iterations import Iterations, doing, shows_iterations
 from perturn.display.progress_bars import at_work, console
 from perturn.envs.world_process import plays_itself
 from perturn.episodes.episode import misfit
-from perturn.errors import ConfigError, DataError, RunError, check_known, within
+from perturn.errors import ConfigError, DataError, RunError, check_known, check_none, within
 from perturn.faults import closing_world
 from perturn.formats.read_rows import Row, open_rows, rows_of
 from perturn.free_memory import release_memory
@@ -36,7 +35,7 @@ from perturn.run.judging.judged_rewards import ENGINE
 from perturn.run.judging.side_engines import check_side_engine
 from perturn.run.protocol_rules import make_protocol, ruled
 from perturn.run.recorded_inputs import note_inputs, refuse_changed
-from perturn.run.served_policy import engine_settings
+from perturn.run.served_policy import engine_settings, require_weights
 from perturn.run.session import Session, backend_settings, make_renderer, world_maker
 from perturn.run.stages.branch_stage import check_explorer
 from perturn.run.stages.measure_distance import check_corrector, check_pathfinder
@@ -44,7 +43,7 @@ from perturn.run.stages.pretraining_stage import check_teacher
 from perturn.run.stages.row_stage import ROWS_OF, check_made
 from perturn.run.stages.selector_checks import check_selection, refuse_seen
 from perturn.run.task_lists import Panels, look_up
-from perturn.table import locate
+from perturn.table import locate, require_library
 from perturn.train_processes import from_leader, leader_first, leads, world_size
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
@@ -108,29 +107,26 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
         raise ConfigError(f"the recipe has no stage of `{command}`; add the section {sections[command]}.")
     if not (recipe.base or recipe.sft or recipe.align) or command not in (None, "train"):
         return
-    if not engine_settings(recipe).traits.serves_checkpoints:
-        raise ConfigError(
-            f"engine {recipe.engine['name']!r} serves a model that cannot be trained here; take engine.name=local, "
-            "or do without training: perturn collect, pair, evaluate or report."
-        )
+    without = "do without training: perturn collect, pair, evaluate or report"
+    require_weights(recipe, "training changes the weights of the policy", without)
     if trains_here:
         for each in planned(recipe) if command is None else [recipe]:
             if "models" in backend_settings(each).traits.provides:
-                _refuse_gpus(each)
+                check_none(_gpu_faults(each))
 
 
-def _refuse_gpus(recipe: Recipe) -> None:
-    """Reject a training that is still to be done and that has not one GPU for each process."""
+def _gpu_faults(recipe: Recipe) -> Iterator[str]:
+    """Yield why a training that is still to be done has not one GPU for each process."""
     waits = _waiting_trainings(recipe)
     gpus = locate("torch.cuda:device_count")() if waits and world_size() == 1 else 0
     processes = recipe.launch.processes
     if gpus > 1 and processes == 1:
-        raise ConfigError(
+        yield (
             f"this process sees {gpus} GPUs, and {waits[0]} trains on one in each process; set launch.processes={gpus} "
             "to train on all of them, or CUDA_VISIBLE_DEVICES=0 to train on one."
         )
     if 0 < gpus < processes:
-        raise ConfigError(f"launch.processes must be <= the {gpus} GPUs of this machine, got {processes}.")
+        yield f"launch.processes must be <= the {gpus} GPUs of this machine, got {processes}."
 
 
 def _refuse_offload(recipe: Recipe) -> None:
@@ -153,8 +149,7 @@ def check_trackers(names: Iterable[str]) -> None:
     """Reject a tracker that is unknown or not installed."""
     for name in names:
         check_known(name, TRACKERS, f"unknown report_to {name!r}")
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f'report_to: {name} is not installed; run: pip install "perturn[{name}]"')
+        require_library(name, f"report_to={name}", name)
 
 
 def _refuse_orphans(run: Run) -> None:
@@ -209,12 +204,12 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         locate("perturn.run.stages.staleness_checks:check_staleness")(recipe)
     if recipe.environment is not None and plays_itself(recipe.environment):
         locate("perturn.run.stages.agent_checks:check_agent")(recipe)
-    engine.check(lambda: locate("perturn.run.model_check:empty_base")(recipe), to_yaml(recipe))
+    engine.check(lambda: locate("perturn.run.stages.model_checks:empty_base")(recipe), to_yaml(recipe))
     _check_side_engines(recipe)
     renderer = None
     if engine.traits.serves_checkpoints:
         renderer = make_renderer(recipe, recipe.model.name) if recipe.base is None else None
-        locate("perturn.run.model_check:check_model")(recipe, command in (None, "train"), renderer)
+        locate("perturn.run.stages.model_checks:check_model")(recipe, command in (None, "train"), renderer)
     _check_sources(recipe, renderer)
     if recipe.environment is None:
         check_pathfinder(recipe, None)
@@ -254,10 +249,8 @@ def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
     """Read the user's own rows once, and refuse those that training would."""
     for key, file in own_files(recipe).items():
         kind = Trajectory if recipe.rows is None or key != "rows.path" else ROWS_OF[recipe.rows.traits.makes]
-        try:
+        with within(f"{key}: ", DataError):
             open_rows(file)
-        except DataError as error:
-            raise ConfigError(f"{key}: {error}") from error
         can_be_written = None if renderer is None else partial(_check_row, renderer)
         deque(rows_of(user_path(file, key), kind, can_be_written), maxlen=0)
 

@@ -21,7 +21,7 @@ from perturn.data.file_seals import Seals, file_digest, read_manifest, refuse_da
 from perturn.data.run_files import Stamp, read_note
 from perturn.data.run_folder import Run, resolve_recipe
 from perturn.data.run_paths import OPTIMIZER, RunPaths
-from perturn.errors import ConfigError, RunError, within
+from perturn.errors import ConfigError, RunError, check_none, within
 from perturn.io.read_input import user_path
 from perturn.table import locate
 
@@ -86,8 +86,7 @@ class Maker:
         Raises:
             PerturnError: If the stage is not done, or a file is missing or has changed.
         """
-        if problem := self.lack(needs):
-            raise ConfigError(problem)
+        check_none([self.lack(needs)])
         manifest = read_manifest(self.folder) or {"stages": {}}
         seals, found = manifest.get("files", {}), Seals()
         for policy in self._read(needs):

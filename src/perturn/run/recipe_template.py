@@ -15,11 +15,11 @@ import yaml
 from perturn.bounds import texts
 from perturn.config.parsing import apply_overrides, parse
 from perturn.config.recipe import Recipe, read_recipe
-from perturn.config.shipped_recipes import shipped, shipped_recipe
+from perturn.config.shipped_recipes import shipped_names, shipped_recipe
 from perturn.envs.abilities import abilities_of
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS
-from perturn.errors import ConfigError, check_known, did_you_mean
+from perturn.errors import ConfigError, check_known
 from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
 from perturn.io.yaml_scalars import value_of
@@ -133,9 +133,9 @@ def copy_recipe(file: Path, name: str) -> None:
         ConfigError: If the file exists, or there is no such recipe.
     """
     _check_new(file)
+    check_known(name, shipped_names(), f"no recipe {name!r} comes with the package")
     found = shipped_recipe(name)
-    if found is None:
-        raise ConfigError(f"no recipe {name!r} comes with the package.{did_you_mean(name, shipped())}")
+    assert found is not None
     write_whole(file, found.read_text(encoding="utf-8"))
 
 

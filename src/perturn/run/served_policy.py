@@ -21,7 +21,7 @@ from perturn.engines import ENGINES, EngineSettings, Loaded, Serving
 from perturn.engines.engine_process import EngineProcess
 from perturn.envs.load_environment import load_object
 from perturn.episodes.formats import FORMATS
-from perturn.errors import ConfigError, RunError, did_you_mean
+from perturn.errors import ConfigError, RunError, check_known, check_type, did_you_mean
 from perturn.io.atomic_write import write_whole
 from perturn.run.judging.side_engines import checked_settings
 from perturn.run.policy_origin import Maker
@@ -54,6 +54,23 @@ def engine_settings(recipe: Recipe) -> EngineSettings:
         ConfigError: If there is no such engine, a setting is wrong, or a foreign engine lacks a part of its contract.
     """
     return checked_settings(recipe.engine, "engine")
+
+
+def require_weights(recipe: Recipe, reader: str, otherwise: str) -> None:
+    """Reject what reads the weights of a policy, or passes of it, where the engine serves none of ours.
+
+    Args:
+        recipe: Of the run.
+        reader: Who reads, and what.
+        otherwise: What to do with this engine.
+
+    Raises:
+        ConfigError: Such as `training reads the weights of the policy, which engine 'api' does not give; take ...`.
+    """
+    if not engine_settings(recipe).traits.serves_checkpoints:
+        raise ConfigError(
+            f"{reader}, which engine {recipe.engine['name']!r} does not give; take engine.name=local, or {otherwise}."
+        )
 
 
 def open_engine(run: Run, policy: str) -> Engine:
@@ -171,10 +188,8 @@ def _served(source: str, overrides: Sequence[str]) -> tuple[EngineSettings, str,
         return engine_settings(recipe), name, path, recipe.model.dtype, chat_template(recipe.model)
     words: dict[str, Any] = {}
     apply_overrides(words, overrides)
-    if unknown := sorted(words.keys() - {"engine", "model"}):
-        raise ConfigError(
-            f"{unknown[0]} is not a setting of a served model; settings are engine.* and model.dtype."
-        )
+    for word in words:
+        check_known(word, ("engine", "model"), f"{word} is not a section of a served model")
     settings: EngineSettings = build(ENGINES, {"name": "local"} | words.get("engine", {}), "engine")
     dtype = str(words.get("model", {}).get("dtype", "auto"))
     return settings, Path(source).name, source, dtype, None
@@ -264,8 +279,6 @@ def reward_function(where: str) -> Callable[[Any], Any]:
     Raises:
         ConfigError: If there is none.
     """
-    found = load_object(where)
-    if not callable(found):
-        raise ConfigError(f"--reward {where!r} must be a function, such as my_package.rewards:judge.")
-    judge: Callable[[Any], Any] = found
+    judge: Callable[[Any], Any] = load_object(where)
+    check_type(f"--reward {where!r}", judge, Callable, "a function, such as my_package.rewards:judge")
     return judge

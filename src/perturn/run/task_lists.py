@@ -127,7 +127,9 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
         check_known(kind, kinds, f"kinds: split {panel.split!r} has no task of kind {kind!r:.60}")
     chosen = [task for kind, tasks in groups.items() for task in _picked(kind, tasks, panel)]
     if not chosen:
-        raise ConfigError(f"split {panel.split!r} has no task.")
+        raise ConfigError(
+            f"split {panel.split!r} of {env.name} has no task; take another split, or other settings of environment."
+        )
     return chosen
 
 
@@ -160,14 +162,12 @@ def _tasks(env: Environment, split: str) -> Sequence[Task]:
         if is_unawaited(tasks):
             raise EnvironmentFailure(f"tasks({split!r}) returned {UNAWAITED}")
         return list(tasks)
-    except EnvironmentFailure as error:  # what crossed from another process names its type already
-        raise ConfigError(f"{env.name} has no tasks for split {split!r}: {error}") from error
-    except (PerturnError, KeyboardInterrupt):
-        raise
     except BaseException as error:  # environments are code of others
-        raise ConfigError(
-            f"{env.name} has no tasks for split {split!r}: {type(error).__name__}: {told(error)}"
-        ) from error
+        crossed = isinstance(error, EnvironmentFailure)  # from another process, and names its type already
+        if isinstance(error, PerturnError | KeyboardInterrupt) and not crossed:
+            raise
+        said = str(error) if crossed else f"{type(error).__name__}: {told(error)}"
+        raise ConfigError(f"{env.name} has no tasks for split {split!r}: {said}") from error
 
 
 def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) -> list[Task]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_args
 from perturn.config.evaluation_settings import SELECT, Candidates
 from perturn.config.parsing import build
 from perturn.envs.load_environment import load_object
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, check_known
 from perturn.select import SELECTORS
 from perturn.select.protocol import (
     ActionScorer,
@@ -20,7 +20,7 @@ from perturn.select.protocol import (
     SelectorNeed,
     SelectorTraits,
 )
-from perturn.table import guarded
+from perturn.table import check_members, guarded
 from perturn.types import Action, Prompt, Task
 
 _SHARED = ("name", *asdict(Candidates()))
@@ -57,16 +57,11 @@ def _check_kept(selector: Any, name: str) -> None:
         ConfigError: Before any work, naming the first that is wrong.
     """
     traits: SelectorTraits = selector.traits
-    for among in traits.among:
-        if not callable(getattr(selector, f"among_{among}", None)):
-            raise ConfigError(
-                f"{SELECT}.name: {name!r} scores {among} by its traits, and has no method among_{among}; write it, or "
-                "leave that out of SelectorTraits(among=...)."
-            )
-    if unknown := sorted(traits.needs - set(get_args(SelectorNeed))):
-        raise ConfigError(
-            f"{SELECT}.name: {name!r} needs {', '.join(unknown)}, which nothing gives. Known: "
-            f"{', '.join(get_args(SelectorNeed))}."
+    methods = [f"among_{among}" for among in traits.among]
+    check_members(selector, methods, "selector", "perturn.select.SelectorTraits.among")
+    for need in sorted(traits.needs):
+        check_known(
+            need, get_args(SelectorNeed), f"{SELECT}.name: {name!r} needs {need}, which nothing gives"
         )
 
 

@@ -18,13 +18,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perturn.errors import StorageError
 from perturn.io.plain_data import told
+from perturn.serve.agent_session import Session
 from perturn.serve.desk import Desk
 from perturn.serve.exchange import Ask, Refusal, Reply
 from perturn.serve.protocols.chat import Chat
 from perturn.serve.protocols.common import ServedProtocol, Strict, check_plain, read_body
 from perturn.serve.protocols.messages import Messages
 from perturn.serve.protocols.responses import Responses
-from perturn.serve.session import Session
 from perturn.types import Task
 
 _logger = logging.getLogger(__name__)

@@ -21,12 +21,12 @@ from perturn.episodes.seeds import seed_of
 from perturn.episodes.sequences import Sequences
 from perturn.errors import ContextFull, PerturnError, StorageError
 from perturn.io.plain_data import told
+from perturn.serve.agent_session import Session, read_action, refused
 from perturn.serve.answering import Answering
 from perturn.serve.exchange import Ask, Refusal, Reply
 from perturn.serve.reader import Reader, continued
 from perturn.serve.record import LOST, Record
 from perturn.serve.reward_call import Closed, Judge, RewardCall
-from perturn.serve.session import Session, read_action, refused
 from perturn.serve.settings import ServeSettings
 from perturn.types import Engine, Sampling, Status, Task, Trajectory
 

@@ -22,7 +22,7 @@ from perturn.config.recipe import Recipe
 from perturn.config.sections import Cluster
 from perturn.config.stages import policy_of, stages, suffix_of
 from perturn.data.run_folder import run_folder
-from perturn.errors import ConfigError, check_none
+from perturn.errors import ConfigError, check_none, within
 from perturn.io.yaml_scalars import as_yaml_1_1
 from perturn.select.lookup import traits_of
 from perturn.study.settings import SWEEP, Study, Test
@@ -135,17 +135,13 @@ class Plan:
         elif study.tune is not None:
             data["evaluate"] = {**(data.get("evaluate") or {}), "tasks": _panel(study.tune.tasks)}
         name = _name(self, environment, method, point, seed)
-        try:
+        with within(f"{' '.join(filter(None, (environment, method, point_text(point))))}: "):
             recipe = parse(Recipe, {**data, **runs, "name": f"{name}-{_digest(data)}"})
             scoring = _scoring(self._data(environment, method, point, seed))
             if (suffix := suffix_of(recipe, policy_of(recipe, recipe.iterations))) is not None:
                 scoring["protocol"] = {**scoring["protocol"], "suffix": suffix}
             scoring = _on_panel(scoring, *(scored or (study.test, study.folder / "runs")), recipe.name)
             parse(Recipe, dict(scoring))
-        except ConfigError as error:
-            raise ConfigError(
-                f"{' '.join(filter(None, (environment, method, point_text(point))))}: {error}"
-            ) from None
         return Cell(environment, method, point, seed, tuned, recipe, scoring)
 
     def tuning(self) -> Iterator[Cell]:

@@ -12,7 +12,7 @@ from perturn.config.parsing import parse
 from perturn.config.sections import COUNT, refuse
 from perturn.config.stages import stages
 from perturn.data.run_paths import RunPaths
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import ConfigError, check_known
 from perturn.study.cell_results import is_done
 from perturn.study.cells import Cell, Plan, Point
 from perturn.study.finished_cells import Kept
@@ -135,10 +135,7 @@ def open_plan(file: Path, overrides: Sequence[str] = ()) -> Plan | Again:
     if data.get("again") is None:
         return Plan(*study_of(data, file.parent))
     asked = parse(AgainFile, data)
-    if not (asked.other / "study.yaml").is_file():
-        known = {each.parent.name for each in Path(asked.output).glob("*/study.yaml")} - {asked.name}
-        raise ConfigError(
-            f"again: there is no study {asked.again!r} in {asked.output}.{did_you_mean(asked.again, known)}"
-        )
+    known = {each.parent.name for each in Path(asked.output).glob("*/study.yaml")} - {asked.name}
+    check_known(asked.again, known, f"again: there is no study {asked.again!r} in {asked.output}")
     other, recipe = study_of(read_words(asked.other / "study.yaml"), file.parent)
     return Again(asked.study(other), Plan(replace(other, output=asked.output), recipe))

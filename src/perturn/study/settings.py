@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 from perturn.bounds import SEED, check_bounds
 from perturn.config.parsing import apply_overrides, parse, refuse_secrets
+from perturn.config.recipe import read_mapping, recipe_file
 from perturn.config.sections import COUNT, HeldOutTasks, refuse
-from perturn.config.shipped_recipes import shipped, shipped_recipe
-from perturn.errors import ConfigError, check_known, did_you_mean
-from perturn.io.read_input import parse_yaml, read_text, user_path
+from perturn.errors import ConfigError, check_known
+from perturn.io.read_input import user_path
 from perturn.io.yaml_scalars import as_yaml_1_1
 from perturn.types import Sampling
 
@@ -184,7 +184,7 @@ def read_words(file: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         ConfigError: If it is none, or a word cannot be applied.
     """
-    data = _mapping(user_path(file, "study"), "study")
+    data = read_mapping(user_path(file, "study"), "study")
     apply_overrides(data, overrides)
     refuse_secrets(data)
     return data
@@ -199,28 +199,8 @@ def study_of(data: dict[str, Any], beside: Path) -> tuple[Study, dict[str, Any]]
     """
     laid_over = {key: as_yaml_1_1(data[key]) for key in _LAID_OVER if key in data}
     study = parse(Study, {**data, **laid_over})
-    recipe = _mapping(_recipe_file(study.recipe, beside), "recipe")
+    recipe = read_mapping(recipe_file(beside / user_path(study.recipe, "recipe"), study.recipe), "recipe")
     return _completed(study, recipe), recipe
-
-
-def _mapping(file: Path, what: str) -> dict[str, Any]:
-    """Return a file of YAML that is a mapping."""
-    data = parse_yaml(read_text(file, ConfigError), f"{what} {str(file)!r}", ConfigError, keep_texts=True)
-    if not isinstance(data, dict):
-        raise ConfigError(f"{what} {str(file)!r} must be a mapping of settings, got {type(data).__name__}.")
-    return data
-
-
-def _recipe_file(name: str, beside: Path) -> Path:
-    """Return the file of a study's recipe."""
-    near = beside / user_path(name, "recipe")
-    found = near if near.is_file() else shipped_recipe(name)
-    if found is None:
-        raise ConfigError(
-            f"recipe: {near} does not exist, nor does one of that name come with the package."
-            f"{did_you_mean(name, shipped())}"
-        )
-    return found
 
 
 def _completed(study: Study, recipe: Mapping[str, Any]) -> Study:

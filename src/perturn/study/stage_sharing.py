@@ -20,7 +20,7 @@ from perturn.config.stages import Stage, is_read, stages
 from perturn.data.file_seals import read_manifest
 from perturn.data.run_folder import Run, counted_settings
 from perturn.data.run_paths import RunPaths
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import ConfigError, check_known
 from perturn.run.recorded_inputs import changes
 from perturn.study.cells import Cell
 from perturn.study.settings import Study
@@ -185,10 +185,9 @@ def lent_runs(study: Study) -> Iterator[tuple[Path, Recipe]]:
 def _runs(study: Study, name: str) -> list[Path]:
     """Return the folders of the runs of another study; none where its results alone are left."""
     other = study.folder.parent / name
-    if (other / "runs").is_dir():
-        return sorted((other / "runs").iterdir())
-    if (other / "cells.json").is_file():
+    if (other / "cells.json").is_file() and not (other / "runs").is_dir():
         _log.warning("share: the runs of study %s are gone, so nothing is taken over from it", name)
         return []
     known = {each.parent.name for each in study.folder.parent.glob("*/runs")} - {study.name}
-    raise ConfigError(f"share: study {name!r} has no runs in {other / 'runs'}.{did_you_mean(name, known)}")
+    check_known(name, known, f"share: study {name!r} has no runs in {other / 'runs'}")
+    return sorted((other / "runs").iterdir())

@@ -9,7 +9,7 @@ from typing import Any
 from perturn.config.parsing import build
 from perturn.credit import CREDITS, Credit, CreditTraits
 from perturn.envs.load_environment import load_object
-from perturn.errors import ConfigError, check_none
+from perturn.errors import ConfigError, check_none, check_type
 from perturn.losses import LOSSES, Loss
 from perturn.losses.protocol import check_loss
 from perturn.needs import Distance, Need, Reference, names_of
@@ -31,11 +31,7 @@ def make_credit(section: Mapping[str, Any]) -> Credit:
     """
     name = str(section.get("name"))
     table: Mapping[str, Any] = {name: load_object(name)} if ":" in name else CREDITS
-    if ":" in name and not isinstance(table[name], type):
-        raise ConfigError(
-            f"credit.name: {name!r} is not a class; a credit is a class with needs and traits, whose objects weigh a "
-            "group once called. See perturn.credit.Credit."
-        )
+    check_type(f"credit.name {name!r}", table.get(name, type), type, "a class, as perturn.credit.Credit says")
     credit: Credit = build(table, section, "credit")
     check_credit(credit, name)
     return credit

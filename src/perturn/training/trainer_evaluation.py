@@ -68,27 +68,6 @@ def named_set(sets: Any, name: str) -> Any:
     return sets[name]
 
 
-def refuse_metrics(args: TurnConfig, trainer: Mapping[str, Any]) -> None:
-    """Reject settings for metrics of transformers that values of rows in packs cannot keep."""
-    if trainer.get("preprocess_logits_for_metrics") is not None:
-        raise ConfigError(
-            "preprocess_logits_for_metrics must be None: a prediction holds values of rows, no logits."
-        )
-    if trainer.get("compute_metrics") is None:
-        return
-    for name, needed in (
-        ("prediction_loss_only", False),
-        ("batch_eval_metrics", False),
-        ("eval_do_concat_batches", True),
-        ("include_for_metrics", []),
-    ):
-        if getattr(args, name) != needed:
-            raise ConfigError(
-                f"{name} must be {needed} with compute_metrics, got {getattr(args, name)}; the function is called "
-                "once, with the values of all rows."
-            )
-
-
 def refuse_best_metric(metric: str | None, sets: Sets | None) -> None:
     """Reject a metric for the best model that no set has, before training rather than at its first evaluation.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sized
+from collections.abc import Collection, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
@@ -15,7 +15,7 @@ from transformers.trainer import OPTIMIZER_NAME
 from perturn.bounds import SEED, bounds, texts
 from perturn.config.peer_settings import peers
 from perturn.config.sections import Sft, Train
-from perturn.errors import ConfigError, check_none, closest
+from perturn.errors import ConfigError, check_none, closest, within
 from perturn.policy.examples import LOSS_ON, SHARED_PREFIX
 from perturn.table import guarded
 
@@ -170,7 +170,7 @@ class TurnConfig(TrainingArguments):
 
     def _check_optimizer(self) -> None:
         """Make the optimizer and the schedule of its learning rate once, for a weight of no use."""
-        try:
+        with within("AdamW cannot be made: ", after="."):
             optimizer = torch.optim.AdamW(
                 [torch.nn.Parameter(torch.zeros(1))],
                 lr=self.learning_rate,
@@ -178,8 +178,6 @@ class TurnConfig(TrainingArguments):
                 eps=self.adam_epsilon,
                 weight_decay=self.weight_decay,
             )
-        except ValueError as error:
-            raise ConfigError(f"AdamW cannot be made: {error}.") from error
         name = getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type)
         says = f"scheduler {name!r} cannot be made with the arguments {self.lr_scheduler_kwargs or {}}"
         with guarded(says, ". Take a schedule that needs no others, such as cosine."):
@@ -223,14 +221,6 @@ def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:
     return value
 
 
-def refuse_read_tokens(args: TurnConfig, loss: Any) -> None:
-    """Reject loss on tokens that the policy read, where the loss is on choices of its own."""
-    if args.loss_on == "all" and (loss.traits.needs_rejected or loss.traits.needs_behavior):
-        raise ConfigError(
-            "loss_on must be actions with a loss on pairs or groups, got all; nobody chose the text that was read."
-        )
-
-
 def share_kept(episodes: int | None, train: Sized | None) -> float:
     """Return training rows over the episodes that were asked for."""
     if episodes is None or train is None:
@@ -240,13 +230,39 @@ def share_kept(episodes: int | None, train: Sized | None) -> float:
     return len(train) / episodes
 
 
-def refuse_data_parallel(gpus: int) -> None:
-    """Reject several GPUs in one process, which would split a batch that is not made of rows."""
-    if gpus > 1:
-        raise ConfigError(
-            f"this process sees {gpus} GPUs and trains on one; set CUDA_VISIBLE_DEVICES=0, or start a process for each "
-            f"GPU: accelerate launch --num_processes {gpus} ..., or torchrun --nproc_per_node {gpus} ..."
+_ONE_CALL = {
+    "prediction_loss_only": False,
+    "batch_eval_metrics": False,
+    "eval_do_concat_batches": True,
+    "include_for_metrics": [],
+}
+"""Settings under which `compute_metrics` is called once, with the values of all rows."""
+
+
+def unkept(args: TurnConfig, loss: Any, trainer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield settings that a training on rows in packs cannot keep, in one process and with this loss.
+
+    Args:
+        args: Settings.
+        loss: The loss.
+        trainer: Further arguments of `transformers.Trainer`.
+    """
+    if args.loss_on == "all" and (loss.traits.needs_rejected or loss.traits.needs_behavior):
+        yield "loss_on must be actions with a loss on pairs or groups, got all; nobody chose the text that was read."
+    if args.n_gpu > 1:
+        yield (
+            f"this process sees {args.n_gpu} GPUs and trains on one; set CUDA_VISIBLE_DEVICES=0, or start a process "
+            f"for each GPU: accelerate launch --num_processes {args.n_gpu} ..., or torchrun --nproc_per_node "
+            f"{args.n_gpu} ..."
         )
+    if trainer.get("preprocess_logits_for_metrics") is not None:
+        yield "preprocess_logits_for_metrics must be None: a prediction holds values of rows, no logits."
+    for name, needed in _ONE_CALL.items() if trainer.get("compute_metrics") is not None else ():
+        if getattr(args, name) != needed:
+            yield (
+                f"{name} must be {needed} with compute_metrics, got {getattr(args, name)}; the function is called "
+                "once, with the values of all rows."
+            )
 
 
 def refuse_frozen(model: torch.nn.Module) -> None:

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from perturn.chat.control_tokens import keep_ends
 from perturn.chat.tokens import Renderer
+from perturn.errors import check_none
 from perturn.formats.read_rows import Row
 from perturn.formats.row_sources import Location
 from perturn.io.atomic_write import writing
@@ -60,18 +61,16 @@ from perturn.training.trainer_evaluation import (
     encoded_sets,
     parts_of,
     refuse_best_metric,
-    refuse_metrics,
     row_metrics,
     step_metrics,
 )
 from perturn.training.turn_config import (
     TurnConfig,
     may_begin,
-    refuse_data_parallel,
     refuse_frozen,
-    refuse_read_tokens,
     section,
     share_kept,
+    unkept,
 )
 from perturn.types import Trajectory, WeightedTrajectory
 
@@ -150,9 +149,7 @@ class TurnTrainer(EvaluatingTrainer):
         of_policy = {name: each for name, each in inputs.items() if each.traits.policy is None}
         self._of_policy = cast("dict[str, PolicyInput]", of_policy)
         self._of_frozen = {name: each.traits.policy for name, each in inputs.items() if each.traits.policy}
-        refuse_read_tokens(args, self.loss)
-        refuse_data_parallel(args.n_gpu)
-        refuse_metrics(args, trainer)
+        check_none(unkept(args, self.loss, trainer))
 
     def _open(self, model: Any, reference: Any, peft_config: Any) -> Any:
         """Return the model to train, and note how to load the reference again for rows that come later.

@@ -139,7 +139,7 @@ def test_training_a_servers_model_is_refused_before_work(recipe, perturn, server
     code, printed = perturn(command, recipe)
 
     assert code == 2
-    assert "engine 'api' serves a model that cannot be trained here" in printed
+    assert "training changes the weights of the policy, which engine 'api' does not give" in printed
     assert len(printed.splitlines()) == 1
     assert not (tmp_path / "runs").exists()
     assert server.bodies == []

@@ -48,7 +48,7 @@ def test_a_key_that_is_not_set_is_asked_for_by_name(monkeypatch, value):
         monkeypatch.setenv("OPENAI_API_KEY", value)
 
     with pytest.raises(
-        ConfigError, match="environment variable OPENAI_API_KEY is not set; export the key of"
+        ConfigError, match="OPENAI_API_KEY must hold a key, and is not set; export the key of"
     ):
         ApiEngine("m", ApiSettings())
 
@@ -57,7 +57,7 @@ def test_a_key_that_no_header_can_hold_is_refused_unseen(monkeypatch):
     """The transport would quote it in its error."""
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\n{KEY}")
 
-    with pytest.raises(ConfigError, match="holds no key") as caught:
+    with pytest.raises(ConfigError, match="must hold a key, and does not") as caught:
         ApiEngine("m", ApiSettings())
 
     assert KEY not in str(caught.value)

@@ -90,7 +90,9 @@ def test_weigh_counts_them_with_score_0_on_request(broken):
     found = weights_of(broken, "rloo", failed="zero")
 
     assert [one.tolist() for one in found[:3]] == [[-0.5], [1.0, 1.0], [0.0] * 3]
-    with pytest.raises(ConfigError, match="failed must be one of leave_out, zero, got 'drop'"):
+    with pytest.raises(
+        ConfigError, match=r"unknown failed 'drop'\. Did you mean 'zero'\? Known: leave_out, zero"
+    ):
         weights_of(broken, "rloo", failed="drop")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 
 from perturn.bounds import EFFORT, SECONDS, Bound, check_bounds
 from perturn.data.run_paths import RunPaths
+from perturn.engines.api_keys import key_in
 from perturn.engines.protocol import Serving
 from perturn.errors import ConfigError
 from perturn.table import locate, require_library
@@ -122,17 +122,7 @@ class ApiSettings:
         """
         if self.api_key_env is None:
             return None
-        key = os.environ.get(self.api_key_env, "").strip()
-        if not key:
-            raise ConfigError(
-                f"environment variable {self.api_key_env} is not set; export the key of {self.host} in it, or name "
-                "another variable with engine.api_key_env (null if the server asks for no key)."
-            )
-        if not re.fullmatch(r"[\w.:/+=~@-]+", key, re.ASCII):
-            raise ConfigError(
-                f"environment variable {self.api_key_env} holds no key: it has spaces or strange characters."
-            )
-        return key
+        return key_in(self.api_key_env, self.host)
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         """Return the cost of tokens, in the currency of the prices."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -10,6 +9,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from perturn.bounds import EFFORT, SECONDS, check_bounds
+from perturn.engines.api_keys import key_in
 from perturn.errors import ConfigError
 from perturn.table import require_library
 
@@ -68,13 +68,7 @@ class ServiceSettings:
         """
         if self.api_key_env is None:
             return _NO_KEY
-        key = os.environ.get(self.api_key_env, "").strip()
-        if not re.fullmatch(r"tml-[\w.:/+=~@-]+", key, re.ASCII):
-            raise ConfigError(
-                f"environment variable {self.api_key_env} must hold a key that begins with tml-, and does not; export "
-                f"the key of {self.host} in it, or set api_key_env to null if the service asks for no key."
-            )
-        return key
+        return key_in(self.api_key_env, self.host, "tml-")
 
     def check_client(self) -> None:
         """Check that the client package and the key are there.

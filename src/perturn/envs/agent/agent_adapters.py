@@ -12,7 +12,7 @@ from typing import Any
 
 from perturn.envs.agent.agent_launch import function_program
 from perturn.envs.world_process import without_secrets
-from perturn.errors import ConfigError, check_known
+from perturn.errors import ConfigError, check_known, within
 
 _FOLDER = Path(__file__).with_name("adapters")
 ADAPTERS: Mapping[str, str] = {
@@ -51,7 +51,7 @@ def adapted_rows(
         ConfigError: If the function cannot be imported, or tasks cannot be listed.
     """
     command = function_program("list", python, name, *sources)
-    try:
+    with within(f"environment: {name} cannot be asked for its tasks: ", OSError, subprocess.TimeoutExpired):
         ended = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -60,8 +60,6 @@ def adapted_rows(
             env=without_secrets(os.environ, passed),
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"environment: {name} cannot be asked for its tasks: {error}") from error
     if ended.returncode:
         said = [line for line in ended.stderr.decode(errors="replace").splitlines() if line.strip()]
         raise ConfigError(

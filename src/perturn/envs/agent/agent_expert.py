@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from perturn.config.parsing import build
 from perturn.engines import ENGINES, Serving
 from perturn.episodes.episode import Episode
-from perturn.errors import ConfigError, EngineFailure
+from perturn.errors import ConfigError, EngineFailure, check_type, within
 from perturn.rules import Sampling
 from perturn.types import Engine, Trajectory
 
@@ -34,18 +34,17 @@ class Expert:
         Raises:
             ConfigError: If one is wrong.
         """
-        if not isinstance(settings.get("model"), str):
-            raise ConfigError("environment.expert.model is missing; name the model at its server.")
+        check_type(
+            "environment.expert.model", settings.get("model"), str, "the name of a model at its server"
+        )
         section = {"name": "api", **{key: each for key, each in settings.items() if key not in _OWN}}
         self._settings = build(ENGINES, section, "environment.expert")
         if self._settings.traits.serves_checkpoints:
-            raise ConfigError("environment.expert must be a model behind an API (name: api).")
+            _no_weights()
         self._model = str(settings["model"])
         decoding = {key: settings[key] for key in _OWN[1:] if key in settings}
-        try:
+        with within("environment.expert: ", TypeError):
             self._sampling = Sampling(**{"max_new_tokens": 1024, **decoding})
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"environment.expert: {error}") from None
         self._section = json.dumps([self._model, section], sort_keys=True, default=str)
         self._key: str | None = None
 

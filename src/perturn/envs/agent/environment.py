@@ -13,8 +13,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn
 
+from perturn.bounds import SECONDS, Bound
 from perturn.envs.agent.agent_adapters import ADAPTERS, adapted_rows, adapter_file
 from perturn.envs.agent.agent_bridge import Line, open_bridge
 from perturn.envs.agent.agent_episode import Conversation, Limits, settle
@@ -68,9 +69,9 @@ class Agent:
         function: str | None = None,
         adapter: str | None = None,
         python: str | None = None,
-        seconds: float = 600.0,
-        memory_gigabytes: float | None = None,
-        tokens: int | None = None,
+        seconds: Annotated[float, SECONDS] = 600.0,
+        memory_gigabytes: Annotated[float, Bound(above=0)] | None = None,
+        tokens: Annotated[int, Bound(least=1)] | None = None,
         pass_env: list[str] | None = None,
         expert: dict[str, Any] | None = None,
         name: str | None = None,
@@ -104,8 +105,6 @@ class Agent:
             raise ConfigError(
                 "environment.python is for a function or an adapter; name it in command instead."
             )
-        if seconds <= 0 or (tokens is not None and tokens < 1) or (memory_gigabytes or 1) <= 0:
-            raise ConfigError("environment: seconds, tokens and memory_gigabytes must be > 0.")
         self._passed = tuple(pass_env or ())
         self._python = None if python is None else _program(python, "python")
         self._adapted = None if adapter is None else f"{adapter_file(adapter)}:rollout"

@@ -7,14 +7,15 @@ A score on them says nothing of ALFWorld, and its name says so: `alfworld-like`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from perturn.bounds import Bound
 from perturn.envs.alfworld.game_settings import TextGame, check_grammar
 from perturn.envs.alfworld.games import KINDS, GameText
 from perturn.envs.alfworld.generate import SPLITS, make_game
 from perturn.envs.alfworld.teaching import GamesTaught
 from perturn.envs.benchmark import check_known, choose_kinds
-from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.errors import EnvironmentFailure
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
 
@@ -35,8 +36,8 @@ class ALFWorldLike(GamesTaught):
         self,
         grammar: str = "0.4",
         kinds: tuple[str, ...] = (),
-        train_games: int = SPLITS["train"],
-        valid_games: int = SPLITS["valid_seen"],
+        train_games: Annotated[int, Bound(least=1)] = SPLITS["train"],
+        valid_games: Annotated[int, Bound(least=1)] = SPLITS["valid_seen"],
     ) -> None:
         """Check the settings.
 
@@ -46,9 +47,6 @@ class ALFWorldLike(GamesTaught):
             train_games: Games of `train`. A smaller number gives the first games of a larger number.
             valid_games: Games of `valid_seen`, and as many of `valid_unseen`.
         """
-        for name, games in (("train_games", train_games), ("valid_games", valid_games)):
-            if games < 1:
-                raise ConfigError(f"{name} must be >= 1, got {games}.")
         self.grammar = check_grammar(grammar)
         self.kinds = choose_kinds(kinds, KINDS, "alfworld")
         self.name = f"alfworld-like-{VERSION}+grammar-{grammar}"

@@ -19,7 +19,7 @@ from perturn.envs.webshop import pages
 from perturn.envs.webshop.data import Files, Goal, Product, human_goals, read_products, synthetic_goals
 from perturn.envs.webshop.reward import purchase_reward
 from perturn.envs.webshop.webshop_rules import shopping_list
-from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.errors import EnvironmentFailure
 from perturn.io.read_input import user_path
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
@@ -117,15 +117,9 @@ class WebShop:
         check_known("split", split, self.splits, "webshop")
         goals = self._goals
         first, end = self.splits[split]
-        chosen = range(len(goals))[first:end]
-        if not chosen:
-            raise ConfigError(
-                f"Split {split!r} of webshop is empty: it begins at goal {first} of {len(goals)}. "
-                "Use another split, or set environment.splits."
-            )
         return [
             Task(str(number), goals[number].category or "goal", split, asdict(goals[number]))
-            for number in chosen
+            for number in range(len(goals))[first:end]
         ]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:

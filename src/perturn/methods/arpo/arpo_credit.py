@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from perturn.extend import Trajectory, check_choice
+from perturn.extend import OneOf, Trajectory
 from perturn.extend.tensors import (
     EPSILON,
     CreditTraits,
@@ -45,13 +45,8 @@ class ARPO(GroupCredit):
     std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
-    shared: str = "sum"
+    shared: Annotated[str, OneOf(SHARED)] = "sum"
     """Number of a turn: the sum of its leaves' advantages, or their mean."""
-
-    def __post_init__(self) -> None:
-        """Reject settings outside their range."""
-        super().__post_init__()
-        check_choice("shared", self.shared, SHARED)
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:
         trees = forest(group, rewards, "leaves")

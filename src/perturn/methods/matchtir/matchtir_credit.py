@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from perturn.extend import Bound, Need, Needs, Status, Trajectory, check_choice
+from perturn.extend import Bound, Need, Needs, OneOf, Status, Trajectory
 from perturn.extend.tensors import (
     EPSILON,
     RLOO,
@@ -75,7 +75,7 @@ class MatchTIR(GroupCredit):
     and a later call can take the gold call of an earlier one, a loss that no return from the later turn on contains.
     """
 
-    assignment: str = "hard"
+    assignment: Annotated[str, OneOf(ASSIGNMENTS)] = "hard"
     """How calls are matched with gold calls: hard, greedy (the paper's released code) or soft."""
 
     regularization: Annotated[float, Bound(least=1e-6, most=1e6)] = 0.1
@@ -89,7 +89,7 @@ class MatchTIR(GroupCredit):
     lam: Annotated[float, Bound(above=0, most=1)] = 0.9
     """Discount from one turn to the next in G, in (0, 1]; the code's `lam`. S is not discounted."""
 
-    baseline: str = "group"
+    baseline: Annotated[str, OneOf(BASELINES)] = "group"
     """Values to compare with: group, as the paper's code; or others, which divides by nothing."""
 
     singleton: Singleton = "zero"
@@ -99,8 +99,6 @@ class MatchTIR(GroupCredit):
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         super().__post_init__()
-        check_choice("assignment", self.assignment, ASSIGNMENTS)
-        check_choice("baseline", self.baseline, BASELINES)
         if self.baseline == "others" and self.singleton == "raw":
             raise ValueError("singleton raw keeps a score without a baseline; it goes with baseline group.")
 

@@ -6,17 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, ClassVar
 
-from perturn.extend import (
-    ConfigError,
-    DataError,
-    EnvironmentFailure,
-    Need,
-    PerturnError,
-    Task,
-    Trajectory,
-    Turn,
-    failed,
-)
+from perturn.extend import DataError, EnvironmentFailure, Need, PerturnError, Task, Trajectory, Turn, failed
 from perturn.extend.quantity_tools import (
     NO_CALL,
     Computed,
@@ -27,11 +17,11 @@ from perturn.extend.quantity_tools import (
     Source,
     ToolCall,
     call_similarity,
+    check_abilities,
     error_text,
     expert_action,
     greedy_matches,
     hard_matches,
-    lacks,
     soft_matches,
     understand,
 )
@@ -50,11 +40,8 @@ def check_gold_calls(env: Any, tasks: Sequence[Task], name: str) -> None:
         ConfigError: If there is no expert.
         DataError: If he calls no tool.
     """
-    if problem := lacks(env, "expert"):
-        raise ConfigError(
-            f"{name} compares tool calls with the calls of the environment's expert: {problem}, or a credit "
-            "without an expert."
-        )
+    reader = f"{name} compares tool calls with the calls of the environment's expert"
+    check_abilities(env, "expert", reader=reader, otherwise="a credit without an expert")
     for task in tasks[:1]:
         gold_calls(env, task)
 

@@ -9,7 +9,7 @@ from math import log
 from typing import ClassVar
 from unicodedata import normalize
 
-from perturn.extend import ConfigError, Need, Task, Trajectory, failed, groups_of
+from perturn.extend import ConfigError, Need, Task, Trajectory, check_type, failed, groups_of, guarded
 from perturn.extend.quantity_tools import (
     ACTED,
     MARK,
@@ -24,7 +24,6 @@ from perturn.extend.quantity_tools import (
     Source,
     Step,
     check_gold,
-    error_text,
     gold_answer,
     load_object,
     normalize_answer,
@@ -123,15 +122,10 @@ def _labels(same: str, task: Task, answers: Sequence[str]) -> list[Hashable]:
     """
     if same == "exact":
         return [_normalized(answer) for answer in answers]
-    try:
+    with guarded(f"credit.same {same!r:.80} cannot tell the answers to task {task.id!r:.80} apart"):
         function: Labels = load_object(same)
         found = list(function(task, list(answers)))
         hash(tuple(found))
-    except Exception as error:  # a function is code of others
-        raise ConfigError(
-            f"credit.same {same!r:.80} cannot tell the answers to task {task.id!r:.80} apart: {type(error).__name__}: "
-            f"{error_text(error)}"
-        ) from error
     if len(found) != len(answers):
         raise ConfigError(
             f"credit.same {same!r:.80} must give a label for each answer: {len(answers)} to task {task.id!r:.80}, got "
@@ -179,10 +173,8 @@ class OwnAnswers(Quantity):
         Raises:
             PerturnError: Saying what to set.
         """
-        if ":" in request.same and not callable(load_object(request.same)):
-            raise ConfigError(
-                f"credit.same must be exact or a function as MODULE:FUNCTION, got {request.same!r:.80}."
-            )
+        if ":" in request.same:
+            check_type(f"credit.same {request.same!r:.80}", load_object(request.same), Callable, "a function")
         if planned.stored:
             return
         if request.gold:

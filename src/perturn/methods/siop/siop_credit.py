@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from perturn.extend import CODE, Bound, Need, Needs, Status, Trajectory, check_bounds, check_choice
+from perturn.extend import CODE, Bound, Need, Needs, OneOf, Status, Trajectory, check_bounds
 from perturn.extend.tensors import (
     CreditTraits,
     Deviation,
@@ -148,7 +148,7 @@ class SIOP:
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
 
-    reference: str = "own"
+    reference: Annotated[str, OneOf(REFERENCES)] = "own"
     """Whose likelihood counts: own, answers of the trajectory's own cluster; or gold, the gold answer with q = 1."""
 
     members: Annotated[int, Bound(least=1)] = 3
@@ -171,9 +171,8 @@ class SIOP:
     def __post_init__(self) -> None:
         """Reject settings outside their range."""
         check_bounds(self)
-        check_choice("reference", self.reference, REFERENCES)
-        if ":" not in self.same:
-            check_choice("same", self.same, ("exact", "MODULE:FUNCTION"))
+        if ":" not in self.same and self.same != "exact":
+            raise ValueError(f"same must be exact or MODULE:FUNCTION, got {self.same!r}.")
 
     @property
     def needs(self) -> Needs:

@@ -2,7 +2,7 @@
 
 from perturn.report.figures.base import theme
 from perturn.report.figures.iteration_figures import Curve, Line, iteration_curve, learning_curve, ledger_bars
-from perturn.report.figures.scores import (
+from perturn.report.figures.score_figures import (
     Chart,
     metric_lines,
     score_by_kind,

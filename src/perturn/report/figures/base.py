@@ -50,17 +50,21 @@ def policy_colors(policies: Iterable[str]) -> dict[str, str]:
 
 
 def lay_out(figure: go.Figure, x: str, y: str | None = None, *, height: int = 280, **layout: Any) -> None:
-    """Set size, margins, axis titles and legend that all figures share."""
-    figure.update_layout(
-        template=None,
-        height=height,
-        margin={"l": 8, "r": 12, "t": 34, "b": 8},
-        xaxis_title=x,
-        yaxis_title=y,
-        dragmode=False,
-        legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "title": None},
+    """Give a figure a layout with the size, margins, axis titles and legend that all figures share.
+
+    Of an earlier layout its lines stay. Plotly merges settings into a layout three times as slowly as it makes one.
+    """
+    figure.layout = {
+        "shapes": figure.layout.shapes,
+        "height": height,
+        "margin": {"l": 8, "r": 12, "t": 34, "b": 8},
+        "xaxis": {"title": {"text": x}},
+        "yaxis": {"title": {"text": y}},
+        "dragmode": False,
+        "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom"},
         **layout,
-    )
+    }
+    figure.layout.template = None
 
 
 def reach(means: Sequence[float], ends: Sequence[Sequence[float | None]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from perturn.explore import Explorer
 from perturn.explore.protocol import ExploreInputs
 from perturn.needs import Distance
 from perturn.run.protocol_rules import make_protocol
-from perturn.run.served_policy import engine_settings
+from perturn.run.served_policy import require_weights
 from perturn.run.session import Session
 from perturn.run.stages.measure_distance import measured
 from perturn.table import locate
@@ -43,10 +43,9 @@ def check_explorer(recipe: Recipe, tasks: Sequence[Task]) -> None:
         tasks: That are explored.
     """
     explorer, name = explorer_of(recipe), explorer_name(recipe)
-    if explorer.traits.reads_policy and not engine_settings(recipe).traits.serves_checkpoints:
-        raise ConfigError(
-            f"explore.name={name} reads the exploring policy, whose weights engine {recipe.engine['name']!r} "
-            "does not give; take engine.name=local, or another explorer."
+    if explorer.traits.reads_policy:
+        require_weights(
+            recipe, f"explore.name={name} reads the weights of the exploring policy", "another explorer"
         )
     if explorer.rounds and not explorer.sampling.temperature and not explorer.traits.expert:
         explorers = {policy_of(recipe, iteration) for iteration in range(recipe.iterations)}

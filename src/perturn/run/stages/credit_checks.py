@@ -101,6 +101,5 @@ def check_prover(recipe: Recipe, name: str, credit: Credit) -> None:
         "dependent-branches": not (traits.trains_branches and traits.unbiased),
     }
     needs = ("branches",) if reads else ()
-    problem = misfit(recipe, f"credit {name}", needs, {each for each, taken in takes.items() if taken})
-    if problem:
-        raise ConfigError(problem)
+    taken = {each for each, is_taken in takes.items() if is_taken}
+    check_none([misfit(recipe, f"credit {name}", needs, taken)])

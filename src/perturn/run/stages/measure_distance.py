@@ -39,9 +39,10 @@ def sense_of(recipe: Recipe) -> str | None:
 def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
     """Reject to measure in a world that cannot say how far an episode is from its end."""
     scored = recipe.evaluate and recipe.evaluate.distance
-    read = sense_of(recipe) or (recipe.explore and sense_in(recipe.explore.needs)) or scored
+    if not (sense_of(recipe) or (recipe.explore and sense_in(recipe.explore.needs)) or scored):
+        return
     problem = lacks(env, "remaining") if env else "it has no environment, which would say"
-    if read and problem:
+    if problem:
         raise ConfigError(
             f"the recipe reads how far an episode is from its end: {problem}, or take rows, credit and explorer that "
             "do not read it, and leave evaluate.distance out."

@@ -19,7 +19,7 @@ from perturn.io.read_input import user_path
 from perturn.needs import Distance, name_of
 from perturn.rows.pairing import pair_within_groups, starting
 from perturn.run.protocol_rules import make_protocol
-from perturn.run.served_policy import engine_settings
+from perturn.run.served_policy import require_weights
 from perturn.run.session import Session
 from perturn.run.stages.branch_stage import played_on
 from perturn.run.stages.measure_distance import corrected, measured, measured_pairs
@@ -119,11 +119,9 @@ def check_made(recipe: Recipe) -> None:
             f"rows.name={rows_name(recipe)} puts two episodes into one conversation, of which a policy must see all; "
             "set protocol.history=full."
         )
-    if traits.reads_logprobs and not engine_settings(recipe).traits.serves_checkpoints:
-        raise ConfigError(
-            f"rows.name={rows_name(recipe)} reads the log-probabilities of what was sampled, which engine "
-            f"{recipe.engine['name']!r} does not give; take rows.takeover=random, or engine.name=local."
-        )
+    if traits.reads_logprobs:
+        reader = f"rows.name={rows_name(recipe)} reads the log-probabilities of what was sampled"
+        require_weights(recipe, reader, "rows.takeover=random")
 
 
 def _inputs(session: Session, stage: Stage) -> RowInputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perturn.config.evaluation_settings import SELECT
 from perturn.config.recipe import Recipe
 from perturn.config.stages import learned_from, stages
-from perturn.errors import ConfigError, PerturnError, RunError
+from perturn.errors import ConfigError, PerturnError, RunError, check_none
 from perturn.run.policy_origin import Maker, find_maker, is_made_elsewhere
 from perturn.run.protocol_rules import evaluation_sampling
 from perturn.run.served_policy import engine_settings
@@ -45,8 +45,7 @@ def check_selection(recipe: Recipe, maker: Maker | None = None) -> None:
             "evaluate.sampling.temperature, such as 1.0."
         )
     try:
-        if problem := _problem(recipe, traits, section["among"], maker):
-            raise ConfigError(problem)
+        check_none([_problem(recipe, traits, section["among"], maker)])
     except PerturnError as error:
         others = ", ".join(
             name for name in SELECTORS if _fits(recipe, SELECTORS[name].traits, section["among"])

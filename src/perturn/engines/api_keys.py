@@ -1,0 +1,29 @@
+"""Keys of servers, which stand in environment variables and in no recipe."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from perturn.errors import ConfigError
+
+
+def key_in(variable: str, host: str, begins: str = "") -> str:
+    """Return the key of a server that an environment variable holds; no message shows it.
+
+    Args:
+        variable: Name of the environment variable.
+        host: The server.
+        begins: What each of its keys begins with.
+
+    Raises:
+        ConfigError: If the variable is not set or holds no key.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not re.fullmatch(rf"{begins}[\w.:/+=~@-]+", key, re.ASCII):
+        must = f" that begins with {begins}" if begins else ""
+        raise ConfigError(
+            f"environment variable {variable} must hold a key{must}, and {'does not' if key else 'is not set'}; export "
+            f"the key of {host} in it, or name another variable in api_key_env (null if the server asks for no key)."
+        )
+    return key

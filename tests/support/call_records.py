@@ -1,0 +1,31 @@
+"""Records of model calls, as a log has them."""
+
+from pathlib import Path
+
+SAMPLES = Path(__file__).parents[1] / "formats" / "logs"
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+def call(answer, *messages, **others):
+    """A record of one call."""
+    identity = others.pop("id", None)
+    response = {"choices": [{"message": said(answer)}]} | ({"id": identity} if identity else {})
+    return {"request": {"messages": list(messages)}, "response": response} | others
+
+
+def chat(session, *answers, task="find it", **last):
+    """Records of a conversation that only grows; the last has more fields."""
+    messages, records = [SYSTEM, user(task)], []
+    for number, answer in enumerate(answers):
+        more = last if number == len(answers) - 1 else {}
+        records.append(call(answer, *messages, session_id=session, **more))
+        messages += [said(answer), user(f"seen {number}")]
+    return records
