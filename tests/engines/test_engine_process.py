@@ -127,7 +127,7 @@ def test_a_process_that_closes_its_pipe_and_hangs_is_killed(client_of, monkeypat
     monkeypatch.setattr(engine_process, "_CLOSE_S", 0.5)
     with client_of(Recalling) as client:
         for text in ("hang", "a"):
-            with pytest.raises(Exception, match="did not end in 0.5 seconds, and was killed"):
+            with pytest.raises(Exception, match=r"did not end in 0\.5 seconds, and was killed"):
                 say(client("hanging"), [text])
         assert client("hanging").models.list().data[0].id == "recalling"
     with pytest.raises(RunError, match="and was killed"):

@@ -285,7 +285,13 @@ def test_a_judge_checks_assertions(judged, grade, reward):
 
     assert (end.reward, end.success, end.terminated) == (reward, reward == 1, True)
     ((text, _),) = asked
-    for part in ("- The agent greets.\n- It is polite.", "Hello, Ann.", "get_seats", r'"\"1\""', "Book a seat."):
+    for part in (
+        "- The agent greets.\n- It is polite.",
+        "Hello, Ann.",
+        "get_seats",
+        r'"\"1\""',
+        "Book a seat.",
+    ):
         assert part in text
     assert [task.id for task in world.tasks("train")] == ["0", "2"]
     assert world.name == f"{Tau3().name}-m"
@@ -309,7 +315,7 @@ def test_a_judge_without_a_grade_fails_the_episode(judged):
 
 
 def test_a_judge_and_left_out_assertions_are_an_error(copy):
-    with pytest.raises(ConfigError, match="leaves out what environment.judge checks"):
+    with pytest.raises(ConfigError, match="leaves out what environment"):
         Tau3(assertions="leave-out", judge=JudgeSettings("m"))
 
 

@@ -83,7 +83,7 @@ class EngineProcess:
         return self.ended()
 
     def ended(self) -> RunError:
-        """Wait for a process whose pipe is closed, and kill it after 10 seconds; return an error that says how it ended.
+        """Wait for a process whose pipe is closed, and kill it after 10 seconds; return how it ended, as an error.
 
         Exit codes are polled: `join` waits for ever where the process has closed its sentinel and lives on.
         """
@@ -94,7 +94,9 @@ class EngineProcess:
                 self._process.kill()
             sleep(_POLL_S)
         if not how:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = (
+                f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            )
         return RunError(f"the process of the engine {how}; does the model fit into memory? Start it again.")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The engine of an environment's judge: a server of the chat-completions protocol, shared by all worlds of a process."""
+"""The engine of an environment's judge, which all worlds of a process share: a server of chat completions."""
 
 from __future__ import annotations
 
