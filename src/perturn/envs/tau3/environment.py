@@ -114,8 +114,8 @@ class Tau3:
         if rejected := self._rejected.intersection(splits[split]):
             raise ConfigError(
                 f"{self.name}: the reward of {len(rejected)} of {len(splits[split])} tasks of split {split!r} is also "
-                f"for assertions in plain language ({ASSERTED}), which a judge must check. Set environment.judge.model, "
-                "or environment.assertions=leave-out to play the other tasks alone."
+                f"for assertions in plain language ({ASSERTED}), which a judge must check. Set "
+                "environment.judge.model, or environment.assertions=leave-out to play the other tasks alone."
             )
         return [Task(key, "", split) for key in splits[split] if key not in self._left_out]
 
