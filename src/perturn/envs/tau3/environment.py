@@ -52,7 +52,7 @@ class Tau3:
 
     The reward at the end is 1 if the database equals the database after the gold actions, and the agent's messages
     hold each text that must be told; else 0. A talk that the user did not end has reward 0, and so has an
-    episode after `MOST_ERRORS` calls that failed. Most of retail's tasks also ask a model about assertions in plain
+    episode after `MOST_ERRORS` calls that failed. Some of retail's tasks also ask a model about assertions in plain
     language (`NL_ASSERTION`). The section `judge` names that model. Without a judge such tasks are rejected, or left
     out with `assertions: leave-out`: this reward would count episodes as solved that break an assertion.
 
