@@ -4,9 +4,13 @@ import importlib.util
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
+from engines.api.chat import KEY, Server, completion
+from engines.serving import serve
+from perturn.data.store import read_trajectories
 from perturn.envs.environment_check import check_environment
 from perturn.envs.scripted_user import ScriptedUser
 from perturn.envs.tau3 import assertions
@@ -18,6 +22,8 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.replay import play_script
 from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
+from perturn.report import summarize
+from perturn.run.execute import open_run, run_stages
 from perturn.types import Action, EpisodeProtocol, Task
 from support.examiner import Examiner
 from support.small_tau3 import ROWS, row, write_copy
@@ -317,6 +323,41 @@ def test_a_judge_without_a_grade_fails_the_episode(judged):
 def test_a_judge_and_left_out_assertions_are_an_error(copy):
     with pytest.raises(ConfigError, match="leaves out what environment"):
         Tau3(assertions="leave-out", judge=JudgeSettings("m"))
+
+
+DEMO = Path(__file__).parents[2] / "recipes/tau3_infopo_demo.yaml"
+
+
+@pytest.mark.slow
+def test_the_recipe_runs_to_its_end(tmp_path, copy, tiny_folder, monkeypatch):
+    """SFT on gold actions, two iterations with a model as the user, and scores with pass^k; on the small copy."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = Server(reply=lambda body, number: completion(f"I want seat {number}."))
+    words = [f"model.name={tiny_folder}", "model.max_length=2048", "worlds={processes: 0}", "sft.epochs=1"]
+    words += ["sft.tasks.n=2", "explore.tasks.n=2", "explore.per_iteration=2", "evaluate.tasks.n=1"]
+    words += [f"{stage}.sampling.max_new_tokens=8" for stage in ("explore", "evaluate")]
+
+    with serve(server.answer) as address:
+        user = f"user={{model: m, engine: {{name: api, base_url: '{address}/v1'}}}}"
+        with open_run(DEMO, [*words, user]) as run:
+            run_stages(run)
+
+    folder = tmp_path / "runs/tau3_infopo_demo"
+    explored = [one for file in folder.rglob("explore-*.jsonl") for one in read_trajectories(file)]
+    assert len(explored) == 16
+    assert all(
+        said.startswith("I want seat") for one in explored for turn in one.turns for said in turn.user_said
+    )
+    rows = [
+        json.loads(line) for file in folder.rglob("align-*.jsonl") for line in file.read_text().splitlines()
+    ]
+    assert len(rows) >= 2
+    assert min(row["grad_norm"] for row in rows) > 0
+    policies = summarize(folder)["policies"]
+    assert [each["name"] for each in policies] == ["base", "sft", "ppo-clip-002"]
+    assert all(set(each["pass_hat"]) == {"1", "2"} and each["n"] == 2 for each in policies)
 
 
 def test_a_reward_for_something_else_is_an_error(tmp_path, copy):
