@@ -335,8 +335,20 @@ def test_the_recipe_runs_to_its_end(tmp_path, copy, tiny_folder, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     server = Server(reply=lambda body, number: completion(f"I want seat {number}."))
-    words = [f"model.name={tiny_folder}", "model.max_length=2048", "worlds={processes: 0}", "sft.epochs=1"]
-    words += ["sft.tasks.n=2", "explore.tasks.n=2", "explore.per_iteration=2", "evaluate.tasks.n=1"]
+    words = [
+        f"model.name={tiny_folder}",
+        "model.max_length=2048",
+        "worlds={processes: 0}",
+        "sft.epochs=1",
+        "iterations=2",
+    ]
+    words += [
+        "sft.epochs=1",
+        "sft.tasks.n=2",
+        "explore.tasks.n=2",
+        "explore.per_iteration=2",
+        "evaluate.tasks.n=1",
+    ]
     words += [f"{stage}.sampling.max_new_tokens=8" for stage in ("explore", "evaluate")]
 
     with serve(server.answer) as address:
