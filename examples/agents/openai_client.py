@@ -3,7 +3,7 @@ r"""An agent that is OpenAI's client in a loop (`pip install openai`) and looks 
     perturn evaluate --model tiny-agent --environment agent environment.tasks=examples/agents/tasks.jsonl \
         "environment.command=[python, examples/agents/openai_client.py]"
 
-`recipes/agent-coin.yaml` trains it with these tasks, and so it does the agents of smolagents and LangGraph beside it.
+`recipes/agent-coin.yaml` trains this agent, and the agents of smolagents and LangGraph, with these tasks.
 """
 
 import json
