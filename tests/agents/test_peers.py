@@ -6,6 +6,7 @@ Each library is in an interpreter of its own: PERTURN_VERIFIERS_PYTHON, PERTURN_
 import json
 import os
 import random
+import shutil
 import subprocess
 import time
 import urllib.request
@@ -120,16 +121,20 @@ def test_verifiers_scores_recorded_answers_alike(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_bundled_harness_of_verifiers_calls_tools_behind_mcp(monkeypatch):
-    """The harness `null`, which `uv` installs; the second place is right, and the third answer ends the talk."""
-    python, source = python_of("verifiers"), EXAMPLES / "verifiers_coin/mcp.toml"
+@pytest.mark.parametrize("harness", ["null", "bash"])
+def test_a_bundled_harness_of_verifiers_calls_tools_behind_mcp(harness, tmp_path, monkeypatch):
+    """`uv` installs it; the second place is right, and the third answer ends the talk."""
+    python, source = python_of("verifiers"), tmp_path / "mcp.toml"
+    shutil.copy(EXAMPLES / "verifiers_coin/mcp_coin_taskset.py", tmp_path)
+    source.write_text((EXAMPLES / "verifiers_coin/mcp.toml").read_text().replace('"null"', f'"{harness}"'))
     monkeypatch.setenv("PATH", f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}")
 
     def say(prompt):
         if len(prompt.turns) == 2:
             return Action("Done.", (1, 2), (-0.5, -0.25))
         place = ("drawer 2", "shelf 1")[len(prompt.turns)]
-        call = {"name": prompt.tools[0]["function"]["name"], "arguments": {"place": place}}
+        names = [tool["function"]["name"] for tool in prompt.tools]
+        call = {"name": next(each for each in names if "go_to" in each), "arguments": {"place": place}}
         return Action(f"<tool_call>\n{json.dumps(call)}\n</tool_call>", (1, 2), (-0.5, -0.25))
 
     section = {"name": "agent", "adapter": "verifiers", "python": python, "tasks": str(source)}

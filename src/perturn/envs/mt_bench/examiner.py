@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from typing import Annotated
 
 from perturn.bounds import PATH, Bound, bounded
 from perturn.engines.api.settings import ApiSettings
 from perturn.engines.judging.judge import Judge, Question
+from perturn.engines.judging.shared_engine import open_engine
 from perturn.envs.mt_bench.judge_prompts import OWN, read_forms
 from perturn.errors import EnvironmentFailure
 from perturn.io.read_input import user_path
-from perturn.table import require_library
-from perturn.types import Engine, Sampling
+from perturn.types import Sampling
 
 SCALE = (1, 10)
 """Lowest and highest rating."""
@@ -51,7 +49,8 @@ class Examiner:
         file = settings.template
         self.forms = OWN if file is None else read_forms(user_path(file, "environment.judge.template"))
         self.model = settings.model
-        engine = open_engine(settings.model, json.dumps(asdict(settings.server), sort_keys=True))
+        server = json.dumps(asdict(settings.server), sort_keys=True)
+        engine = open_engine(settings.model, server, "mt-bench's judge")
         self.judge = Judge(engine, _SAMPLING, SCALE, _SETTINGS, tries=settings.tries)
 
     def rate(self, conversation: str, form: str, texts: Mapping[str, str]) -> float:
@@ -73,22 +72,3 @@ class Examiner:
                 f"{problem}; if it was cut, set environment.judge.server.request={{max_tokens: 8192}}."
             )
         return found.ratings[0]
-
-
-@cache
-def open_engine(model: str, server: str) -> Engine:
-    """Return the engine that asks a judge; all worlds of a process share it, with its pace, budget and answers.
-
-    Args:
-        model: Name of the model at the server.
-        server: `ApiSettings` as JSON.
-
-    Raises:
-        ConfigError: If the key or the package `openai` is missing.
-    """
-    require_library("openai", "mt-bench's judge", "api")
-    from perturn.engines.api.engine import ApiEngine
-
-    engine = ApiEngine(model, ApiSettings(**json.loads(server)))
-    atexit.register(engine.close)
-    return engine

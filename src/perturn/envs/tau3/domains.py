@@ -46,6 +46,7 @@ class _Action(TypedDict):
 class _Criteria(TypedDict):
     actions: list[_Action] | None
     communicate_info: NotRequired[list[str] | None]
+    nl_assertions: NotRequired[list[str] | None]
     reward_basis: list[str]
 
 

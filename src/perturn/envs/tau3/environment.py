@@ -12,13 +12,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from perturn.bounds import PATH
 from perturn.envs.benchmark import NO_EPISODE, check_known, short_hash
+from perturn.envs.tau3.assertions import AssertionJudge, JudgeSettings
 from perturn.envs.tau3.domains import DOMAINS, Row, files_of, methods_of, open_domain, schema, state_of
 from perturn.envs.user_talk import UserTalk
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
 from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
 from perturn.io.plain_data import mended
 from perturn.traits import EnvironmentTraits
-from perturn.types import Observation, Task
+from perturn.types import Message, Observation, Task
 
 ASSERTED = "NL_ASSERTION"
 """Word of a task whose reward is also for assertions in plain language."""
@@ -51,12 +52,13 @@ class Tau3:
 
     The reward at the end is 1 if the database equals the database after the gold actions, and the agent's messages
     hold each text that must be told; else 0. A talk that the user did not end has reward 0, and so has an
-    episode after `MOST_ERRORS` calls that failed. Most of retail's tasks also ask a model about assertions in plain
-    language (`NL_ASSERTION`). Such tasks are rejected, or left out with `assertions: leave-out`: this reward would
-    count episodes as solved that break an assertion.
+    episode after `MOST_ERRORS` calls that failed. Some of retail's tasks also ask a model about assertions in plain
+    language (`NL_ASSERTION`). The section `judge` names that model. Without a judge such tasks are rejected, or left
+    out with `assertions: leave-out`: this reward would count episodes as solved that break an assertion.
 
-    Differs from tau2-bench: the guidelines of the user and the instruction of the agent are in words of our own, so
-    scores compare within Perturn.
+    Differs from tau2-bench: the guidelines of the user, the instruction of the agent and the question to the judge are
+    in words of our own, so scores compare within Perturn. The judge gives one grade for all assertions of a task, and
+    is asked only where the rest of the reward is earned.
     """
 
     format: ClassVar[str] = "tools"
@@ -71,6 +73,7 @@ class Tau3:
         domain: str = "airline",
         data: Annotated[str | None, PATH] = None,
         assertions: Literal["reject", "leave-out"] = "reject",
+        judge: JudgeSettings | None = None,
     ) -> None:
         """Read the files of a domain.
 
@@ -78,17 +81,23 @@ class Tau3:
             domain: `airline` or `retail`.
             data: Folder of domains, `data/tau2/domains` of a clone. None: `$TAU2_DATA_DIR/tau2/domains`, else the
                 folder of an installed package.
-            assertions: What happens to tasks whose reward is also for assertions in plain language: an error, or the
-                other tasks are played alone.
+            assertions: What happens without a judge to tasks whose reward is also for assertions in plain language: an
+                error, or the other tasks are played alone.
+            judge: Who checks these assertions. None: nobody.
         """
         check_known("domain", domain, DOMAINS, "tau3")
         check_known("assertions", assertions, ("reject", "leave-out"), "tau3")
         self._domain = open_domain(domain, data)
         digest = short_hash(json.dumps([self._domain.policy, *self._domain.rows.values()], sort_keys=True))
-        asserted = {key for key, row in self._domain.rows.items() if ASSERTED in _basis(row)}
+        if judge is not None and assertions == "leave-out":
+            raise ConfigError(
+                "environment.assertions leaves out what environment.judge checks; leave one of them out."
+            )
+        asserted = {key for key, row in self._domain.rows.items() if _assertions(row)}
+        self._judge = AssertionJudge(judge) if judge is not None and asserted else None
         self._left_out = asserted if assertions == "leave-out" else set[str]()
-        self._rejected = asserted - self._left_out
-        part = "-without-assertions" if self._left_out else ""
+        self._rejected = set[str]() if self._judge else asserted - self._left_out
+        part = "-without-assertions" if self._left_out else f"-{judge.model}" if judge and self._judge else ""
         self.name = f"tau3-{domain}-{digest[:8]}{part}"
         self.system = _SYSTEM.format(policy=self._domain.policy.strip())
         self._row: Row | None = None
@@ -105,8 +114,8 @@ class Tau3:
         if rejected := self._rejected.intersection(splits[split]):
             raise ConfigError(
                 f"{self.name}: the reward of {len(rejected)} of {len(splits[split])} tasks of split {split!r} is also "
-                f"for assertions in plain language ({ASSERTED}), which this environment cannot check. Set "
-                "environment.assertions=leave-out to play the other tasks alone."
+                f"for assertions in plain language ({ASSERTED}), which a judge must check. Set "
+                "environment.judge.model, or environment.assertions=leave-out to play the other tasks alone."
             )
         return [Task(key, "", split) for key in splits[split] if key not in self._left_out]
 
@@ -116,6 +125,7 @@ class Tau3:
         self._tools = self._domain.open()
         self._methods = methods_of(self._tools)
         self._errors, self._told, self._changes = 0, list[str](), list[ToolCall]()
+        self._said = list[Message]()
         scenario = _scenario(row)
         opening = row["user_scenario"]["instructions"]
         script = "\n".join(filter(None, (opening["reason_for_call"], opening.get("known_info"))))
@@ -129,14 +139,18 @@ class Tau3:
             raise EnvironmentFailure(NO_EPISODE)
         if self._talk.waits:
             self._talk.hear(action)
+            self._said.append({"role": "user", "content": action})
             return self._end(self._row) if self._talk.over else Observation(action, state_key=self._key())
         said = read_action(action)
         if said is None or not (said.calls or said.text.strip()):
             return Observation(_NO_ACTION, valid=False, state_key=self._key())
         self._told.append(said.text)
+        calls = [{"name": each.name, "arguments": dict(each.arguments)} for each in said.calls]
+        self._said.append({"role": "assistant", "content": said.text, "tool_calls": calls})
         if not said.calls:
             return self._talk.hand_over(said.text)
         results, valid = zip(*map(self._call, said.calls), strict=True)
+        self._said += [{"role": "tool", "content": each} for each in results]
         self._errors += valid.count(False)
         over = self._errors >= MOST_ERRORS
         self._row = None if over else self._row
@@ -163,7 +177,7 @@ class Tau3:
         if task.id in self._rejected | self._left_out:
             raise EnvironmentFailure(
                 f"{self.name}: the reward of task {task.id!r} is also for assertions in plain language ({ASSERTED}), "
-                "which cannot be checked."
+                "which nobody checks here; set environment.judge.model."
             )
         return self._domain.rows[task.id]
 
@@ -188,17 +202,24 @@ class Tau3:
         return self._gold[row["id"]]
 
     def _end(self, row: Row) -> Observation:
-        """Compare the database with that after the gold actions, and what was told with what must be."""
+        """Compare the database with that after the gold actions, and what was told with what must be; ask the judge."""
         self._row, criteria = None, row["evaluation_criteria"]
-        met = _is_told(criteria.get("communicate_info") or (), self._told)
-        if met or "COMMUNICATE" not in _basis(row):
-            met = "DB" not in _basis(row) or self._gold_state(row) == state_of(self._tools)
+        met = "COMMUNICATE" not in _basis(row) or _is_told(criteria.get("communicate_info") or (), self._told)
+        met = met and ("DB" not in _basis(row) or self._gold_state(row) == state_of(self._tools))
+        if met and self._judge is not None and (assertions := _assertions(row)):
+            met = self._judge.holds(row["id"], self._said, assertions)
         return Observation("", reward=float(met), terminated=True, success=met)
 
 
 def _basis(row: Row) -> list[str]:
     """Return the parts of the reward of a task."""
     return row["evaluation_criteria"]["reward_basis"]
+
+
+def _assertions(row: Row) -> list[str]:
+    """Return the assertions in plain language that the reward of a task is for; tau2-bench grants an empty list."""
+    criteria = row["evaluation_criteria"]
+    return (criteria.get("nl_assertions") or []) if ASSERTED in criteria["reward_basis"] else []
 
 
 def _called(methods: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
