@@ -23,7 +23,7 @@ def check_unit_interval(name: str, value: float) -> None:
 
 
 def are_factors(values: Sequence[float], count: int) -> bool:
-    """Return whether these are so many numbers, each finite and above zero."""
+    """Return whether a value is a list of this length with finite numbers above zero."""
     return len(values) == count and all(math.isfinite(each) and each > 0 for each in values)
 
 

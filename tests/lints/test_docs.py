@@ -286,7 +286,9 @@ OF_ENVIRONMENTS = ["docs/environments.md", "docs/own-environment.md", "docs/how-
 
 def test_environments_that_the_page_names_exist():
     """In each recipe part, with settings that the class takes."""
-    sections = [yaml.safe_load(block).get("environment") for page in OF_ENVIRONMENTS for block in blocks(page, "yaml")]
+    sections = [
+        yaml.safe_load(block).get("environment") for page in OF_ENVIRONMENTS for block in blocks(page, "yaml")
+    ]
 
     assert sections
     for section in filter(None, sections):
@@ -297,6 +299,10 @@ def test_environments_that_the_page_names_exist():
 
 def test_protocols_that_the_page_names_exist():
     """In each recipe part; one with rules of its own has a name of its own."""
-    shown = [yaml.safe_load(block).get("protocol", {}) for page in OF_ENVIRONMENTS for block in blocks(page, "yaml")]
+    shown = [
+        yaml.safe_load(block).get("protocol", {})
+        for page in OF_ENVIRONMENTS
+        for block in blocks(page, "yaml")
+    ]
 
     assert {rules["name"] for rules in shown if rules and "max_turns" not in rules} <= set(PROTOCOLS)

@@ -43,10 +43,10 @@ _GRACE_SECONDS = 20.0
 
 
 class Processes:
-    """The processes on this machine, so many at a time."""
+    """The processes on this machine, with a limit on their number."""
 
     def __init__(self, size: int, threads: int) -> None:
-        """Take `size` processes at a time, each with so many threads for numerical work."""
+        """Run `size` processes at a time, each with this number of threads for numerical work."""
         self._size, self._threads = size, threads
         self._free_gb = psutil.virtual_memory().available / 1e9
         self._context: Any = multiprocessing.get_context("forkserver")

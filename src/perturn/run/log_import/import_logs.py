@@ -119,7 +119,7 @@ def import_logs(files: Sequence[Location], output: Path, settings: LogSettings |
 
     Args:
         files: Files or folders, read as one log.
-        output: File of JSON lines to write, in place of what was there.
+        output: File of JSON lines to write; an existing file is replaced.
         settings: How the log is read, and what it is written as.
 
     Raises:
