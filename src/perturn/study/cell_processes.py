@@ -53,7 +53,7 @@ class Processes:
         self._context.set_forkserver_preload(list(_IMPORTED))
 
     def most(self, peak_gb: float) -> int:
-        """Return cells at the same time, if each needs so much memory; 0: not known yet."""
+        """Return how many cells fit at the same time, given the memory of a cell; 0: not known yet."""
         return max(1, min(self._size, int(self._free_gb / peak_gb))) if peak_gb else self._size
 
     def start(self, cell: Cell, sources: Sources, test: bool, log: Path) -> ProcessWorker:
