@@ -18,7 +18,7 @@ class Signals:
         both = [name for name in self.without if name in self.only]
         if both:
             raise ValueError(
-                f"{both[0]} is in both only and without, so no episode is left; remove it from one of them."
+                f"only and without both have {both[0]}, so no episode is left; remove it from one of them."
             )
 
     def __bool__(self) -> bool:
