@@ -92,14 +92,14 @@ def test_examples_of_reference_pages_run_as_printed(name, tmp_path, monkeypatch,
 @pytest.mark.slow
 def test_the_page_on_own_environments_runs_as_printed(tiny_folder, tmp_path, monkeypatch):
     """Its scores, check and run, with a tiny model in the place of the pretrained one, beside the example alone."""
-    page, section = "docs/environments.md", "## Your own"
+    page = "docs/how-to/environment.md"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERTURN_CACHE", str(tmp_path / "cache"))
     shutil.copy(ROOT / "examples/own_environment.py", tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    recipe = blocks(page, "yaml", section)[0]
+    recipe = blocks(page, "yaml")[0]
     (tmp_path / "guess.yaml").write_text(recipe.replace("smollm2-135m", str(tiny_folder)))
-    commands = [line for block in blocks(page, "shell", section) for line in block.splitlines()]
+    commands = [line for block in blocks(page, "shell") for line in block.splitlines()]
     commands = [line for line in commands if line.startswith("perturn")]
 
     for command in commands:

@@ -37,8 +37,8 @@ class TurnControl:
     times: Annotated[int, _COUNT] = 1
     """Extensions of an episode, at most."""
     progress: Annotated[int, _COUNT] | None = 5
-    """An extension is given where one of the last so many turns made progress: a reward above 0, or an action that
-    the world understood and answered as it had not before in this episode. None: to each episode that has not ended."""
+    """An episode is extended if one of its last turns made progress: a reward above 0, or a valid action with an
+    observation that is new in this episode. None: to each episode that has not ended."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -210,7 +210,7 @@ def making(entry: Any, before: str = "", passes: tuple[type[Exception], ...] = (
 
 
 def require_library(package: str, who: str, extra: str, otherwise: str = "") -> None:
-    """Reject to go on without an optional library, which an extra of ours brings, naming who needs it.
+    """Raise an error about a missing optional library that names the extra and the part that needs it.
 
     Raises:
         ConfigError: If it is missing.

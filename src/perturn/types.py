@@ -30,7 +30,7 @@ class Status(StrEnum):
     """End of an episode's recording."""
 
     COMPLETED = "completed"
-    """The episode ran to its end, or to a limit of ours."""
+    """The episode ran to its end, or to a limit of Perturn."""
     FAILED = "failed"
     """The environment or the engine raised; `Trajectory.error` says what."""
     UNFINISHED = "unfinished"
@@ -69,7 +69,7 @@ class Trajectory:
     terminated: bool = False
     """The environment ended the episode."""
     truncated: bool = False
-    """A limit of ours ended the episode: the turn limit, or the model's context, which was full."""
+    """A limit of Perturn ended the episode: the turn limit, or a full context."""
     status: Status = Status.COMPLETED
     error: str | None = None
     sample: int = 0

@@ -82,4 +82,4 @@ def test_signals_that_leave_nothing():
         align={"loss": {"name": "dpo"}},
     )
 
-    assert "only and without both name loop, so that no episode is left" in said
+    assert "only and without both have loop, so no episode is left" in said

@@ -185,7 +185,8 @@ def test_the_exit_codes_on_the_page_are_those_of_the_help():
 
 def test_the_walk_through_shows_the_example_environment_as_it_is():
     """The blocks are the files that the tests check, the first without its header."""
-    short, whole, *_ = (block.rstrip() for block in blocks("docs/environments.md", "python", "## Your own"))
+    short = blocks("docs/how-to/environment.md", "python")[0].rstrip()
+    whole = blocks("docs/own-environment.md", "python", "## The class")[0].rstrip()
 
     assert (ROOT / "examples/text_game.py").read_text().rstrip().endswith(f"\n\n{short}")
     assert whole == (ROOT / "examples/own_environment.py").read_text().rstrip()
@@ -280,9 +281,14 @@ def test_recipes_say_how_to_run_them():
             assert word in header, f"{recipe.name}: {word}"
 
 
+OF_ENVIRONMENTS = ["docs/environments.md", "docs/own-environment.md", "docs/how-to/environment.md"]
+
+
 def test_environments_that_the_page_names_exist():
     """In each recipe part, with settings that the class takes."""
-    sections = [yaml.safe_load(block).get("environment") for block in blocks("docs/environments.md", "yaml")]
+    sections = [
+        yaml.safe_load(block).get("environment") for page in OF_ENVIRONMENTS for block in blocks(page, "yaml")
+    ]
 
     assert sections
     for section in filter(None, sections):
@@ -293,6 +299,10 @@ def test_environments_that_the_page_names_exist():
 
 def test_protocols_that_the_page_names_exist():
     """In each recipe part; one with rules of its own has a name of its own."""
-    shown = [yaml.safe_load(block).get("protocol", {}) for block in blocks("docs/environments.md", "yaml")]
+    shown = [
+        yaml.safe_load(block).get("protocol", {})
+        for page in OF_ENVIRONMENTS
+        for block in blocks(page, "yaml")
+    ]
 
     assert {rules["name"] for rules in shown if rules and "max_turns" not in rules} <= set(PROTOCOLS)

@@ -229,7 +229,7 @@ def test_the_credits_of_groups_can_all_be_given(explored):
     with pytest.raises(PerturnError, match=r"the expert of guess-number-1\.0 "):
         credit_run(explored, ["credit.name=matchtir"])
     with pytest.raises(
-        ConfigError, match="does not say how an answer is given, and the credit reads how likely"
+        ConfigError, match="does not say how an answer is given, and the credit reads the likelihood"
     ):
         credit_run(explored, ["credit.name=igpo"], reference="base")
 

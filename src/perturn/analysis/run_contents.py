@@ -209,7 +209,7 @@ def aligned_policy(evaluation: Mapping[str, Sequence[Trajectory]]) -> str | None
 def _missing(
     paths: RunPaths, mark: str, evaluation: Mapping[str, list[Trajectory]], settings: Mapping[str, Any]
 ) -> list[str]:
-    """Return the parts that a whole run has and this one lacks, but for those whose sections the recipe leaves out."""
+    """Return the parts that this run lacks, except parts whose sections the recipe leaves out."""
     expected = {
         paths.recipe: ("the recipe",),
         paths.manifest: ("versions, counts and cost",),

@@ -244,7 +244,7 @@ def _by_kind(evaluation: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[s
 
 
 def _percentile(counts: Sequence[int], percent: int) -> int:
-    """Return the smallest count that so many percent of all do not exceed."""
+    """Return a percentile of counts: the smallest count that this percentage of all counts does not exceed."""
     return sorted(counts)[math.ceil(percent * len(counts) / 100) - 1]
 
 

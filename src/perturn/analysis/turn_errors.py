@@ -112,7 +112,7 @@ def _back(played: Sequence[Trajectory]) -> dict[str, Any] | None:
     An episode is back once a later turn leaves a shorter way to the success than was left before its first wrong turn.
     None where no episode went wrong.
 
-    Source: ours; the definition is a first passage, as in Feller 1968, "An Introduction to Probability Theory", XIV.
+    Source: Perturn; the definition is a first passage, as in Feller 1968, "An Introduction to Probability Theory", XIV.
     """
     found = []
     for one in played:

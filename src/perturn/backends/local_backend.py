@@ -18,7 +18,7 @@ class LocalBackend:
     traits: ClassVar[BackendTraits] = BackendTraits(provides=frozenset(PROVIDED))
 
     def check(self, trainings: Mapping[str, Train], model: str, goes_on: bool) -> None:
-        """See that what adapters need is there."""
+        """Check that the packages for adapters are installed."""
         for name, settings in trainings.items():
             if settings.lora:
                 require_library("peft", f"{name}.lora", "lora")

@@ -1,7 +1,7 @@
-"""Chat templates that turns can be trained with: ours by name, files, and which of ours replaces a stock one.
+"""Chat templates for training on turns: Perturn's by name, files, and which template replaces a stock template.
 
-Ours write what the stock template of their family writes, but for a rule that made earlier text depend on later
-messages. The first line of each file says whose it is and what was changed.
+Ours write the text of their family's stock template, except where a rule made earlier text depend on later messages.
+The first line of each file says whose it is and what was changed.
 """
 
 from __future__ import annotations
@@ -156,14 +156,14 @@ _THOUGHT = f"<think>\n{_DARK}\n</think>\n\n"
 
 _ASKED = ([_user("Hi")], [_SYSTEM, _user("Hi")])
 _ANSWERED = ([_user("Hi"), _says("Hello")], [_user("Hi"), _says("Hello"), _user("Go")])
-"""Conversations by which a stock template is recognised: it writes all of the first and one of the second as ours does,
-for no rule we changed touches both of the second."""
+"""Conversations by which a stock template is recognised: it writes all of the first group and one of the second group
+like Perturn's template, since no changed rule affects both of the second group."""
 
 _THOUGHTFUL = [_user("Hi"), _says("Hello", reasoning=_DARK)]
 """A conversation by which one of two that both match is chosen."""
 
 _CALLED = [_user("Hi"), _says("", _IDS[0]), _result(_IDS[0])]
-"""A conversation that a stock template must write as ours does: calls and results in their places."""
+"""A conversation that a stock template must write like Perturn's template: calls and results in their places."""
 
 _OF_AGENTS = (
     [_SYSTEM, _user("Hi"), _says("Hello"), _user("Go"), _says("Gone")],
@@ -175,7 +175,7 @@ _OF_AGENTS = (
 """Conversations that show whether a stock template serves."""
 
 _DAY = date(2024, 7, 26)
-"""The day in templates of ours whose stock one reads the clock."""
+"""Fixed date in Perturn's templates whose stock template reads the clock."""
 _CLOCK = re.compile(r"""strftime_now\(\s*["'](.*?)["']""")
 _MARK = re.compile(
     r"<[|｜][^<>\s]+>|<[^<>|\s]+[|｜]>|</?s>|<bos>|<\w+_of_turn>|\[(?!/?INST)/?[A-Za-z_]{3,}\]"
@@ -258,7 +258,7 @@ def _marks(tokenizer: Any, template: str) -> set[str]:
 
 
 def replacement(tokenizer: Any) -> Template | None:
-    """Return the template of ours that is to be used in place of a tokenizer's own, if any.
+    """Return Perturn's template that replaces the tokenizer's own, if one does.
 
     Its own is recognised by what it writes, so that all revisions of a stock template count. It stays where it can
     write the conversations of agents that ours can, each as the beginning of the next.
@@ -277,7 +277,7 @@ def replacement(tokenizer: Any) -> Template | None:
 
 
 def _is_stock_of(tokenizer: Any, own: str, ours: str) -> bool:
-    """Return whether two templates write short conversations alike, as far as both can, but for empty thoughts."""
+    """Return whether two templates write equal texts for short conversations, apart from empty thoughts."""
     for number, talk in enumerate(_ASKED):
         old, new = (_write(tokenizer, each, talk) for each in (own, ours))
         if old != new and (number == 0 or None not in (old, new)):
@@ -292,7 +292,7 @@ def _is_stock_of(tokenizer: Any, own: str, ours: str) -> bool:
 
 
 def _alike(tokenizer: Any, own: str, ours: str, talk: list[Message]) -> bool:
-    """Return whether two templates write a conversation, and both alike but for empty thoughts."""
+    """Return whether two templates can write a conversation, with equal texts apart from empty thoughts."""
     old, new = (_write(tokenizer, each, talk) for each in (own, ours))
     return old is not None and new is not None and _EMPTY_THOUGHT.sub("", old) == _EMPTY_THOUGHT.sub("", new)
 
@@ -321,7 +321,7 @@ def _serves(tokenizer: Any, template: str, talk: list[Message]) -> bool:
 
 
 def _stop_clock(template: str) -> str:
-    """Return a template that writes the day of ours in place of today's."""
+    """Return a template that writes the fixed date instead of today's date."""
     days = {form: _DAY.strftime(form) for form in _CLOCK.findall(template)}
     macro = f"{{%- macro strftime_now(form) -%}}{{{{- {days!r}[form] -}}}}{{%- endmacro -%}}"
     return macro + template if days else template

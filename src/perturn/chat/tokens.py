@@ -90,7 +90,8 @@ class Renderer:
 
         Args:
             tokenizer: A Hugging Face tokenizer.
-            chat_template: Name of one of ours, file or Jinja of the template to use instead of the tokenizer's own.
+            chat_template: Template to use instead of the tokenizer's own: the name of a template of Perturn, a file,
+                or Jinja.
             ends: Ids of further tokens that end an answer, beside the template's end of turn and the tokenizer's end of
                 text; see `perturn.chat.control_tokens.declared_ends`.
 

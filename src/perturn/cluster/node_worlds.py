@@ -91,7 +91,7 @@ class ClusterWorlds:
         return RemoteWorld(_OnNode(self))
 
     def capacity(self, wanted: int) -> int:
-        """Return how many of so many worlds may be alive at a time on the nodes that are there now."""
+        """Return how many worlds may be open at a time on the present nodes, at most `count`."""
         return max(1, min(wanted, sum(server.capacity for server in self._living.values())))
 
     def enter(self) -> tuple[_Server, int]:

@@ -186,7 +186,7 @@ class Replicas:
         self._started += 1
 
     def _wait(self, wanted: int) -> None:
-        """Wait until so many replicas answer, or for those that have found room in time, of which there must be one."""
+        """Wait for this number of replicas, or use those that found room in time; there must be at least one."""
         until = time.monotonic() + self._cluster.wait_seconds
         while len(self._living) < wanted and self._connection.are_coming(self._coming, until):
             self._admit(0.5)

@@ -39,7 +39,7 @@ class Evaluate:
     protocol."""
     concurrency: Annotated[int, COUNT] = 16
     every: Annotated[int, COUNT] = 1
-    """Score the policy of every so many iterations, and of the last one."""
+    """Score the policy after every `every` iterations, and after the last iteration."""
     samples: Annotated[int, COUNT] = 1
     """Episodes of each task, all of which are scored. Several tell pass^k: how often k of them all succeed. They need a
     temperature above 0, or a world or user that is not always the same."""

@@ -111,7 +111,7 @@ class RowInputs:
     measure: Callable[[Sequence[Trajectory]], list[Trajectory]] = list
     """Measures the distance to a success around each turn, where it `needs` that."""
     correct: Callable[[Sequence[tuple[Trajectory, int]]], list[Trajectory]] = _no_expert
-    """Has the expert finish episodes after so many of their turns; left out are those where he has no way."""
+    """Lets the expert finish episodes after a number of turns; episodes without a solution are left out."""
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ class Base(Sft):
     clumsy: Annotated[int, Bound(least=0, most=10**6)] = 2
     """Episodes of each task by an expert who errs and recovers, beside one of the expert."""
     aimless: Annotated[int, COUNT] = 4
-    """Of every so many tasks, one is also played without a goal, so that the tokenizer knows all that the world says.
+    """Every n-th task is also played at random, so that the tokenizer knows more of the environment's words.
     Nobody is taught such an episode."""
     seed: Annotated[int, SEED] = 0
     """Of the episodes, the first weights and the order of training; the run's own seed does not move the base."""
@@ -239,7 +239,7 @@ class Align(Train):
     """The training stage that is done in each iteration."""
 
     minibatches: Annotated[int, COUNT] | None = None
-    """Optimizer steps of an epoch, at most: each is on the same number of the iteration's rows, but for the last.
+    """Most optimizer steps of an epoch. Each step has the same number of rows, except the last.
     Optimizer and learning rate then go on from iteration to iteration, and `batch_size` is not read. None: steps of
     `batch_size` rows, and a fresh optimizer and schedule in each iteration."""
     reference: Literal["previous", "start", "average"] = "previous"
@@ -317,7 +317,7 @@ class Cluster:
 
     distributions: ClassVar[tuple[str, ...]] = ("ray",)
     shorthand: ClassVar[str] = "address"
-    """The setting that a text in the place of the section stands for."""
+    """The setting to which a text, given instead of the section, belongs."""
 
     address: str
     """`ray://host:10001`; `auto` or `host:port` on a machine of the cluster; `local` for one of this machine alone."""

@@ -18,7 +18,7 @@ class Signals:
         both = [name for name in self.without if name in self.only]
         if both:
             raise ValueError(
-                f"only and without both name {both[0]}, so that no episode is left; take one away."
+                f"only and without both have {both[0]}, so no episode is left; remove it from one of them."
             )
 
     def __bool__(self) -> bool:

@@ -1,4 +1,4 @@
-"""Explored episodes and their branches, as trees: what each stretch of turns came to."""
+"""Explored episodes and their branches as trees, with the return of each segment of turns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ class Stretch:
 
     @property
     def score(self) -> float:
-        """Rewards before it and what it came to."""
+        """Rewards before the segment, and its return."""
         return self.before + self.value
 
 

@@ -283,7 +283,7 @@ def episode_advantages(
 
     Args:
         scores: S of each trajectory, in units of reward [trajectories].
-        copies: The score that each turn has of its trajectory's, the same but for a penalty `[trajectories][turns]`.
+        copies: Score of each turn: its trajectory's score, minus penalties `[trajectories][turns]`.
         normalize: One of NORMALIZATIONS.
         statistics: One of STATISTICS: mean and deviation of `scores`, or of `copies`.
         std: One of DEVIATIONS.

@@ -24,9 +24,9 @@ class GRPO(GroupCredit):
         A_it = (S_i - mean(S)) / (std(S) + 1e-6),   S_i = sum_t r_it
 
     Source: Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300, Section 4.1.2.
-    Differs: a number per turn. `normalize` mean is the group mean alone, which is unbiased but for the factor
-    (N - 1) / N; division by the deviation weighs tasks and branches by their difficulty. `statistics` steps is peers'
-    code over step rows. A trajectory alone in its group gets 0, unless `singleton` is raw.
+    Differs: a number per turn. `normalize` mean is the group mean alone, which is unbiased up to the factor (N - 1) /
+    N; division by the deviation weighs tasks and branches by their difficulty. `statistics` steps is peers' code over
+    step rows. A trajectory alone in its group gets 0, unless `singleton` is raw.
     """
 
     normalize: Normalization = "std"

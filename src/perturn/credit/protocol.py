@@ -22,7 +22,7 @@ class CreditTraits:
     """Its statistics run over several tasks: it is given all groups of an iteration in one call, else one per
     call."""
     unbiased: bool = False
-    """Its expected gradient is the true one, but for a positive factor; `perturn check-credit` measures it."""
+    """Its expected gradient is the true gradient, up to a positive factor; `perturn check-credit` measures it."""
     discount: float = 1.0
     """Discount, from one turn to the next, of the return whose gradient it estimates."""
     trains_branches: bool = False

@@ -25,9 +25,9 @@ class TRLOO(GroupCredit):
     Source: "Dr. Kernel: Reinforcement Learning Done Right for Triton Kernel Generations", whose abstract names the
     turn-level leave-one-out and the bias of a group that contains the turn itself.
     Differs: the abstract says nothing of turns that no other trajectory reached: there b_it is the others' mean return
-    less the reward already collected, over gamma^t, which keeps it unbiased. `lam` below 1 mixes in the baseline
-    of the next turn, as in GAE, and is ours. The reference of the abstract is to gamma = 1; below, the factor gamma^t
-    of a discounted objective is not there. A trajectory alone in its group gets 0.
+    less the reward already collected, over gamma^t, which keeps it unbiased. `lam` below 1 mixes in the baseline of
+    the next turn, as in GAE; this is Perturn's addition. The reference of the abstract is to gamma = 1; below, the
+    factor gamma^t of a discounted objective is not there. A trajectory alone in its group gets 0.
     """
 
     gamma: Annotated[float, Bound(above=0, most=1)] = 1.0

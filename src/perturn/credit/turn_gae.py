@@ -65,8 +65,8 @@ class TurnGAE:
     """How far rewards are followed before V stands for the rest, in [0, 1]; 1: to the end."""
 
     truncated: Annotated[str, OneOf(("end", "bootstrap"))] = "end"
-    """Where a limit of ours cut an episode: end (nothing comes after, as where running out of turns is failing), or
-    bootstrap (V of its last turn stands for the rest)."""
+    """How to treat an episode that a limit of Perturn cut. end: the return after the limit is 0. bootstrap: V of the
+    last turn replaces the missing return."""
 
     returns: Return = Return()  # noqa: RUF009  frozen
     """Rewards that count."""

@@ -50,7 +50,7 @@ class Measurement:
 
     @property
     def is_unbiased(self) -> bool:
-        """Whether E[g] is G but for a positive factor."""
+        """Whether E[g] equals G up to a positive factor."""
         return self.relative_bias <= self.tolerance
 
 
@@ -61,8 +61,8 @@ def check_credit(
 
     Args:
         credit: A credit. It is given the exact value of each quantity that it needs, by `Quantity.exact`; with the
-            trait `takes_prover`, branches are of a prover that takes all actions of a state alike. A group of one with
-            `trains_branches` is of so many trees: episodes, each with one branch from its third turn.
+            trait `takes_prover`, branches are of a prover that takes all actions of a state alike. With
+            `trains_branches`, a group has this number of trees: episodes, each with a branch from its third turn.
         gamma: Discount of the return whose gradient is the true one; None: the credit's own.
         processes: What to measure it on.
 

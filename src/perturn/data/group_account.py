@@ -64,7 +64,7 @@ def read_credits(file: str | os.PathLike[str]) -> list[CreditRow]:
 
 
 def write_credits(file: str | os.PathLike[str], rows: Iterable[CreditRow]) -> int:
-    """Write a file of credits whole or not at all, in place of what was there; returns how many rows it has."""
+    """Write or replace a file of credits, completely or not at all; returns its number of rows."""
     rows = list(rows)
     for row in rows:
         _check(row, "")

@@ -27,7 +27,7 @@ def best_by_task(experts: Iterable[Trajectory]) -> dict[str, Trajectory]:
 
 
 def ending_at(trajectory: Trajectory, turns: int) -> Trajectory:
-    """Return its first so many turns, where it has more; its total reward still counts the whole episode."""
+    """Return the trajectory with at most this number of turns; its total reward still counts the whole episode."""
     if len(trajectory.turns) <= turns:
         return trajectory
     return replace(trajectory, turns=trajectory.turns[:turns], terminated=False, truncated=True)

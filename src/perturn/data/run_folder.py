@@ -41,7 +41,7 @@ HEARTBEAT_SECONDS = 5.0
 
 
 class Run:
-    """One run folder, which is ours until it is closed. Opening it never overwrites what another recipe made.
+    """A run folder, locked by this process until it is closed. Opening it never overwrites what another recipe made.
 
     Of processes that train together the first one alone holds the folder; the others know nothing of what was done.
     Where a driver has started them (the setting `launch`), the driver holds it.
@@ -74,7 +74,7 @@ class Run:
             raise
 
     def _begin(self) -> None:
-        """Make what is missing, and read the manifest; the folder is ours."""
+        """Make missing files, and read the manifest; this process holds the lock."""
         refuse_other(self.recipe)  # what another process made while we asked for the lock
         remove_strays(self.folder)
         if not self.paths.is_run:
@@ -250,7 +250,7 @@ class Run:
             self._pulse.left = left
 
     def expect(self, file: Path, total: int, done: int = 0, unit: str = "episodes") -> None:
-        """Say what the running stage works towards: so many lines of a file, of which some are there already."""
+        """Record the goal of the running stage: a number of lines of a file, some of which may exist already."""
         if self._pulse:
             where = self.paths.name(file)
             self._pulse.note(file=where, total=total, done_before=done, unit=unit, counting_since=time.time())

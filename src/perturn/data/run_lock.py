@@ -23,7 +23,7 @@ from perturn.train_processes import holds_run
 
 
 class RunLock:
-    """A run folder is ours, until `release`, until nobody refers to this object any more, or until we die.
+    """Exclusive lock on a run folder, held until released, garbage-collected, or the process exits.
 
     A process that asks twice gets it twice. Of the processes that train together (`torchrun`, `accelerate launch`) the
     first one asks for all, or the driver that started them.

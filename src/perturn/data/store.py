@@ -129,7 +129,7 @@ class TrajectoryStore:
 
 
 def write_pairs(path: str | os.PathLike[str], pairs: Iterable[PreferencePair]) -> int:
-    """Write a file of preference pairs whole or not at all, in place of what was there; returns how many."""
+    """Write or replace a file of preference pairs, completely or not at all; returns their number."""
     return write_records(path, pairs)
 
 
@@ -139,7 +139,7 @@ def read_pairs(path: str | os.PathLike[str]) -> list[PreferencePair]:
 
 
 def write_records(path: str | os.PathLike[str], records: Iterable[Any]) -> int:
-    """Write a file of dataclasses, one per line, whole or not at all, in place of what was there.
+    """Write or replace a file of dataclasses, one per line, completely or not at all.
 
     Returns how many.
     """

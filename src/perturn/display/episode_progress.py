@@ -111,7 +111,7 @@ class Turns:
         return expected
 
     def _more(self, limit: int, running: Mapping[str, int], over: Mapping[str, int]) -> list[float]:
-        """Return expected further turns of an episode with this limit after so many turns [0 ... limit]."""
+        """Return the expected number of further turns of an episode with this limit, after 0 to `limit` turns."""
         reached, early = [0] * (limit + 2), [0] * (limit + 1)
         for conversation, turns in over.items():
             reached[min(turns, limit)] += 1

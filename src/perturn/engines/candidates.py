@@ -16,7 +16,7 @@ _Answer = Action | EngineFailure
 
 
 def with_candidates(engine: Engine, samples: int, choose: Choose) -> Engine:
-    """Return an engine each of whose answers is chosen among so many of another's; a streaming one, if that is.
+    """Return an engine that chooses among several answers of another engine; it streams if the other one does.
 
     The candidates of all prompts are asked for together. Each is a conversation of its own and has a seed of its own,
     which depends on the prompt's seed and its number alone; the first is the answer that there would be without. A

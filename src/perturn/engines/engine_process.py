@@ -38,7 +38,7 @@ _POLL_S = 0.01
 
 
 class EngineProcess:
-    """An engine that another process opens and holds; an endpoint takes it in the place of an engine."""
+    """An engine that runs in another process; an endpoint uses it like an engine."""
 
     def __init__(self, open_engine: Callable[[], Engine]) -> None:
         """Start the process, and wait until its engine is open.

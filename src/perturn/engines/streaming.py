@@ -45,7 +45,7 @@ def home_of(conversation: str, homes: dict[str, Home], replicas: Collection[Home
 
 
 def refuse_update(busy: int) -> None:
-    """See that so many prompts, which are being answered, are none.
+    """Raise unless no prompt is being answered.
 
     Raises:
         RunError: Otherwise: half an answer would be of either policy.

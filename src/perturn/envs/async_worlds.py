@@ -35,9 +35,9 @@ class WorldLoop:
         self._loop: EventLoop | None = None
 
     def result(self, value: Any) -> Any:
-        """Return a value as it is, or what it comes to if it has to be awaited.
+        """Return a value, awaited if it is awaitable.
 
-        An asynchronous generator comes to the list of what it yields. What a coroutine raises is raised here.
+        An asynchronous generator gives the list of its values. What a coroutine raises is raised here.
         """
         if inspect.isasyncgen(value):
             value = _all_of(value)
@@ -117,7 +117,7 @@ class AwaitedWorld:
             self._loop.close()
 
     def _waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method that returns what its result comes to."""
+        """Return a method that returns the awaited result."""
 
         @wraps(method)
         def call(*arguments: Any, **named: Any) -> Any:

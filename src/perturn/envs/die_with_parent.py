@@ -1,7 +1,7 @@
 """Have a process and all it starts killed once its parent is gone; also a script that then becomes another program.
 
 Standard library alone, and nothing of Perturn: `python -I -S die_with_parent.py LIFELINE MEMORY PROGRAM...` limits the
-memory of the program to so many bytes (0: no limit) and becomes it.
+memory of the program to MEMORY bytes (0: no limit) and then executes it.
 """
 
 from __future__ import annotations

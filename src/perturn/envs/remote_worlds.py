@@ -175,7 +175,7 @@ def rules_of(environment: Any) -> Declared:
 
 
 def told(error: BaseException) -> dict[str, str]:
-    """Return an exception as texts: one of `RAISED`, and its message, with type and place if it is not one of ours."""
+    """Return the name of an exception in `RAISED`, and its message, with type and place if it is not Perturn's."""
     kind = next((kind for kind, each in RAISED.items() if isinstance(error, each)), None)
     text = plain_data.told(error)
     if kind is None:

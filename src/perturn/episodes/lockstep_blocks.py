@@ -12,7 +12,7 @@ from perturn.types import Action, Engine, Environment, EpisodeProtocol, Prompt, 
 
 
 def blocks_of(jobs: Sequence[Job], size: int) -> list[Sequence[Job]]:
-    """Return the jobs in blocks of so many, in their order; the last one may be smaller."""
+    """Return the jobs in blocks of `size`, in their order; the last block may be smaller."""
     return [jobs[first : first + size] for first in range(0, len(jobs), size)]
 
 

@@ -50,8 +50,8 @@ def play(
     Each world lives in a thread of its own: it is made, stepped and closed there, while the engine answers the prompts
     that are ready in the thread that consumes the trajectories. The engine never waits for the slowest world: a
     streaming one takes prompts on as they come; any other goes ahead once waiting for more would cost more than a
-    fifth of the time of a batch. So the order of trajectories and the batches depend on timing; an answer does not,
-    but for rounding (see `Prompt.seed`).
+    fifth of the time of a batch. So the order of trajectories and the batches depend on timing; an answer does not, up
+    to rounding (see `Prompt.seed`).
 
     Args:
         jobs: Episodes to play, in order of start.

@@ -24,7 +24,7 @@ def play_script(steps: Episode, script: Sequence[Action], failure: BaseException
 
 
 def play_again(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) -> Trajectory:
-    """Play a recorded episode again, and see that the world says what it said; rewards and end may differ.
+    """Replay a recorded episode, and check that the observations are equal; rewards and end may differ.
 
     Args:
         env: A world, free to be reset.

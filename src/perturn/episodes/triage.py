@@ -1,7 +1,7 @@
 """Triage signals: what can be told of an episode without asking a model.
 
 Source of the names: "Signals: Trajectory Sampling and Triage for Agentic Interactions" (2026), whose classes
-are interaction, execution and environment. Differs: the definitions below are ours; of the interaction signals
+are interaction, execution and environment. Differs: the definitions below are Perturn's; of the interaction signals
 only stagnation is here, since the others are read from a human's replies; `broken` and `cut` are added.
 """
 
@@ -62,7 +62,7 @@ def stagnation(trajectory: Trajectory) -> bool:
 
 
 def exhaustion(trajectory: Trajectory) -> bool:
-    """Return whether a limit of ours, such as the turn limit, ended the episode."""
+    """Return whether a limit of Perturn, such as the turn limit, ended the episode."""
     return trajectory.truncated
 
 

@@ -233,7 +233,7 @@ def _measured(recipe: Recipe, model: Any, found: Episodes) -> Machine:
 def _cost(
     recipe: Recipe, stage: Stage, found: Episodes, machine: Machine | None
 ) -> tuple[str, float | None, float | None]:
-    """Return work, seconds and gigabytes; without a machine of ours only the work of a policy is known."""
+    """Return work, seconds and gigabytes; if another machine does the work, only the work of the policy is known."""
     if stage.name in ("expert", "lessons"):
         file, episodes = recipe.expert and recipe.expert.file, getattr(found, stage.name)
         work = f"episodes of {file}" if file and stage.name == "expert" else f"{episodes} episodes"

@@ -126,7 +126,7 @@ class _Run:
         return Timeline(end, self.waited / end, 1 - self.played / (self.loop.slots * end))
 
     def after(self, seconds: float, happens: Callable[[], None]) -> None:
-        """Let something happen in so many seconds."""
+        """Schedule an event after a number of seconds."""
         heapq.heappush(self.events, (self.now + seconds, next(self.number), happens))
 
     def begin(self) -> None:

@@ -194,7 +194,7 @@ def _checkpoint_bytes(shape: ModelShape, compute: int) -> float:
 
 
 def _logit_bytes(shape: ModelShape, rows: int, compute: int, device: str, full: bool) -> float:
-    """Bytes of the output layer's forward and backward pass for so many rows."""
+    """Bytes of the output layer's forward and backward pass for a number of rows."""
     name = "CACHED_BYTES" if device == "cpu" else "TILE_BYTES"
     size, least, most = (
         int(locate(f"perturn.policy.head:{each}")) for each in (name, "LEAST_WORDS", "KEPT_BYTES")

@@ -68,7 +68,7 @@ def weighed_episodes(recipe: Recipe, found: Episodes) -> int:
 
 
 def expected_branches(recipe: Recipe, found: Episodes, turns: float) -> Forecast:
-    """Return the expected play after the rollouts, which have so many turns."""
+    """Return the expected further play after rollouts with this number of turns."""
     return explorer_of(recipe).forecast(found.explore, turns, found.turns)
 
 

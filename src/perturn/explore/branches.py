@@ -1,4 +1,4 @@
-"""Explorer `branches`: explored episodes are resumed every so many turns."""
+"""Explorer `branches`: explored episodes are resumed at regular intervals of turns."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from perturn.types import Trajectory
 
 @dataclass(frozen=True)
 class Branches(ExploredBrancher):
-    """Resume explored episodes every so many turns, to see what their turns were worth.
+    """Resume explored episodes at regular intervals of turns, to estimate the value of their turns.
 
     Which turns these are is known when they are reached, whatever comes after.
 
     Source: Kazemnejad et al. 2024, "VinePPO", arXiv:2410.01679; Guo et al. 2025, "Segment Policy Optimization",
     arXiv:2505.23564; both by their abstracts.
-    Differs: branches begin at every so many turns, where the papers resume an answer at steps of its text.
+    Differs: branches begin at regular intervals of turns; the papers resume an answer at steps of its text.
     """
 
     every: Annotated[int, COUNT] = 5
@@ -46,5 +46,5 @@ class Branches(ExploredBrancher):
         return range(self.every, len(one.turns), self.every)
 
     def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:
-        """Return what to expect of episodes that are resumed every so many turns."""
+        """Return the expected work of episodes that are resumed at regular intervals of turns."""
         return self.expected(explored, int((turns - 1) // self.every), turns)

@@ -92,7 +92,7 @@ class Brancher(Explorer):
             )
 
     def expected(self, begun: int, forks: float, turns: float) -> Forecast:
-        """Return what to expect of so many episodes of so many turns, each resumed at so many of them."""
+        """Return the expected work of episodes, by their turns and the number of turns at which each is resumed."""
         played = round(begun * self.branches * forks)
         return Forecast(
             begun, played // self.branches, played, min(0.5, self.turns / turns if self.turns else 0.5)

@@ -1,4 +1,4 @@
-"""Messages of the public chat formats -> ours: the one place that knows their keys.
+"""Convert messages of public chat formats to Perturn's format; only this module knows their keys.
 
 Known are the keys of TRL, OpenAI (chat and fine-tuning), axolotl, ms-swift, LLaMA-Factory and ShareGPT, and of servers
 of the chat-completions protocol. Rows of data sets, answers of servers and imported episodes are all read here. In our

@@ -109,7 +109,7 @@ _PUBLIC = {"messages", "conversations", "conversation", "completion", "chosen", 
 
 
 def _is_pair(record: Mapping[str, Any]) -> bool:
-    """Return whether an object is a pair of ours, whose sides are trajectories."""
+    """Return whether an object is a pair in Perturn's format, whose sides are trajectories."""
     chosen = record.get("chosen")
     return isinstance(chosen, Mapping) and "role" not in chosen and "from" not in chosen
 

@@ -136,8 +136,8 @@ def _completion(trajectory: Trajectory) -> tuple[list[Message], list[Message]]:
     """Return the messages up to the first action, and those from it on."""
     if not trajectory.is_one_sequence:
         raise DataError(
-            f"task {trajectory.task.id!r}: its {len(trajectory.turns)} turns are not one conversation, as a row of "
-            f"TRL's is: {_why_several(trajectory)}; perturn trains on them as they are."
+            f"task {trajectory.task.id!r}: its {len(trajectory.turns)} turns are not one conversation, so they do not "
+            f"fit a row of TRL: {_why_several(trajectory)}; perturn can train on them."
         )
     messages = list(trajectory.prompt)
     for turn in trajectory.turns:

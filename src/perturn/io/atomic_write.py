@@ -78,7 +78,7 @@ def writing(path: Path, foreign: tuple[type[Exception], ...] = ()) -> Iterator[N
 def replacing(
     path: str | os.PathLike[str], foreign: tuple[type[Exception], ...] = (), *, once: bool = False
 ) -> Iterator[Path]:
-    """Write a file or a folder whole or not at all, in place of what was there; a file replaces no folder.
+    """Write or replace a file or a folder, completely or not at all; a file cannot replace a folder.
 
     A kill, a full disk or an exception leave the old one as it was; when the block has ended well, the new one is on
     the disk and in its place.

@@ -48,7 +48,7 @@ class DPO:
 
     Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 7; on trajectories, Song et al. 2024 (ETO),
     arXiv:2403.02502; with `sft` 1, Xiong et al. 2024 (IPR), arXiv:2406.11176.
-    Differs: nothing with `reduction` sum; the means are additions of ours, of both terms alike.
+    Differs: nothing with `reduction` sum; the means are Perturn's additions, for both terms.
     """
 
     traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True)

@@ -45,8 +45,9 @@ class KTO:
 
 
     The label of a trajectory is the sign of its weights: 1 on each turn of a desirable one, -1 of an undesirable one.
-    Weights of other sizes are ours: they weigh the turns within u. z0 is the mean log-ratio of mismatched trajectories,
-    each the actions of one row after the prompt of another, of the whole optimizer step; at least 0, without gradient.
+    Weights of other sizes are Perturn's addition: they weigh the turns within u. z0 is the mean log-ratio of
+    mismatched trajectories, each the actions of one row after the prompt of another, of the whole optimizer step; at
+    least 0, without gradient.
 
     Source: Ethayarajh et al. 2024, arXiv:2402.01306, Eq. 8 and Section 4.1; on the actions of many turns, with what
     was observed masked, Xiong et al. 2024, "Building Math Agents with Multi-Turn Iterative Preference Learning",

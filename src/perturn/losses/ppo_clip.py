@@ -210,7 +210,7 @@ class PPOClip:
     `clipped_surrogate`, `straight_through`, `truncated_importance` and `KL_ESTIMATORS`.
     Differs: without `importance`, mu is what the engine said when it sampled, so that a difference between engine and
     training is in the ratio and is clipped with it. `token_mean` and `turn_mean` couple the trajectories of a step, as
-    in DAPO. DAPO draws other groups in place of groups without spread, and TRL divides both terms by all
+    in DAPO. DAPO samples other groups instead of groups without spread, and TRL divides both terms by all
     tokens. KL is not multiplied by rho; TRL does so with `use_bias_correction_kl`. The clipping-bias
     correction of ST-PPO is not here: it divides the gradient by the norm, over all parameters, of what the
     clip takes away, which is no function of log-probabilities. The size of that is logged as `clipped_away`.

@@ -59,7 +59,7 @@ class TLMDRE:
         log r = sum_i omega_i sum_j u_ij,   log C_w = sum_i (1 - omega_i) sum_j log pi_ref(y_ij)
 
     Source: tlm-DRE ("turn-level multiscale density ratio estimation"), Eqs. 8-10 and 16. Kernel ukl: Eq. 17.
-    Differs: `sum` is the paper to the letter; the means are ours, because at the length of real trajectories
+    Differs: `sum` is the paper's; the means are Perturn's addition, because at the length of real trajectories
     the sum vanishes or overflows. Computed in log space, with log r clamped where it is exponentiated. C_w
     comes from the reference, carries no gradient, and may be self-normalized or left out.
     """

@@ -116,8 +116,8 @@ class TurnLogprobs:
         """Build from nested lists.
 
         Args:
-            policy: log pi, in nats `[trajectories][turns][tokens]`. Lists of numbers take torch's default dtype; a
-                tensor in place of an innermost list keeps its dtype and its gradient.
+            policy: log pi, in nats `[trajectories][turns][tokens]`. Lists of numbers get torch's default dtype. An
+                innermost list may be a tensor, which keeps its dtype and its gradient.
             reference: log pi_ref, in nats, nested alike; or None.
             weight: Weight of each turn, without unit `[trajectories][turns]`; or None.
             behavior: log mu, in nats, nested alike; or None.

@@ -22,7 +22,7 @@ def gap_weights(score_chosen: Tensor, score_rejected: Tensor, *, base: float) ->
 
     Source: StepORLM (Zhou et al. 2025), arXiv:2509.22558, which weighs each pair of DPO by the process scores of its
     sides; its abstract and its reviews were read, and no formula.
-    Differs: the form is ours. It reads the two sides alone, so that no other pair of a batch moves it.
+    Differs: the form is Perturn's. It reads the two sides alone, so that no other pair of a batch moves it.
 
     Args:
         score_chosen: s of the chosen trajectory, without unit [pairs].

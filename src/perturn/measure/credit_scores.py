@@ -54,7 +54,7 @@ def error_after_scaling(turns: Measured, credit: Floats) -> float | None:
 
         min_s sum (A - s c)^2 / sum A^2 = 1 - mean (sum c A1)(sum c A2) / (sum c^2  mean sum A1 A2)
 
-    Source: ours, least squares. 0: the credit is a multiple of the advantage; 1: no multiple is better than 0.
+    Source: Perturn; least squares. 0: the credit is a multiple of the advantage; 1: no multiple is better than 0.
     """
     size, square = float(credit @ credit), float((turns.halves[0] * turns.halves[1]).sum(1).mean())
     if size <= 0 or square <= 0:
@@ -111,7 +111,7 @@ def lost_auc(turns: Measured, credit: Floats) -> float | None:
     by -A2 there, the loss that the other continuations confirm. The lowest of many measurements is too low itself
     (regression to the mean), and may be of a turn at which nothing was lost: such an episode counts 0 on average.
 
-    Source: ours; the chance is the statistic of Mann and Whitney, within an episode.
+    Source: Perturn; the probability is the statistic of Mann and Whitney, within an episode.
     """
     found, whole = 0.0, 0.0
     first, second = _both_orders(turns.halves)

@@ -30,7 +30,8 @@ class Forecast:
     continuations: int
     """From each point, as asked for."""
     width: float
-    """Half-width of the 95 % interval of an advantage to expect of so many, in units of reward."""
+    """Expected half-width of the 95 % interval of an advantage with this number of continuations, in units of
+    reward."""
     wanted: float
     """Half-width that was wanted, in units of reward."""
     needed: int

@@ -50,7 +50,7 @@ class DropPairs:
 
     Source: Setlur et al. 2024, "RL on Incorrect Synthetic Data Scales the Efficiency of LLM Math Reasoning by
     Eight-Fold", arXiv:2406.14532, by its abstract: the advantage of each step of a failure tells which are rejected.
-    Differs: what is chosen, how many branches say what a turn is worth, and the threshold are ours.
+    Differs: the chosen side, the number of branches per turn, and the threshold are Perturn's.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()

@@ -1,4 +1,4 @@
-"""The oracle: weights from the true first wrong turn, in place of the reference's confidence."""
+"""The oracle: weights from the true first wrong turn, instead of the reference's confidence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ def first_error_weights(wrong: Tensor, *, turns: str, low: float, high: float) -
     `only` weighs every right turn low, those after the first wrong one too. An episode without a wrong turn
     gets the high weight at every turn.
 
-    Source: ours. It is tlm-DRE's Eq. 10 with the truth in place of `p_i <= pivot`, which stands there for a turn that
-    decides; so it bounds what a better guess of these turns could gain.
+    Source: ours. It is tlm-DRE's Eq. 10 with the true wrong turn instead of `p_i <= pivot`, which the paper uses to
+        find deciding turns. So it bounds the gain of a better guess of these turns.
     Differs: the paper has no such knowledge.
 
     Args:
@@ -47,7 +47,7 @@ class FirstError:
     A turn is wrong if the way to a success is no shorter after it. Where no turn is wrong, all weights are high. See
     `first_error_weights`.
 
-    Source: ours, an oracle for tlm-DRE's Eq. 10.
+    Source: Perturn, an oracle for tlm-DRE's Eq. 10.
     Differs: the paper has no such knowledge.
     """
 

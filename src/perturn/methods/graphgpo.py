@@ -1,4 +1,4 @@
-"""GraphGPO: a turn by how near it came to a success, in the graph of all states that a group visited."""
+"""GraphGPO: weighs a turn by its distance to a success, in the graph of all states that a group visited."""
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _SUCCESS = -1
 
 @dataclass(frozen=True)
 class GraphGPO(GroupCredit):
-    """Episode advantage, plus how near a turn came to a success in the graph of states that the group visited.
+    """Episode advantage, plus a term for the distance to a success in the graph of the group's states.
 
         A_it = beta_episode A_E + beta_graph A_G
         A_G = C omega^d(next state), standardized over the steps out of the same state

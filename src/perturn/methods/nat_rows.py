@@ -15,7 +15,8 @@ class NatRows(ToldRows):
     Source: NAT, Wang et al. 2024, "Learning From Failure: Integrating Negative Examples when Fine-tuning Large Language
     Models as Agents", arXiv:2402.11651: a suffix to the query tells positive from negative trajectories, the loss is on
     the actions of both, and at inference the suffix of positive ones is used.
-    Differs: the positive ones are the expert's, too; the texts are ours, since its own speak of answers to questions.
+    Differs: expert episodes are positive rows too; the texts are Perturn's, since the paper's texts are about answers
+        to questions.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()

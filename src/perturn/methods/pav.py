@@ -22,7 +22,7 @@ from perturn.extend.tensors import (
 
 
 def first_ends(rewards: Sequence[float], values: Sequence[float]) -> float:
-    """Return what the first segment of a trajectory came to, in units of reward.
+    """Return the value of the first segment of a trajectory, in units of reward.
 
         Q_0 = sum_(k < d) r_k + V_d,   V = 0 after the end
 
@@ -42,9 +42,9 @@ class PAV(GroupCredit):
         A^mu_t = sum_(k in [c, d)) r_k + V^mu_d - V^mu_c,   c <= t < d
 
     V^mu_c is the mean return of the prover's branches from turn c (the prover is `explore.policy`); after the end it
-    is 0. In the stead of V^mu_0 stands the mean of what the first segments of the other trajectories of the task came
-    to, sum_(k < d) r_k + V^mu_d. It depends on nothing that trajectory i did, so the expected gradient is the one with
-    V^mu_0, and no episode is played for it.
+    is 0. V^mu_0 is replaced by the mean value of the first segments of the task's other trajectories, sum_(k < d) r_k
+    + V^mu_d. It depends on nothing that trajectory i did, so the expected gradient is the one with V^mu_0, and no
+    episode is played for it.
 
     Source: Setlur et al. 2024, "Rewarding Progress: Scaling Automated Process Verifiers for LLM Reasoning",
     arXiv:2410.08146, by its abstract; its effective reward is Q^pi + alpha A^mu.

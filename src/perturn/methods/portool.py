@@ -1,4 +1,4 @@
-"""PORTool: what a stretch of turns came to against the other children of its fork, and against the other trees."""
+"""PORTool: the value of a segment relative to the other children of its fork, and to the other trees."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,9 +44,9 @@ class PORTool(GroupCredit):
     Source: Wu et al. 2025, "PORTool: Tool-Use LLM Training with Rewarded Tree", arXiv:2510.26020, by its abstract: a
     step has one reward in all trajectories that share it, by what it reaches; fork-relative advantages are blended with
     trajectory-relative ones.
-    Differs: three things are ours, and make the expected gradient the true one: means are of the others; children of a
-    fork count alike, where values are made of leaves; and shares. `value` leaves, `baseline` group, `normalize` std and
-    `count` leaves are the paper's, as far as its abstract tells. What it pays for tool calls in good form is
+    Differs: three changes make the expected gradient exact: means over the other episodes; equal weights of the
+    children of a fork, where the paper averages leaves; and shares. `value` leaves, `baseline` group, `normalize` std
+    and `count` leaves are the paper's, as far as its abstract tells. What it pays for tool calls in good form is
     `returns.invalid_penalty`. The explorer says where forks are. The weights of the blend were not at hand.
     """
 

@@ -27,8 +27,8 @@ class Potential:
     The environment knows the way. A turn on a shortest way has 1 before the mean is taken off, and a turn that changes
     nothing has 0. A turn that closes the last way to a success has -1, and later turns have 0.
 
-    Source: ours, an oracle for credits of groups. The difference is the shaping reward of Ng, Harada and Russell 1999,
-    "Policy Invariance Under Reward Transformations", without a discount.
+    Source: Perturn, an oracle for credits of groups. The difference is the shaping reward of Ng, Harada and Russell
+    1999, "Policy Invariance Under Reward Transformations", without a discount.
     Differs: the shaping reward is all that a turn gets, where theirs is added to the reward and credited to earlier
     turns too. An episode that FAILED has 0 before the mean is taken off. An episode alone in its group gets 0.
     """

@@ -34,8 +34,8 @@ class ProgressAdvantage(GroupCredit):
     everywhere, and so is z: the outcome alone counts.
 
     Source: "Neglected Free Lunch from Post-training: Progress Advantage for LLM Agents", by its abstract.
-    Differs: the paper scores turns with u and trains on nothing; outcome, normalization and alpha are ours. A FAILED
-    trajectory has no progress, and counts with score 0. A trajectory alone in its group gets 0.
+    Differs: the paper scores turns with u and trains on nothing; outcome, normalization and alpha are Perturn's. A
+    FAILED trajectory has no progress, and counts with score 0. A trajectory alone in its group gets 0.
     """
 
     alpha: Annotated[float, Bound(least=0)] = 0.1

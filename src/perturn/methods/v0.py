@@ -34,7 +34,7 @@ class V0(GroupCredit):
     for a value model is POISE's.
     Differs: V_0 is a ridge head on the hidden state of the policy that acted (`perturn.policy.value_heads`). The paper
     has a model that is shown how the policy did on other prompts. V_0.5 weighs its prior by a test of whether it
-    holds, and draws more samples where it does not; here it counts for so many episodes.
+    holds, and draws more samples if it does not. Here the prior counts as a fixed number of episodes.
     """
 
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True, weighs_alone=True, unbiased=True)
@@ -69,7 +69,7 @@ class V0(GroupCredit):
         return as_tensors([[each] * len(one.turns) for each, one in zip(found, group, strict=True)])
 
     def _baseline(self, start: float, others: float, count: int) -> float:
-        """Return the baseline from V_0 and the sum of the scores of so many others; with nothing to go by, V_0."""
+        """Return the baseline from V_0 and the scores of the other episodes; without other episodes, V_0."""
         if self.prior is None or self.prior + count == 0:
             return start
         return (self.prior * start + others) / (self.prior + count)

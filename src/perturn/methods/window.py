@@ -15,7 +15,7 @@ class Window(Explorer):
     The policy learns from the turns that an episode has.
 
     Source: "Truncated Proximal Policy Optimization" (T-PPO), 2025, by its abstract.
-    Differs: a window is of turns, where T-PPO cuts an answer after so many tokens. An episode resumes by replay in
+    Differs: a window counts turns; T-PPO cuts an answer after a number of tokens. An episode resumes by replay in
     its environment.
     """
 

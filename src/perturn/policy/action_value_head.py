@@ -24,9 +24,9 @@ class ActionValues:
     Each turn of the episodes that it learns from is a row, with the score of its episode. It is asked about other
     tasks than these are of, so whole tasks are left out to choose its penalty and to say what it explains.
 
-    Source: ours; the head comes from `perturn.policy.value_heads`. Values as a guide at test time: Q-guided search,
+    Source: Perturn; the head comes from `perturn.policy.value_heads`. Values as a guide at test time: Q-guided search,
     QLASS (Lin et al. 2025), arXiv:2502.02584.
-    Differs: a linear head on a policy that does not move, in place of a trained model.
+    Differs: a linear head on a frozen policy, instead of a trained model.
     """
 
     def __init__(

@@ -352,7 +352,7 @@ def fast_bfloat16(device: torch.device) -> bool:
 def compute_dtype(dtype: str, device: torch.device, config: Any | None) -> torch.dtype:
     """Turn the `dtype` setting into the type to compute in.
 
-    `auto` takes bfloat16 where the hardware has it, but for models on a CPU that are too narrow to gain by it.
+    `auto` chooses bfloat16 if the hardware supports it, except on a CPU for models that are too narrow to gain from it.
 
     Args:
         dtype: The setting.

@@ -273,7 +273,7 @@ def folds_by(keys: Sequence[Hashable]) -> list[int]:
 
 
 def _dealt(episodes: int) -> list[int]:
-    """Return folds of so many episodes, each by its index."""
+    """Return folds of this number of episodes, as indices."""
     return folds_by(range(episodes))
 
 

@@ -174,7 +174,7 @@ def _number(numbers: dict[str, int], value: str) -> int:
 
 
 def _end(trajectory: Trajectory) -> int:
-    """Return how it ended: 0 stopped, 1 by the environment, 2 at a limit of ours, 3 FAILED, 4 not yet."""
+    """Return how it ended: 0 stopped, 1 by the environment, 2 at a limit of Perturn, 3 FAILED, 4 not yet."""
     if failed(trajectory):
         return 3
     if unfinished(trajectory):

@@ -21,7 +21,7 @@ class GroupPairs:
     A pair is kept if total_reward(best) - total_reward(worst) > threshold. Of equal rewards the lower sample comes
     first.
 
-    Source: ours, for online learning; the condition comes from tlm-DRE, Appendix B.
+    Source: Perturn, for online learning; the condition comes from tlm-DRE, Appendix B.
     Differs: the paper's chosen side is an expert's trajectory.
     """
 

@@ -334,7 +334,7 @@ def _say_waiting(run: Run, waiting: Sequence[tuple[str, str]]) -> None:
 
 
 def _plays_again(run: Run, stage: Stage) -> bool:
-    """Return whether a stage is done but for episodes of the expert that failed, and nothing was made from it yet."""
+    """Return whether a stage lacks only failed episodes of the expert, and nothing was made from it yet."""
     if stage.name != "expert" or not run.manifest["stages"]["expert"]["counts"].get("failed"):
         return False
     return not any(run.is_done(later.name) for later in stages(run.recipe) if "expert" in later.needs)

@@ -1,4 +1,4 @@
-"""Stop a run when so many episodes fail that the environment or the engine must be broken."""
+"""Stop a run if too many episodes fail, since the environment or the engine must then be broken."""
 
 from __future__ import annotations
 

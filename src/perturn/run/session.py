@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 WorldMaker = Callable[[], Environment]
 Player = Callable[[Sequence[Job], WorldMaker, int, Hear], Iterator[Trajectory]]
-"""Plays episodes in worlds that it makes, so many at a time, and tells what is said in them."""
+"""Plays episodes in worlds that it opens, a number at a time, and reports the turns."""
 
 
 def world_maker(recipe: Recipe) -> WorldMaker:
@@ -293,7 +293,7 @@ class Session:
         Args:
             file: Where the trajectories are kept.
             jobs: All episodes the file should hold in the end.
-            played: Plays the missing ones, in worlds that a function makes, so many at a time.
+            played: Plays the missing episodes, in worlds that a function opens, a number at a time.
             concurrency: Episodes running at the same time, if there is room for their worlds.
             what: Name of the episodes, for the progress bar.
             again: Play failed episodes again even if they are few.

@@ -19,7 +19,7 @@ class Value:
     `perturn.policy.action_value_head`.
 
     Source: ours. Values as a guide at test time: Q-guided search, QLASS (Lin et al. 2025), arXiv:2502.02584.
-    Differs: a linear head on a policy that does not move, in place of a trained model.
+    Differs: a linear head on a frozen policy, instead of a trained model.
     """
 
     traits: ClassVar[SelectorTraits] = SelectorTraits(needs=frozenset({"policy", "explored"}))

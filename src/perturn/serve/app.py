@@ -271,7 +271,7 @@ async def _counts(desk: Desk, key: str, request: Request) -> Response:
 
 
 def _admit(key: str, request: Request) -> str | None:
-    """See that the caller knows the key; return the session that path, header and key name, if one does.
+    """Check the caller's key; return the session that the path, the header or the key names, if any.
 
     Raises:
         Refusal: If the key is wrong, or two of them name different sessions.

@@ -61,7 +61,7 @@ class Endpoint:
             settings: Address and limits; None: a free port of this machine.
             key: API key that clients must know; None: a new one. It is kept in memory alone.
             record: Folder for the episodes of sessions that clients open; None: they are not kept.
-            reward: Gives each finished episode its reward, in place of a reward that a client posted.
+            reward: Gives each finished episode its reward, instead of a reward that a client posts.
             environment: Name of what the agents play in, stamped on the trajectories.
             seed: From which sessions that clients open derive theirs.
 

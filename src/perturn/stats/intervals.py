@@ -52,8 +52,8 @@ def mean_interval(
     """Return the mean of independent values, with an interval for the mean they were drawn around.
 
     - Values that are all the lowest or the highest possible: the score interval of a rate. See `rate_interval`.
-    - Others between bounds: the score interval of a rate, for as many trials as would have the standard error
-      found, and Student's t in place of the normal quantile. It leans away from the nearer bound as the rate's does.
+    - Other scores between bounds: the score interval of a rate, for the number of trials with the same standard error,
+      and with Student's t instead of the normal quantile. It leans away from the nearer bound as the rate's does.
       Source: Korn and Graubard 1998, "Confidence intervals for proportions with small expected number of positive
       counts", with Wilson's interval as in Franco, Little, Louis and Slud 2019, "Comparative study of confidence
       intervals for proportions in complex sample surveys". Differs: for any mean, not for rates alone.

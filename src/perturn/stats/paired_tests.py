@@ -214,7 +214,7 @@ def smallest_difference(error: float, freedom: float, *, level: float = 0.05, po
         error: Standard error of the mean difference.
         freedom: Its degrees of freedom; inf: the normal distribution.
         level: Of the test.
-        power: The chance of finding it.
+        power: The power: the probability of finding the difference.
 
     Returns:
         The difference, in the unit of the error.

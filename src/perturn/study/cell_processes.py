@@ -43,17 +43,17 @@ _GRACE_SECONDS = 20.0
 
 
 class Processes:
-    """The processes on this machine, so many at a time."""
+    """The processes on this machine, with a limit on their number."""
 
     def __init__(self, size: int, threads: int) -> None:
-        """Take `size` processes at a time, each with so many threads for numerical work."""
+        """Run `size` processes at a time, each with this number of threads for numerical work."""
         self._size, self._threads = size, threads
         self._free_gb = psutil.virtual_memory().available / 1e9
         self._context: Any = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(_IMPORTED))
 
     def most(self, peak_gb: float) -> int:
-        """Return cells at the same time, if each needs so much memory; 0: not known yet."""
+        """Return how many cells fit at the same time, given the memory of a cell; 0: not known yet."""
         return max(1, min(self._size, int(self._free_gb / peak_gb))) if peak_gb else self._size
 
     def start(self, cell: Cell, sources: Sources, test: bool, log: Path) -> ProcessWorker:

@@ -49,7 +49,7 @@ class Cell:
     recipe: Recipe
     """Of its run, which trains."""
     scoring: Mapping[str, Any]
-    """Recipe of the run that scores its policy on the test tasks, but for the model."""
+    """Recipe, without the model, of the run that scores its policy on the test tasks."""
 
     @property
     def folder(self) -> Path:
@@ -250,7 +250,7 @@ def _without(data: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 
 def _on_panel(recipe: Mapping[str, Any], test: Test, output: Path, run: str) -> dict[str, Any]:
-    """Return the recipe of a run that scores a policy on a task list, but for its model."""
+    """Return the recipe, without the model, of a run that scores a policy on a task list."""
     decoded = {} if test.sampling is None else {"sampling": asdict(test.sampling)}
     part = {**(recipe.get("evaluate") or {}), "tasks": _panel(test.tasks), "every": 1, **decoded}
     without = {key: value for key, value in recipe.items() if key not in ("output", "name")}

@@ -61,7 +61,7 @@ class AgainFile:
 
 
 class Again:
-    """The cells of a study again: as `Plan` has them, but for the score."""
+    """The cells of a study that is scored again: as in `Plan`, with other scores."""
 
     def __init__(self, study: Study, plan: Plan) -> None:
         """Take the points that the other study chose.

@@ -53,7 +53,7 @@ def run_study(board: Board, workers: int | None = None) -> Path:
 
     Raises:
         InUseError: If another process works on the study.
-        ConfigError: If so many cells had to share cores or GPUs.
+        ConfigError: If this number of cells would have to share cores or GPUs.
     """
     study = board.plan.study
     files = Files(study.folder)

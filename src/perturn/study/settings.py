@@ -18,7 +18,7 @@ from perturn.io.yaml_scalars import as_yaml_1_1
 from perturn.types import Sampling
 
 Overlay = dict[str, Any]
-"""Dotted keys of a recipe -> the values laid over it, each in place of all that stood there."""
+"""Dotted keys of a recipe -> their values. Each value replaces everything under its key."""
 
 BASE: Overlay = {"sft": None, "align": None, "expert": None}
 """The method that only scores the model."""
@@ -122,7 +122,7 @@ class Study:
             yield "sweep needs tasks to choose on; set tune.tasks, such as a dev split."
 
     def _faulty_pairs(self) -> Iterator[str]:
-        """Yield what is wrong with the comparisons, but for names of methods."""
+        """Yield the faults of the comparisons, except wrong names of methods."""
         for part, pairs in (("primary", self.primary), ("compare", self.compare)):
             for pair in pairs:
                 if len(pair) != 2 or _members(pair[0]) == _members(pair[1]):

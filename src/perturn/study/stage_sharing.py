@@ -42,7 +42,7 @@ Sources = dict[str, list[Source]]
 def identities(recipe: Recipe) -> dict[str, str]:
     """Turn stage into digest of its name and of all settings that it and the stages before it read.
 
-    Stages of two recipes with equal digests make the same, but for what depends on timing. Stages that nobody else
+    Stages of two recipes with equal digests make equal files, apart from effects of timing. Stages that nobody else
     makes are left out.
     """
     counted = counted_settings(recipe)

@@ -182,9 +182,8 @@ class ShardedTrainer(Trainer):
         """
         if (folder / ADAPTER_SAFE_WEIGHTS_NAME).is_file():
             raise ModelError(
-                f"checkpoint '{folder}' is of a training that kept the weights beneath its adapters in float32, and "
-                "launch.sharding=fsdp2 keeps them in bfloat16; go on with launch.sharding=none, or remove that folder: "
-                "the training then begins anew."
+                f"checkpoint '{folder}' was written with base weights in float32, and launch.sharding=fsdp2 stores "
+                "base weights in bfloat16; resume with launch.sharding=none, or remove the folder to start again."
             )
         whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
         set_model_state_dict(self.model, whole, options=StateDictOptions(full_state_dict=True))

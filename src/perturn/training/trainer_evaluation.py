@@ -240,7 +240,7 @@ class EvaluatingTrainer(ShardedTrainer):
 
 
 POSITIONS = {"1": 1, "2": 2, "3-4": 4, "5-8": 8, "9-16": 16, "17-32": 32}
-"""Names of the positions that are logged together, with the last turn of each; what follows is `33-`."""
+"""Names of ranges of positions that are logged together, with the last turn of each range; later turns are `33-`."""
 
 LATER = "33-"
 

@@ -1,4 +1,4 @@
-"""TurnConfig: the settings of `TurnTrainer`, from transformers and ours."""
+"""TurnConfig: the settings of `TurnTrainer`, transformers' and Perturn's."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class TurnConfig(TrainingArguments):
                 yield f"{name} must be {side}, got {getattr(self, name)}."
 
     def _unread(self) -> Iterator[str]:
-        """Yield settings that rows in packs cannot keep, that no loss of ours reads, or that name nothing."""
+        """Yield settings that packed rows do not support, that no loss reads, or that name nothing."""
         if self.accelerator_config.dispatch_batches:  # type: ignore[union-attr]
             yield (
                 "accelerator_config.dispatch_batches must be off, got True; each process reads and packs its own rows."

@@ -1,1 +1,1 @@
-"""Training through a service of the Tinker API: the loss is ours, log-probabilities and steps are the service's."""
+"""Training through a service of the Tinker API, which computes log-probabilities and steps, but not the loss."""

@@ -1,6 +1,6 @@
 """The convention of a service: by what it divides the gradient that it is sent. A self-test finds it out.
 
-A loss of ours is a function of token log-probabilities. Its gradient by each of them, g, is sent as a loss that the
+A loss of Perturn is a function of token log-probabilities. Its gradient by each of them, g, is sent as a loss that the
 service has, whose gradient is linear in what is sent:
 
     importance_sampling   L = -sum_t exp(log pi(y_t) - logprobs_t) advantages_t,   advantages = -g: ratio 1

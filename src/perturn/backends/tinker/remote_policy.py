@@ -126,7 +126,7 @@ class RemotePolicy(nn.Module):
 
 
 class RemoteAdam(Optimizer):
-    """The service's Adam, in the place of an optimizer: each step is a step of the service."""
+    """The service's Adam as an optimizer: each step is a step of the service."""
 
     def __init__(self, policy: RemotePolicy, settings: Mapping[str, float]) -> None:
         """Make no step yet.

@@ -157,7 +157,7 @@ class ServiceTrainer(TurnTrainer):
 
 
 class _Asking:
-    """A policy that does not move, which a service is asked about; in the place of `Frozen`."""
+    """A frozen policy whose log-probabilities come from the service; it replaces `Frozen`."""
 
     def __init__(self, name: str, most: int) -> None:
         self._name, self._most = name, most

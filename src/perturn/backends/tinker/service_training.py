@@ -41,7 +41,7 @@ class ServiceTraining:
         self._open: list[RemotePolicy] = []
 
     def check(self, name: str, settings: Train) -> None:
-        """See that the service applies gradients in a way that is known, and clips them if it is to.
+        """Check that the service scales gradients in a known way, and clips them if the recipe asks for it.
 
         Args:
             name: Name of the section of a training.

@@ -30,7 +30,7 @@ class TinkerSettings(ServiceSettings):
     traits: ClassVar[BackendTraits] = BackendTraits(stores="tinker", distributions=("tinker",))
 
     def check(self, trainings: Mapping[str, Train], model: str, goes_on: bool) -> None:
-        """See that the service is there and applies gradients in a way that is known, and can do what is asked."""
+        """Check that the service answers, scales gradients in a known way, and supports the recipe."""
         check_none(_faults(trainings))
         self.check_client()
         opened = locate("perturn.backends.tinker.service_training:ServiceTraining")(self, model)

@@ -35,7 +35,7 @@ class ApiSettings:
     concurrency: Annotated[int, Bound(least=1), EFFORT] = 16
     """Requests under way at the same time, at most."""
     requests_per_minute: Annotated[float, Bound(above=0), EFFORT] | None = None
-    """Requests sent in a minute at most, retries included, evenly spaced. None: no limit of ours."""
+    """Requests sent in a minute at most, retries included, evenly spaced. None: no limit by Perturn."""
     max_retries: Annotated[int, Bound(least=0), EFFORT] = 6
     """Times one request is sent again after a connection error, 408, 409, 429 or 5xx."""
     timeout: Annotated[float, SECONDS, EFFORT] = 120.0
@@ -54,7 +54,7 @@ class ApiSettings:
     completion_price: Annotated[float, Bound(least=0), EFFORT] | None = None
     """Price of a million tokens of answers."""
     request: dict[str, Any] = field(default_factory=dict)
-    """Parameters put into each request over ours; null leaves one out, such as `{max_tokens: null}`."""
+    """Parameters of each request, which override Perturn's; null removes a parameter, such as `{max_tokens: null}`."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -79,7 +79,7 @@ class ApiSettings:
             raise ValueError(f"request cannot set {', '.join(taken)}, which the engine sets itself.")
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
-        """See that library and key are there, and that the key does not stand in the recipe; nothing is sent."""
+        """Check that the library is installed and a key is set outside the recipe; nothing is sent."""
         require_library("openai", "engine api", "api")
         key = self.read_key()
         if key and len(key) >= self.SECRET_LENGTH and key in recipe:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from perturn.engines.local.prefix_tree import Beginning
 
 _STEP = 64
-"""Capacities are multiples of so many tokens."""
+"""Capacities are multiples of this number of tokens."""
 _SLOTS = 16
 """Slots of a block on a CPU, where memory is taken as it is written."""
 _MOST_SLOTS = 64
@@ -30,7 +30,7 @@ _NUMBERS = count()
 
 
 def capacity_for(tokens: int) -> int:
-    """Return the smallest capacity a slot can have that holds so many tokens; each is half as large again."""
+    """Return the smallest capacity of a slot for this number of tokens; each capacity is 1.5 times the one before."""
     capacity = _STEP
     while capacity < tokens:
         capacity = -(-(capacity + capacity // 2) // _STEP) * _STEP
@@ -123,7 +123,7 @@ class Blocks:
         self._blocks: defaultdict[int, WeakSet[Block]] = defaultdict(WeakSet)
 
     def take(self, tokens: int) -> Slot:
-        """Return a slot for so many tokens, in the block where most conversations are already, of these the oldest."""
+        """Return a slot for this number of tokens, in the oldest block with most conversations."""
         capacity = capacity_for(tokens)
         blocks = self._blocks[capacity]
         unfilled = [block for block in blocks if block.free]

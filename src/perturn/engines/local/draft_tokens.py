@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from operator import itemgetter
 
 _ORDERS = (6, 3, 1)
-"""So many last tokens are looked up, the longest that are known first."""
+"""Number of last tokens that are looked up; the longest known context comes first."""
 CONTEXT = _ORDERS[0]
 """Most last tokens that a guess depends on."""
 _ACTIONS = 100_000
@@ -57,7 +57,7 @@ class Followers:
         return None
 
     def forget_first(self, most: int) -> None:
-        """Keep at most so many contexts."""
+        """Most contexts that are kept."""
         while len(self._seen) > most:
             self._seen.popitem(last=False)
 
@@ -94,7 +94,7 @@ class Drafts:
 
         Args:
             conversation: Where.
-            tail: Its last tokens, `CONTEXT` of them where there are so many.
+            tail: Its last tokens, at most `CONTEXT`.
             most: Tokens.
             least: Chance that the last of them is right and with it all before.
         """

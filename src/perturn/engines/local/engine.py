@@ -58,7 +58,7 @@ class LocalEngine:
         pack: bool = True,
         speculate: bool = True,
     ) -> None:
-        """Serve a model that is already on its device and in its dtype; it is ours to change until `close`.
+        """Serve a model that is already on its device and in its dtype; the engine may change it until `close`.
 
         Args:
             model: A causal language model.
@@ -156,7 +156,7 @@ class LocalEngine:
     def update_weights(self, folder: str | Path, name: str, base: str | None = None) -> None:
         """Serve other weights of the same model from now on; nothing is kept of what the old ones computed.
 
-        They are read a tensor at a time, but for files that only transformers can read, which take a second model.
+        They are read one tensor at a time. Files that only transformers can read need a second model.
 
         Raises:
             RunError: If prompts are being answered.

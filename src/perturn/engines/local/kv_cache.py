@@ -49,7 +49,7 @@ _FEW = 8
 """Conversations with at most this many new tokens attend together; a conversation with more attends alone."""
 
 _PRODUCT_STEP = 64
-"""Products of matrices attend over a multiple of so many tokens: each new shape has to be prepared."""
+"""Matrix products attend over a multiple of this number of tokens, since each new shape has to be prepared."""
 
 
 @dataclass(eq=False)
@@ -81,7 +81,7 @@ class History:
         return self.apart.path if self.apart else []
 
     def reserve(self, tokens: int) -> Slot:
-        """Return a slot with room for so many tokens of its own, to which what is held has moved."""
+        """Return a slot with room for this number of tokens, into which the stored keys and values were copied."""
         old = self.slot
         if old is not None and tokens <= old.block.capacity:
             return old

@@ -95,7 +95,7 @@ class _Packed:
         return found[: rows[..., 0].numel()].view(*rows.shape[:-1], len(self.plain))
 
     def keeps_nothing(self, rows: Tensor) -> bool:
-        """Return whether the plain weight is as fast for so many rows, and no program is kept of it."""
+        """Return whether the unpacked weight is as fast for these rows, without a program in oneDNN's cache."""
         return rows[..., 0].numel() > _FEW and self.plain.dtype == torch.float32
 
     def multiply(self, rows: Tensor, then: str = "none") -> Tensor:

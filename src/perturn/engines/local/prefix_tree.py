@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from perturn.engines.local.kv_cache import History
 
 _PAGE = 32
-"""Beginnings are compared by so many tokens at a time: parting ways in between is no beginning of its own."""
+"""Prefixes are compared in pieces of this number of tokens; a prefix cannot end within a piece."""
 
 Page = tuple[int, ...]
 """So many token ids."""

@@ -42,7 +42,7 @@ class LocalSettings:
         )
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
-        """Build the model without its weights, and see that the engine can serve it."""
+        """Build the model without its weights, and check that the engine can serve it."""
         locate("perturn.engines.local.served_models:check_layers")(empty_model())
 
     def open(self, serving: Serving) -> Engine:

@@ -325,7 +325,7 @@ class Sampler:
 
 
 def requests(sequences: Sequence[TokenSequence], most: int) -> Iterable[list[int]]:
-    """Divide sequences into requests of at most so many tokens; yields their indices."""
+    """Divide sequences into requests with a limit on tokens; yields their indices."""
     own: list[int] = []
     size = 0
     for index, each in enumerate(sequences):

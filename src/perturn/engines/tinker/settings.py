@@ -24,7 +24,7 @@ class TinkerEngineSettings(ServiceSettings):
     )
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
-        """See that client and key are there; nothing is sent."""
+        """Check that the client is installed and the key is set; nothing is sent."""
         self.check_client()
 
     def open(self, serving: Serving) -> Engine:

@@ -1,4 +1,4 @@
-"""Ends the processes that vLLM starts if ours is killed: they would stay, and keep the memory of the device.
+"""End the processes that vLLM started if the main process is killed, so that they free the device's memory.
 
 A script of the standard library and psutil alone, which runs beside vLLM. Its input is a pipe that nobody but our
 process holds: a byte says that vLLM has started, a second byte says that it has been closed. An end of the pipe before

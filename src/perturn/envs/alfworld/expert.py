@@ -30,7 +30,7 @@ _TASKS = tuple(
     )
 )
 Promise = Callable[[str, str, int], float]
-"""How much a look for a thing into one of so many places of a kind promises; see `promise`."""
+"""How promising a search for an object is in one of several receptacles of a kind; see `promise`."""
 _SEEN = re.compile(r"\ba ([a-z]+ \d+)")
 _COMMANDS = re.compile(
     r"(?P<verb>go to|[a-z]+) (?P<thing>[a-z]+ \d+)(?: (?:from|to|in/on|with) (?P<place>[a-z]+ \d+))?"

@@ -236,7 +236,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
 
 @cache
 def _decompress(path: Path, size: int, changed: int) -> dict[str, bytes]:
-    """Return the archive of this size and time of change. Lines are not parsed but for their ids."""
+    """Return the archive of this size and time of change. Only the ids of the lines are parsed."""
     found: dict[str, bytes] = {}
     number = 0
     try:

@@ -49,7 +49,7 @@ class House:
 
 @dataclass(frozen=True)
 class _Aim:
-    """An end that will do: so many things of a type in one receptacle, or one in the hand beside a burning lamp."""
+    """A winning state: a number of objects of a type in one receptacle, or an object in the hand next to a lit lamp."""
 
     things: Collection[str]
     """Things that will do."""

@@ -78,7 +78,7 @@ class World:
         return f"{_ROOM}{listed([self._names[each] for each in sorted(self._place)])}."
 
     def state_key(self) -> str:
-        """Return the key of all that differs from the start, but for which receptacles an object has left."""
+        """Return the key of all differences from the start, except which receptacles an object has left."""
         text = "\n".join(sorted(map(" ".join, self._changes)))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

@@ -64,7 +64,7 @@ class Bfcl:
     Differs from BFCL: calls are executed by name with JSON arguments, never evaluated as Python; only offered tools
     can be called; what a tool returns is not described in its schema; and a malformed call is answered with a reminder,
     where BFCL takes it for a message. The split `all` is BFCL's test set of 200 tasks. `test` is every fifth of them
-    and `train` the rest: a division of ours, for training, whose scores are not BFCL's.
+    and `train` all others. This division is Perturn's, for training; its scores are not BFCL's.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(

@@ -1,4 +1,4 @@
-"""The protocol of BFCL multi-turn; the text is ours."""
+"""The protocol of BFCL multi-turn, with Perturn's system text."""
 
 from perturn.types import EpisodeProtocol, Sampling
 

@@ -53,6 +53,5 @@ HOTPOTQA_REACT = EpisodeProtocol(
     example=worked_example(_DIALOGUE),
     sampling=Sampling(temperature=0.0, max_new_tokens=100),
 )
-"""Yao et al. 2022, arXiv:2210.03629: seven steps, greedy, 100 tokens per step. There are six worked examples
-there and a live Wikipedia, here one of ours and a fixed corpus, so scores cannot be compared with the paper's
-scores."""
+"""Yao et al. 2022, arXiv:2210.03629: seven steps, greedy, 100 tokens per step. The paper has six worked examples and a
+live Wikipedia. Perturn has one example and a fixed corpus, so scores cannot be compared with the paper's scores."""

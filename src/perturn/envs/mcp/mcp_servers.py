@@ -47,7 +47,8 @@ class ServerSettings:
     command: list[str]
     """Program and arguments, such as `[python, -m, my_server]`."""
     env: dict[str, str] = field(default_factory=dict)
-    """Variables that it gets beside ours. Keys do not belong here: name them in `pass_env`."""
+    """Environment variables of the server, in addition to the process's own. Keys do not belong here: name them in
+    `pass_env`."""
     pass_env: list[str] = field(default_factory=list)
     """Variables that it gets though they look like keys, which it else does not."""
     cwd: str | None = None

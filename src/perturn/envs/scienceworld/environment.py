@@ -36,7 +36,8 @@ SCIENCEWORLD_ETO = EpisodeProtocol(
 )
 """Turn limits of the paper; kinds it leaves out have ScienceWorld's own 100.
 
-The system text is ours, and there is no worked example in the prompt, so scores cannot be compared with the paper's."""
+The system text is Perturn's, and there is no worked example in the prompt, so scores cannot be compared with the
+paper's."""
 
 _RANGES: dict[str, dict[str, str]] = _PUBLISHED["variations"]
 """Ranges such as `0-2 5` by split and kind."""

@@ -249,7 +249,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_told(wanted: Sequence[str], told: Sequence[str]) -> bool:
-    """Return whether each text stands in a message, but for case, and for commas in the message."""
+    """Return whether a message contains each text, ignoring case and commas in the message."""
     plain = [text.lower().replace(",", "") for text in told]
     return all(any(each.lower() in text for text in plain) for each in wanted)
 

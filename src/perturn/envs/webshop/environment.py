@@ -1,7 +1,7 @@
 """WebShop: find a product in a shop of text pages, choose its options, and buy it (Yao et al. 2022, arXiv:2207.01206).
 
-Needs `pip install "perturn[webshop]"` and the original's catalogue, which is not ours to give: `docs/environments.md`
-says where it is, and what differs from the original.
+Needs `pip install "perturn[webshop]"` and the original's catalogue, which Perturn may not distribute:
+`docs/environments.md` says where it is, and what differs from the original.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class WebShop:
         return goal, found[1]
 
     def _click(self, visit: _Visit, value: str, kind: str) -> _Visit:
-        """Press what is on the page, but for the button that buys."""
+        """Press any button of the page except the button that buys."""
         if kind == "product":
             found = self._find(value)
             assert found is not None

@@ -60,7 +60,7 @@ WEBSHOP_ETO = EpisodeProtocol(
     sampling=Sampling(temperature=0.0, max_new_tokens=512),
 )
 """Song et al. 2024, arXiv:2403.02502: one worked example, the full history, ten steps, greedy. The system text and the
-example are ours, and the search engine is not Lucene, so scores cannot be compared with the paper's scores."""
+example are Perturn's, and the search engine is not Lucene, so scores cannot be compared with the paper's scores."""
 
 
 _PRICE = re.compile(r",? and price lower than [\d.]+ dollars$")

@@ -182,7 +182,7 @@ class Reading:
         return True
 
     def _give_up(self) -> Reading:
-        """Leave a malformed text as it is, but for thoughts before its first call."""
+        """Leave a malformed text unchanged, except thoughts before its first call."""
         self.malformed = True
         self._said = [[self.text] if self.calls else [*self._said[0], self.text[self._at :]]]
         self.calls.clear()

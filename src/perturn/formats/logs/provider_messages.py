@@ -1,4 +1,4 @@
-"""Messages and tool schemas of providers and tracing services -> ours.
+"""Convert messages and tool schemas of providers and tracing services to Perturn's format.
 
 Known are the messages of OpenAI (chat completions and responses), of Anthropic, of the semantic conventions of
 OpenTelemetry, and of LangChain. Each is told by its own shape, since services keep the messages of any client. All are

@@ -84,9 +84,9 @@ class ArCHer:
     and its code.
     Differs: there a critic is a small language model with heads, trained by Adam on turns drawn from a buffer of many
     iterations. Here it is two linear heads on the hidden states of the policy that the loop began with. Each is fitted
-    by ridge regression to the iteration's episodes alone, `rounds` times (module `critics`). V learns from the recorded
-    action, which the policy has just sampled, in place of another one drawn for that. The two critics differ by the
-    episodes that they learn from, there by how they begin. The policy learns by the loss that the recipe names.
+    by ridge regression to the iteration's episodes alone, `rounds` times (module `critics`). V learns from the
+    recorded action, which the policy has just sampled, instead of another sampled action. The two critics differ by
+    the episodes that they learn from, there by how they begin. The policy learns by the loss that the recipe names.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.9

@@ -35,7 +35,7 @@ class EntropyBranches(ExploredBrancher):
     """
 
     forks: Annotated[int, COUNT] = 1
-    """Turns of an episode that are resumed at: the first so many at most."""
+    """Most turns of an episode at which branches begin."""
     chance: Annotated[float, Bound(least=0, most=1)] = 0.5
     """Chance of a turn whose entropy equals the first turn's entropy."""
     gain: Annotated[float, Bound(least=0)] = 0.2
@@ -97,7 +97,7 @@ class EntropyBranches(ExploredBrancher):
 def uncertain_turns(
     one: Trajectory, entropies: Sequence[float], settings: EntropyBranches, seed: int, iteration: int = 1
 ) -> list[int]:
-    """Return turns of an episode by a chance that grows with their entropy, the first so many of them.
+    """Choose turns of an episode with a probability that grows with their entropy, up to a number of turns.
 
         u_t < chance + gain (H_t - H_0),   u_t even between 0 and 1
 

@@ -1,4 +1,4 @@
-"""Explorer `expert-branches`: the policy resumes the expert's episodes every so many turns."""
+"""Explorer `expert-branches`: the policy resumes the expert's episodes at regular intervals of turns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perturn.extend import COUNT, Brancher, ExplorerTraits, Forecast, Prover, Tr
 
 @dataclass(frozen=True)
 class ExpertBranches(Brancher):
-    """Resume the expert's episodes of the explored tasks every so many turns (IPR).
+    """Resume the expert's episodes of the explored tasks at regular intervals of turns (IPR).
 
     Source: Xiong et al. 2024, "Watch Every Step! LLM Agent Learning via Iterative Step-Level Process Refinement"
     (IPR), arXiv:2406.11176.

@@ -155,7 +155,7 @@ class SIOP:
     """Different answers of a cluster that stand for it, at most; >= 1."""
 
     same: Annotated[str, CODE] = "exact"
-    """Answers of one cluster: exact, equal but for case, punctuation, articles and blanks; or MODULE:FUNCTION of yours,
+    """Answers of one cluster: equal up to case, punctuation, articles and blanks; or MODULE:FUNCTION of yours,
     from a task and the different answers to it to a label for each."""
 
     normalize: Normalization = "std"

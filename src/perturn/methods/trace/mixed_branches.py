@@ -125,7 +125,7 @@ class MixedBranches(ExploredBrancher):
         }
 
     def forecast(self, explored: int, turns: float, expert_turns: float) -> Forecast:
-        """Return what to expect of so many turns of an episode, of short ones all after the first."""
+        """Return the expected work if this number of turns of an episode is resumed, but never the first turn."""
         return self.expected(explored, min(self.forks, turns - 1), turns)
 
 

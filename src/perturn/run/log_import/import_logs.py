@@ -115,11 +115,11 @@ class LogSettings:
 def import_logs(files: Sequence[Location], output: Path, settings: LogSettings | None = None) -> LogAccount:
     """Write the episodes of logs as rows of training, and return what became of every entry.
 
-    The logs may be of any size: the calls are sorted in a file beside the output, which is removed at the end.
+    The logs may be of any size: the calls are sorted in a temporary file next to the output.
 
     Args:
         files: Files or folders, read as one log.
-        output: File of JSON lines to write, in place of what was there.
+        output: File of JSON lines to write; an existing file is replaced.
         settings: How the log is read, and what it is written as.
 
     Raises:

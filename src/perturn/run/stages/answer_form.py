@@ -28,9 +28,9 @@ def answer_form(recipe: Recipe) -> str:
     action = traits_of(entry).answer_action
     if action is None or action.count(MARK) != 1:
         raise ConfigError(
-            f"environment {name!r} does not say how an answer is given, and the credit reads how likely one is; "
-            f"give its class traits = EnvironmentTraits(answer_action=...), a text with {MARK} such as "
-            f"'finish[{MARK}]', or take a credit without, such as rloo."
+            f"environment {name!r} does not say how an answer is given, and the credit reads the likelihood of "
+            f"answers; give its class traits = EnvironmentTraits(answer_action=...), a text with {MARK} such as "
+            f"'finish[{MARK}]', or use a credit that reads no answers, such as rloo."
         )
     rules = make_protocol(recipe.protocol)
     written = FORMATS[rules.format]

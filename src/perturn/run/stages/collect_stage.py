@@ -34,7 +34,7 @@ from perturn.run.task_lists import dealt, look_up
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, unfinished
 
 _OURS = {"turns", "messages", "completion", "chosen", "conversations", "conversation", "text"}
-"""Keys of which a row of ours, of TRL's or of ShareGPT's has one."""
+"""Keys, of which a row of Perturn, TRL or ShareGPT has at least one."""
 AT_ONCE = 16
 """Expert episodes played at the same time, where nothing is explored."""
 
@@ -75,7 +75,7 @@ def show_expert(session: Session, stage: Stage) -> None:
 
 
 def bring_expert(session: Session, stage: Stage) -> None:
-    """Take the expert episodes of the user's rows: trajectories of ours as they are, conversations as successes.
+    """Take expert episodes from the user's rows: trajectories unchanged, conversations as successes.
 
     Raises:
         DataError: If a row is malformed, or a pair, or there is none.
@@ -134,8 +134,8 @@ def shown(env: Any, job: Job, protocol: EpisodeProtocol, folder: Path | None = N
 def import_expert(run: Run, file: Path) -> dict[str, int]:
     """Bring episodes that others recorded into a run, as the expert's episodes.
 
-    The content of the file says what it is: trajectories of ours or conversations of TRL's, for any environment, or
-    episodes as the environment itself reads them (`read_experts`), as hotpotqa does. Of episodes those on tasks that
+    The content of the file decides its format: trajectories of Perturn or conversations of TRL, for any environment,
+    or episodes that the environment itself reads (`read_experts`), as hotpotqa does. Of episodes those on tasks that
     are taught or explored are kept; conversations have no task, and all are taught where anything is. What the run
     holds already is left alone, so a second call adds nothing.
 

@@ -105,7 +105,7 @@ def check_corrector(recipe: Recipe, env: Environment) -> None:
 
 
 def corrected(recipe: Recipe, wanted: Sequence[tuple[Trajectory, int]]) -> list[Trajectory]:
-    """Have the expert finish episodes after so many of their turns.
+    """Let the expert finish episodes after a given number of their turns.
 
     Args:
         recipe: Of the run.

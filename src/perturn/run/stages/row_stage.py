@@ -83,7 +83,7 @@ def prefer(session: Session, stage: Stage) -> None:
 
 
 def read_rows(run: Run, stage: Stage) -> list[Any]:
-    """Return the rows of an iteration, as `make_rows` made them, but for groups."""
+    """Return the rows of an iteration that `make_rows` made; not for groups."""
     file = _file(run, stage)
     pairs = run.recipe.rows is not None and run.recipe.rows.traits.makes == "pairs"
     return list(read_pairs(file) if pairs else read_records(file, WeightedTrajectory))
@@ -209,7 +209,7 @@ def _files(run: Run, stage: Stage) -> tuple[Path]:
 
 
 def _file(run: Run, stage: Stage) -> Path:
-    """Return the file of an iteration's rows, but for groups."""
+    """Return the file of an iteration's rows; not for groups."""
     assert run.recipe.rows is not None
     pairs = run.recipe.rows.traits.makes == "pairs"
     return run.paths.pairs(stage.mark) if pairs else run.paths.outcomes(stage.mark)

@@ -330,7 +330,7 @@ class _Progress(TrainerCallback):
         self._tokens: Tokens | None = None
 
     def follow(self, trainer: TurnTrainer, an_epoch: int) -> None:
-        """Measure progress by the tokens that pass through a trainer, of which an epoch has about so many."""
+        """Measure progress by the tokens that pass through a trainer, with the expected number per epoch."""
         self._passed, self._an_epoch = (lambda: trainer.tokens_passed), an_epoch
 
     def close(self) -> None:
@@ -338,7 +338,7 @@ class _Progress(TrainerCallback):
         self._open.close()
 
     def say(self, notice: str) -> None:
-        """Show a notice in the place of what is being trained."""
+        """Show a notice instead of the name of the training."""
         self._what = notice
         if self._bar is not None:
             self._bar.what = notice

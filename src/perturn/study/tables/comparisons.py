@@ -32,7 +32,8 @@ from perturn.study.tables.verdict_text import verdict
 
 LEVEL, POWER = 0.05, 0.8
 TWO = 2
-"""So many bases, or seeds with a base each, give differences and no interval: Student's quantile is 12.7."""
+"""With this number of bases, or of seeds with one base each, there are differences and no interval: Student's quantile
+is 12.7."""
 
 
 def families(study: RecordedStudy, methods: Sequence[str]) -> dict[str, list[Pair]]:

@@ -1,4 +1,4 @@
-"""Contents of a study's folder, read once for its verdicts: settings, cells, and what every episode came to."""
+"""Contents of a study's folder, read once for its verdicts: settings, cells, and the outcome of every episode."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class RecordedStudy:
     cells: list[dict[str, Any]]
     episodes: list[dict[str, Any]]
     protocols: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    """Conditions of the scores on the test tasks, by environment and method, but for what is one seed's;
-    a method whose runs are not there has none."""
+    """Conditions of the scores on the test tasks, by environment and method, without conditions of single seeds. A
+    method without runs has none."""
 
     @cached_property
     def bases(self) -> Bases:

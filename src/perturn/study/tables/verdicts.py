@@ -25,7 +25,8 @@ from perturn.study.tables.study_records import (
 )
 
 FEW_SEEDS = 4
-"""Up to so many seeds an interval over them is wide: Student's quantile is 4.3 for 3, 3.2 for 4, 2.3 for 10."""
+"""With at most this number of seeds, an interval over them is wide: Student's quantile is 4.3 for 3, 3.2 for 4, 2.3
+for 10."""
 
 
 def summarize(folder: Path) -> dict[str, Any]:
