@@ -45,6 +45,7 @@ def against(study: str, other: str, *methods: str) -> list[Key]:
 
 
 PAIRS = ("dpo", "eto-3", "tlm-dre", "dmpo", "dil", "tlm-dpo", "kto")
+SIBLINGS = ("dpo", "dmpo", "dil", "tlm-dpo")
 FINDINGS = (
     Finding(
         "expert",
@@ -56,20 +57,23 @@ FINDINGS = (
     ),
     Finding(
         "losses",
-        "Offline, no loss on pairs of expert and own episodes is seen to gain over SFT; tlm-DRE is no exception.",
-        [*against("offline", "sft", *PAIRS), *against("weak", "sft", "dpo", "tlm-dre", "dmpo")],
-        [("Learning offline", "offline"), ("From a weaker policy", "weak")],
-        {("offline", method, "sft"): "around" for method in PAIRS},
-    ),
-    Finding(
-        "siblings",
-        "Offline, tlm-DRE is not told apart from DPO, DMPO, DIL or turn-weighted DPO.",
+        "Offline, no loss on pairs of expert and own episodes is seen to gain over SFT, and tlm-DRE is not told apart from "
+        "the other losses.",
         [
-            *(("offline", "tlm-dre", each) for each in ("dpo", "dmpo", "dil", "tlm-dpo")),
-            *(("weak", "tlm-dre", each) for each in ("dpo", "dmpo", "dil", "tlm-dpo")),
+            *against("offline", "sft", *PAIRS),
+            *against("weak", "sft", "dpo", "tlm-dre", "dmpo"),
+            *(("offline", "tlm-dre", each) for each in SIBLINGS),
+            *(("weak", "tlm-dre", each) for each in SIBLINGS),
         ],
-        [("Learning offline", "offline"), ("Ablations of tlm-DRE", "ablations")],
-        {("offline", "tlm-dre", each): "around" for each in ("dpo", "dmpo", "dil", "tlm-dpo")},
+        [
+            ("Learning offline", "offline"),
+            ("From a weaker policy", "weak"),
+            ("Ablations of tlm-DRE", "ablations"),
+        ],
+        {
+            **{("offline", method, "sft"): "around" for method in PAIRS},
+            **{("offline", "tlm-dre", each): "around" for each in SIBLINGS},
+        },
     ),
     Finding(
         "online",
@@ -79,6 +83,22 @@ FINDINGS = (
         [("Online, on ALFWorld", "online"), ("Critics, implicit rewards, trees", "credits")],
         {("online", MEAN, "sft"): "around"},
         {MEAN: "mean of the eleven credits"},
+    ),
+    Finding(
+        "registered",
+        "On one base, in a study that was written down first, online tlm-DRE gains over SFT; no turn-level credit is told "
+        "apart from RLOO.",
+        [
+            ("power-short", "tlm-dre", "sft"),
+            *against("power-short", "rloo", "anchor-rloo", "measured"),
+            *against("power-short", "sft", "rloo", "anchor-rloo", "measured"),
+        ],
+        [("Five seeds on one base", "power")],
+        {
+            ("power-short", "tlm-dre", "sft"): "above",
+            **{("power-short", each, "rloo"): "around" for each in ("anchor-rloo", "measured")},
+        },
+        {"measured": "GraphGPO", "power-short": "one base"},
     ),
     Finding(
         "order",
@@ -191,6 +211,7 @@ _PAGES = """
 | [Corrections by an expert](results/takeover.md) | at which turns, at how many, in whose failures |
 | [Offline learning on own episodes](results/own.md) | RLOO on 2560 episodes that were played once |
 | [Online, on ALFWorld](results/online.md) | eleven credits, and losses on own pairs or steps of trees |
+| [Five seeds on one base](results/power.md) | two turn-level credits over RLOO, online tlm-DRE over SFT; written down first |
 | [Critics, implicit rewards, trees](results/credits.md) | nine credits after ten iterations |
 | [Credits of groups](results/groups.md) | seven credits that compare episodes or shared states |
 | [Windows of an episode](results/windows.md) | PPO over whole episodes, in windows, and on single turns |
