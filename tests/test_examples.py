@@ -63,7 +63,7 @@ def test_the_examples_of_the_page_are_those_of_the_folder():
     """And what else lies there is named in them."""
     files = {each.stem for each in (ROOT / "examples").glob("*.py")}
 
-    assert files == {*EXAMPLES, "agent", "openenv_server", "online", "pairs", "own_credit"}
+    assert files == {*EXAMPLES, "agent", "openenv_server", "online", "pairs", "own_credit", "tiny_tau3"}
     assert not list((ROOT / "docs/examples").glob("*_environment.py"))
     page = (ROOT / "examples/README.md").read_text()
     assert all(f"{name}.py" in page for name in files)

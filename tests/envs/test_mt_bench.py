@@ -216,7 +216,7 @@ def test_worlds_share_the_budget_of_their_judge(make, server):
 def test_a_key_that_is_missing_shows_at_once(make, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY")
 
-    with pytest.raises(ConfigError, match="OPENAI_API_KEY is not set"):
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY must hold a key, and is not set"):
         make()
 
 

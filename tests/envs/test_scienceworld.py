@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from perturn.config.sections import Tasks
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.environment_check import check_environment
 from perturn.envs.scienceworld import jvm as _scienceworld_jvm
 from perturn.envs.scienceworld.environment import ETO_MAX_TURNS, ScienceWorld
 from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.run.task_lists import choose_tasks
 from perturn.types import Task
 
 SHORT = (
@@ -376,10 +378,14 @@ def test_unknown_split_names_the_known_ones(world):
         world.tasks("tests")
 
 
-def test_split_without_the_kinds_is_refused():
-    """ETO left six kinds out."""
-    with pytest.raises(ConfigError, match="eto-train"):
-        ScienceWorld(kinds=("inclined-plane-determine-angle",)).tasks("eto-train")
+def test_a_split_without_the_kinds_is_refused(tmp_path):
+    """ETO left six kinds out; the recipe's task list is rejected with what to set."""
+    env = ScienceWorld(kinds=("inclined-plane-determine-angle",))
+
+    with pytest.raises(
+        ConfigError, match=r"split 'eto-train' of scienceworld.* has no task; take another split"
+    ):
+        choose_tasks(env, Tasks(split="eto-train"))
 
 
 @pytest.mark.slow

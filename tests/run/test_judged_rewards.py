@@ -292,5 +292,5 @@ def test_a_judge_beside_corrections_is_refused(tmp_path):
 
 def test_a_judges_missing_key_shows_before_work(collect, monkeypatch):
     monkeypatch.delenv("OTHER_KEY", raising=False)
-    with pytest.raises(ConfigError, match="OTHER_KEY is not set"):
+    with pytest.raises(ConfigError, match="OTHER_KEY must hold a key, and is not set"):
         collect("reward.judge.engine.api_key_env=OTHER_KEY")

@@ -143,7 +143,7 @@ def test_a_user_without_an_engines_name_is_refused(do, tmp_path):
 
 def test_a_users_missing_key_shows_before_work(do, monkeypatch):
     monkeypatch.delenv("OTHER_KEY", raising=False)
-    with pytest.raises(ConfigError, match="OTHER_KEY is not set"):
+    with pytest.raises(ConfigError, match="OTHER_KEY must hold a key, and is not set"):
         do("user.engine.api_key_env=OTHER_KEY")
 
 
