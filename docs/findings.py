@@ -57,8 +57,8 @@ FINDINGS = (
     ),
     Finding(
         "losses",
-        "Offline, no loss on pairs of expert and own episodes is seen to gain over SFT, and tlm-DRE is not told apart from "
-        "the other losses.",
+        "Offline, no loss on pairs of expert and own episodes is seen to gain over SFT, and tlm-DRE is not told apart "
+        "from the other losses.",
         [
             *against("offline", "sft", *PAIRS),
             *against("weak", "sft", "dpo", "tlm-dre", "dmpo"),
@@ -86,8 +86,8 @@ FINDINGS = (
     ),
     Finding(
         "registered",
-        "On one base, in a study that was written down first, online tlm-DRE gains over SFT; no turn-level credit is told "
-        "apart from RLOO.",
+        "On one base, in a study that was written down first, online tlm-DRE gains over SFT; no turn-level credit is "
+        "told apart from RLOO.",
         [
             ("power-short", "tlm-dre", "sft"),
             *against("power-short", "rloo", "anchor-rloo", "measured"),
@@ -211,7 +211,8 @@ _PAGES = """
 | [Corrections by an expert](results/takeover.md) | at which turns, at how many, in whose failures |
 | [Offline learning on own episodes](results/own.md) | RLOO on 2560 episodes that were played once |
 | [Online, on ALFWorld](results/online.md) | eleven credits, and losses on own pairs or steps of trees |
-| [Five seeds on one base](results/power.md) | two turn-level credits over RLOO, online tlm-DRE over SFT; written down first |
+| [Five seeds on one base](results/power.md) | two turn-level credits over RLOO, online tlm-DRE over SFT; registered |
+| [Exploring while the policy trains](results/staleness.md) | whether older episodes teach as well |
 | [Critics, implicit rewards, trees](results/credits.md) | nine credits after ten iterations |
 | [Credits of groups](results/groups.md) | seven credits that compare episodes or shared states |
 | [Windows of an episode](results/windows.md) | PPO over whole episodes, in windows, and on single turns |

@@ -8,10 +8,9 @@ import torch
 from perturn.engines.local.engine import LocalEngine
 from perturn.engines.vllm.engine import VllmEngine
 from perturn.engines.vllm.settings import VllmSettings
-from perturn.policy.adapters import save_adapters
-from perturn.policy.models import add_adapters, load_model
+from perturn.policy.models import load_model
 from perturn.types import Prompt, Sampling
-from support.vllm import CONTEXT
+from support.vllm import CONTEXT, adapters
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed; make test-vllm has it"),
@@ -30,18 +29,6 @@ def asked(tag):
         Prompt(system, (), ({"role": "user", "content": each},), n, f"{tag}{n}")
         for n, each in enumerate(said)
     ]
-
-
-def adapters(folder, target, seed, start=None):
-    """A folder of adapters with random weights upon a model, or upon earlier adapters beside it."""
-    lora = pytest.importorskip("peft").LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
-    model = add_adapters(load_model(str(start or folder)), lora, seed)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if ".lora_B." in name:
-                weight.normal_(0, 0.1, generator=torch.Generator().manual_seed(seed))
-    save_adapters(model, target, str(start or folder))
-    return target
 
 
 @pytest.fixture(scope="module")

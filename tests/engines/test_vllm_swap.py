@@ -6,7 +6,6 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from engines.test_vllm_adapters import adapters
 from perturn.chat.tokens import NO_TURN
 from perturn.engines.protocol import SwappingEngine
 from perturn.engines.vllm.engine import VllmEngine
@@ -16,7 +15,7 @@ from perturn.policy.logprobs import action_logprobs
 from perturn.policy.models import load_model
 from perturn.policy.packing import lay_out
 from perturn.types import Prompt, Sampling, Task, Trajectory, Turn
-from support.vllm import serving
+from support.vllm import adapters, serving
 
 pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed; make test-vllm has it"),

@@ -12,7 +12,7 @@ from perturn.analysis.run_comparison import compare_runs
 from perturn.cli import app
 from perturn.data.store import read_trajectories
 from perturn.engines.api.settings import ApiSettings
-from perturn.engines.judging.shared_engine import open_engine
+from perturn.engines.judging.judge_engine import open_engine
 from perturn.envs.environment_check import check_environment
 from perturn.envs.mt_bench.environment import MT_BENCH, MTBench, read_tasks
 from perturn.envs.mt_bench.examiner import JudgeSettings

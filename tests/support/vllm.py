@@ -8,6 +8,11 @@ import time
 import urllib.request
 from contextlib import contextmanager, suppress
 
+import pytest
+import torch
+
+from perturn.policy.adapters import save_adapters
+from perturn.policy.models import add_adapters, load_model
 from support.ports import free_port
 
 CONTEXT = 512
@@ -40,3 +45,15 @@ def serving(folder, *words):
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def adapters(folder, target, seed, start=None):
+    """A folder of adapters with random weights upon a model, or upon earlier adapters beside it."""
+    lora = pytest.importorskip("peft").LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = add_adapters(load_model(str(start or folder)), lora, seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".lora_B." in name:
+                weight.normal_(0, 0.1, generator=torch.Generator().manual_seed(seed))
+    save_adapters(model, target, str(start or folder))
+    return target

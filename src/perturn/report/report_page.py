@@ -45,7 +45,7 @@ _FILTERS = (
 )
 
 RUN_FILTERS = (meaning, number_text.comparison_sentences)
-"""Functions that the pages of runs write values with, besides those of all pages."""
+"""Functions that write values on the pages of runs alone."""
 
 
 def fill(

@@ -197,7 +197,7 @@ class VllmEngine:
             self._ask(asked)
 
     def _take(self, folder: str | Path, name: str, base: str | None) -> None:
-        """Serve other weights; the arguments are those of `update_weights`."""
+        """Serve other weights, with the arguments of `update_weights`."""
         loop, model = self._running(), _absolute(str(folder) if base is None else base)
         if base is None or model != self._model:
             self._model = ""  # what a load that fails leaves is no model

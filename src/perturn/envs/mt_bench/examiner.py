@@ -10,7 +10,7 @@ from typing import Annotated
 from perturn.bounds import PATH, Bound, bounded
 from perturn.engines.api.settings import ApiSettings
 from perturn.engines.judging.judge import Judge, Question
-from perturn.engines.judging.shared_engine import open_engine
+from perturn.engines.judging.judge_engine import open_engine
 from perturn.envs.mt_bench.judge_prompts import OWN, read_forms
 from perturn.errors import EnvironmentFailure
 from perturn.io.read_input import user_path

@@ -10,7 +10,7 @@ from typing import Annotated
 from perturn.bounds import Bound, bounded
 from perturn.engines.api.settings import ApiSettings
 from perturn.engines.judging.judge import Judge
-from perturn.engines.judging.shared_engine import open_engine
+from perturn.engines.judging.judge_engine import open_engine
 from perturn.engines.judging.transcripts import lines, question
 from perturn.errors import EnvironmentFailure
 from perturn.types import Message, Sampling
