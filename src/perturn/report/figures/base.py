@@ -52,8 +52,8 @@ def policy_colors(policies: Iterable[str]) -> dict[str, str]:
 def lay_out(figure: go.Figure, x: str, y: str | None = None, *, height: int = 280, **layout: Any) -> None:
     """Give a figure a layout with the size, margins, axis titles and legend that all figures share.
 
-    The lines and notes of an earlier layout stay. Plotly takes three times as long to merge settings into a layout as to
-    make a layout.
+    The lines and notes of an earlier layout stay. Plotly takes three times as long to merge settings into a layout
+    as to make a layout.
     """
     figure.layout = {
         "shapes": figure.layout.shapes,
