@@ -183,7 +183,7 @@ class VllmEngine:
         Raises:
             RunError: If the weights cannot be read.
         """
-        loop, older = self._running(), (self.name, self.version)
+        loop, before = self._running(), self.name
         self._wake()
         loop.run(self._backend.pause())
         again = list(self._open.values()) if (base is None) == self._adapted else []
@@ -191,8 +191,7 @@ class VllmEngine:
             self._drop()
         self._take(folder, name, base)
         loop.run(self._backend.resume())
-        self._older |= dict([older])
-        self.version = version
+        self._older[before], self.version = self.version, version
         for asked in again:
             self._ask(asked)
 
