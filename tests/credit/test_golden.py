@@ -48,7 +48,7 @@ def given(name, row):
 
 
 def test_no_credit_of_a_group_is_left_out():
-    """Nor one that reads values; other credits may be there too."""
+    """No credit that reads values is left out either; other credits may be there too."""
     grouped = {
         name
         for name, each in CREDITS.items()

@@ -239,12 +239,13 @@ def test_servers_are_given_the_weights_they_lack(make_engine, servers, tmp_path)
     asked = [each for each in servers[0].asked if each[0] not in ASKS]
 
     assert asked == [
+        ("/resume", None),  # a killed run may have left it paused
         ("/update_weight_version", {"new_version": "loading"}),
         reload_of(tmp_path),
         ("/reset_prefix_cache", None),
         ("/update_weight_version", {"new_version": "sft@1a2b"}),
     ]
-    assert set(servers[1].paths()) == ASKS
+    assert set(servers[1].paths()) == ASKS | {"/resume"}
 
 
 def test_servers_on_a_cpu_pack_their_output_layer_anew(make_engine, servers, tmp_path):
@@ -314,6 +315,18 @@ def test_weights_are_swapped_in_the_middle_of_an_answer(make_engine, servers):
     ]
     assert [action.versions for _, action in answers] == [(0, 1, 1)]
     assert later.versions == (1, 1, 1)
+
+
+def test_a_swap_that_fails_leaves_no_server_paused(make_engine, servers):
+    """Neither does a killed one: the next command wakes the servers before it asks for an answer."""
+    engine = make_engine()
+    servers[0].says["/collective_rpc"] = (500, {"error": "no such folder"})
+
+    with pytest.raises(RunError, match="answers /collective_rpc with 500"):
+        engine.swap_weights("/nowhere", "online@3c4d", 1)
+
+    assert servers[0].paths()[-1] == "/resume"
+    assert servers[0].paths().index("/resume") < servers[0].paths().index("/inference/v1/generate")
 
 
 def test_a_server_that_names_no_weights_cannot_swap(make_engine, servers):

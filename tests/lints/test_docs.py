@@ -165,7 +165,7 @@ OF_RECIPES = [each for each in YAML if "methods:" not in each[1] and "again:" no
 
 @pytest.mark.parametrize(("page", "block"), OF_RECIPES)
 def test_yaml_blocks_are_parts_of_a_recipe(page, block):
-    """Over the demo's recipe they make one that is accepted; a whole recipe does so alone."""
+    """A block over the demo's recipe is accepted; a block that is a whole recipe is accepted alone."""
     demo = yaml.safe_load((ROOT / "recipes/scienceworld_tlm-dre_demo.yaml").read_text())
 
     shown = yaml.safe_load(block)

@@ -39,7 +39,8 @@ def test_hand_worked_clip_of_each_turn():
     """Ratios 1.25 | 1.25 | 0.75 | 0.75 with A 1 1 -1 -1 and factors 1.5 0.5 1.5 0.5 on 0.2: ranges 0.3 and 0.1.
 
     Within 1.3 the first is -1.25, the second is cut to -1.1; within 0.7 the third is 0.75, the fourth is cut to 0.9.
-    Where it is cut, the gradient is 0; elsewhere it is that of -rho A. Without factors, 1.2 and 0.8 cut all four.
+    Where a term is cut, its gradient is 0; elsewhere it is the gradient of -rho A.
+    Without factors, 1.2 and 0.8 cut all four.
     """
     policy = torch.tensor([1.25, 1.25, 0.75, 0.75], dtype=torch.float64).log().requires_grad_()
     side = nested([[[0.0], [0.0], [0.0], [0.0]]], [[[0.0]] * 4], [[1.0, 1.0, -1.0, -1.0]], clip=[CLIP])

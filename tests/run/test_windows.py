@@ -1,4 +1,4 @@
-"""Episodes in windows: played some turns per iteration, played on in the next, and learned from all along."""
+"""Episodes in windows: each iteration plays some turns and trains on them; the next iteration resumes the episodes."""
 
 import json
 from dataclasses import dataclass, replace

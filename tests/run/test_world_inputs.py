@@ -19,7 +19,7 @@ from support.inputs import WORLD, edited, made, noted, played, recipe_of
 
 @pytest.mark.parametrize("file", ["world.py", "helper_of_world.py", "games.json", "rules.txt"])
 def test_code_and_data_of_a_world_are_inputs(beside, file):
-    """Its module, a module that this imports, a file that a setting names, and one that its code names."""
+    """The module, a module that it imports, a file that a setting names, and a file that its code names."""
     recipe = played(games="games.json", mode="easy")
     folder = made(recipe, "evaluate-base")
     refuse_changed(recipe)

@@ -250,7 +250,7 @@ class Run:
             self._pulse.left = left
 
     def expect(self, file: Path, total: int, done: int = 0, unit: str = "episodes") -> None:
-        """Record the goal of the running stage: a number of lines of a file, some of which may exist already."""
+        """Record the goal of the running stage: a number of lines of a file. Some lines may exist already."""
         if self._pulse:
             where = self.paths.name(file)
             self._pulse.note(file=where, total=total, done_before=done, unit=unit, counting_since=time.time())

@@ -85,7 +85,7 @@ def fill(
 
 @cache
 def _environment(assets: tuple[Path, ...], filters: tuple[Callable[..., Any], ...]) -> Environment:
-    """Return the templates of some folders, each of which is compiled once."""
+    """Return the templates of some folders. Each template is compiled once."""
     made = Environment(
         loader=FileSystemLoader(assets), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,

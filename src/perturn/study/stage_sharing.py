@@ -42,8 +42,8 @@ Sources = dict[str, list[Source]]
 def identities(recipe: Recipe) -> dict[str, str]:
     """Turn stage into digest of its name and of all settings that it and the stages before it read.
 
-    Stages of two recipes with equal digests make equal files, apart from effects of timing. Stages that nobody else
-    makes are left out.
+    Stages of two recipes with equal digests make equal files, apart from effects of timing. Stages without
+    settings to read are left out.
     """
     counted = counted_settings(recipe)
     found = {}

@@ -189,8 +189,10 @@ class VllmEngine:
         again = list(self._open.values()) if (base is None) == self._adapted else []
         if again:
             self._drop()
-        self._take(folder, name, base)
-        loop.run(self._backend.resume())
+        try:
+            self._take(folder, name, base)
+        finally:
+            loop.run(self._backend.resume())
         self._older[before], self.version = self.version, version
         for asked in again:
             self._ask(asked)
@@ -292,7 +294,7 @@ def _params(prompt: Prompt, sampling: Sampling, end_ids: Collection[int]) -> dic
 
 
 def check_vllm(settings: VllmSettings) -> None:
-    """Find out whether vLLM is there, without starting a model or changing a server.
+    """Find out whether vLLM is there, without starting a model or changing the weights of a server.
 
     Raises:
         PerturnError: If it is missing, or a server does not answer or cannot be given weights.

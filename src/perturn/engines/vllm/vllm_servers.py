@@ -55,7 +55,7 @@ class Servers:
         await self.load(model, version)
 
     async def meet(self) -> None:
-        """Ask what they serve.
+        """Ask what they serve; a server that a killed run has left paused answers again.
 
         Raises:
             RunError: If one does not answer, or takes no tokens or no weights.
@@ -68,6 +68,7 @@ class Servers:
         about = await self._all("get", "/server_info")
         if any("device_config=cpu" in each["vllm_config"] for each in about):
             self._reload = METHOD
+        await self.resume()
         await self._all("post", _GENERATE, _PROBE)
 
     async def answer(self, replica: int, ids: Sequence[int], sampling: dict[str, Any]) -> Sampled:

@@ -34,7 +34,7 @@ from perturn.run.task_lists import dealt, look_up
 from perturn.types import Action, EpisodeProtocol, Task, Trajectory, unfinished
 
 _OURS = {"turns", "messages", "completion", "chosen", "conversations", "conversation", "text"}
-"""Keys, of which a row of Perturn, TRL or ShareGPT has at least one."""
+"""Keys of rows. A row of Perturn, TRL or ShareGPT has at least one of these keys."""
 AT_ONCE = 16
 """Expert episodes played at the same time, where nothing is explored."""
 
