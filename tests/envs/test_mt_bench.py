@@ -15,7 +15,7 @@ from perturn.engines.api.settings import ApiSettings
 from perturn.engines.judging.judge_engine import open_engine
 from perturn.envs.environment_check import check_environment
 from perturn.envs.mt_bench.environment import MT_BENCH, MTBench, read_tasks
-from perturn.envs.mt_bench.examiner import JudgeSettings
+from perturn.envs.mt_bench.examiner import ExaminerSettings
 from perturn.envs.mt_bench.judge_prompts import HOLDS, OWN, read_forms
 from perturn.episodes.episode import Job, episode
 from perturn.errors import ConfigError, DataError, EnvironmentFailure, RunError
@@ -69,7 +69,7 @@ def make(folder, server):
 
     def world(tries=3, template=None, **settings):
         asked = ApiSettings(**{"base_url": server.url, "max_retries": 0} | settings)
-        made = MTBench(JudgeSettings("gpt-judge", asked, template, tries))
+        made = MTBench(ExaminerSettings("gpt-judge", asked, tries, template))
         opened.append(made._judge.judge.engine)
         return made
 

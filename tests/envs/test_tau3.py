@@ -11,10 +11,10 @@ import pytest
 from engines.api.chat import KEY, Server, completion
 from engines.serving import serve
 from perturn.data.store import read_trajectories
+from perturn.engines.judging import judge_engine
+from perturn.engines.judging.judge_engine import JudgeSettings
 from perturn.envs.environment_check import check_environment
 from perturn.envs.scripted_user import ScriptedUser
-from perturn.envs.tau3 import assertions
-from perturn.envs.tau3.assertions import JudgeSettings
 from perturn.envs.tau3.domains import files_of, open_domain
 from perturn.envs.tau3.environment import MOST_ERRORS, Tau3
 from perturn.episodes.episode import Job, episode
@@ -277,7 +277,7 @@ def judged(tmp_path, copy, monkeypatch):
         write_copy(tmp_path, [*ROWS[:2], ASSERTED])
         open_domain.cache_clear()
         examiner = Examiner(say)
-        monkeypatch.setattr(assertions, "open_engine", lambda *_: examiner)
+        monkeypatch.setattr(judge_engine, "open_engine", lambda *_: examiner)
         return Tau3(judge=JudgeSettings("m")), examiner.asked
 
     return make

@@ -1,14 +1,48 @@
-"""The engine of an environment's judge, which all worlds of a process share: a server of chat completions."""
+"""The judge of an environment: its settings, and its engine, which all worlds of a process share."""
 
 from __future__ import annotations
 
 import atexit
 import json
+from dataclasses import asdict, dataclass, field
 from functools import cache
+from typing import Annotated
 
+from perturn.bounds import Bound, bounded
 from perturn.engines.api.settings import ApiSettings
+from perturn.engines.judging.judge import Judge
 from perturn.table import require_library
-from perturn.types import Engine
+from perturn.types import Engine, Sampling
+
+_SAMPLING = Sampling(temperature=0.0, max_new_tokens=2048)
+_SETTINGS = "environment.judge has model.name as model, and engine as server"
+
+
+@dataclass(frozen=True)
+@bounded
+class JudgeSettings:
+    """The section `judge` of an environment."""
+
+    model: str
+    """Name of the model at the server."""
+    server: ApiSettings = field(default_factory=ApiSettings)
+    """The server, with the settings of the engine `api`."""
+    tries: Annotated[int, Bound(least=1)] = 3
+    """Most judgments of one answer or episode; if none has a grade, the episode fails."""
+
+    def open(self, scale: tuple[float, float], reader: str) -> Judge:
+        """Return a judge at temperature 0; the key is read from the environment, and nothing is sent yet.
+
+        Args:
+            scale: Lowest and highest grade.
+            reader: Whose judge it is, for messages.
+
+        Raises:
+            ConfigError: If the key or the package `openai` is missing.
+        """
+        server = json.dumps(asdict(self.server), sort_keys=True)
+        engine = open_engine(self.model, server, reader)
+        return Judge(engine, _SAMPLING, scale, _SETTINGS, tries=self.tries)
 
 
 @cache

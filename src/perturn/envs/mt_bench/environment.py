@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from perturn.envs.benchmark import NO_EPISODE, check_known, short_hash
 from perturn.envs.json_rows import read_rows
-from perturn.envs.mt_bench.examiner import SCALE, Examiner, JudgeSettings
+from perturn.envs.mt_bench.examiner import SCALE, Examiner, ExaminerSettings
 from perturn.errors import DataError, EnvironmentFailure
 from perturn.io.read_input import check_shape, user_path
 from perturn.traits import EnvironmentTraits
@@ -51,7 +51,7 @@ class MTBench:
         reads=lambda settings: data_files(settings.get("data")),
     )
 
-    def __init__(self, judge: JudgeSettings, data: str | None = None) -> None:
+    def __init__(self, judge: ExaminerSettings, data: str | None = None) -> None:
         """Read the questions and the forms; nothing is sent yet.
 
         Args:

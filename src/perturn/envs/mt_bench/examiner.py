@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
-from perturn.bounds import PATH, Bound, bounded
-from perturn.engines.api.settings import ApiSettings
-from perturn.engines.judging.judge import Judge, Question
-from perturn.engines.judging.judge_engine import open_engine
+from perturn.bounds import PATH, bounded
+from perturn.engines.judging.judge import Question
+from perturn.engines.judging.judge_engine import JudgeSettings
 from perturn.envs.mt_bench.judge_prompts import OWN, read_forms
 from perturn.errors import EnvironmentFailure
 from perturn.io.read_input import user_path
-from perturn.types import Sampling
 
 SCALE = (1, 10)
 """Lowest and highest rating."""
-_SAMPLING = Sampling(temperature=0.0, max_new_tokens=2048)
-_SETTINGS = "environment.judge has model.name as model, and engine as server"
 
 
 @dataclass(frozen=True)
 @bounded
-class JudgeSettings:
+class ExaminerSettings(JudgeSettings):
     """The section `judge` of the environment."""
 
-    model: str
-    """Name of the model at the server."""
-    server: ApiSettings = field(default_factory=ApiSettings)
-    """The server, with the settings of the engine `api`."""
     template: Annotated[str | None, PATH] = None
     """File of forms in the layout of FastChat's `judge_prompts.jsonl`; None: our own."""
-    tries: Annotated[int, Bound(least=1)] = 3
-    """Judgments of one answer, at most; if none has a rating, the episode fails."""
 
 
 class Examiner:
     """Rates answers at temperature 0 by the forms of MT-Bench."""
 
-    def __init__(self, settings: JudgeSettings) -> None:
+    def __init__(self, settings: ExaminerSettings) -> None:
         """Read the forms, and the key from the environment; nothing is sent yet.
 
         Raises:
@@ -49,9 +38,7 @@ class Examiner:
         file = settings.template
         self.forms = OWN if file is None else read_forms(user_path(file, "environment.judge.template"))
         self.model = settings.model
-        server = json.dumps(asdict(settings.server), sort_keys=True)
-        engine = open_engine(settings.model, server, "mt-bench's judge")
-        self.judge = Judge(engine, _SAMPLING, SCALE, _SETTINGS, tries=settings.tries)
+        self.judge = settings.open(SCALE, "mt-bench's judge")
 
     def rate(self, conversation: str, form: str, texts: Mapping[str, str]) -> float:
         """Return the rating of one answer, on `SCALE`.

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from perturn.bounds import PATH
+from perturn.engines.judging.judge_engine import JudgeSettings
 from perturn.envs.benchmark import NO_EPISODE, check_known, short_hash
-from perturn.envs.tau3.assertions import AssertionJudge, JudgeSettings
+from perturn.envs.tau3.assertions import AssertionJudge
 from perturn.envs.tau3.domains import DOMAINS, Row, files_of, methods_of, open_domain, schema, state_of
 from perturn.envs.user_talk import UserTalk
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
