@@ -279,28 +279,24 @@ def test_weights_are_not_updated_under_prompts(make_engine):
 def test_weights_are_swapped_in_the_middle_of_an_answer(make_engine, servers):
     """The server is paused meanwhile; each token of the answer says its version, also of the next answer."""
     engine, gate = make_engine(), threading.Event()
-    spans = [
-        {"version": "sft@1a2b", "start": 0, "end": 1},
-        {"version": "online@3c4d", "start": 1, "end": 3},
-    ]
+    old = {"version": "sft@1a2b", "start": 0, "end": 1}
+    spans = [old, {"version": "online@3c4d", "start": 1, "end": 3}]
 
     def held(body, number):
         gate.wait(30)
-        status, found = 200, servers[0].inference_v1_generate(body)
-        found["choices"][0]["weight_versions"] = spans
-        return status, found
+        found = servers[0].inference_v1_generate(body)
+        return 200, {"choices": [found["choices"][0] | {"weight_versions": spans}]}
 
     engine.version = 0
     servers[0].says["/inference/v1/generate"] = held
     engine.submit([prompt()], SAMPLING)
-    while "/inference/v1/generate" not in servers[0].paths()[-1:]:
+    while servers[0].paths()[-1] != "/inference/v1/generate":
         time.sleep(0.01)
     before = len(servers[0].asked)
     engine.swap_weights("/new", "online@3c4d", 1)
     gate.set()
-    answers = []
-    while not answers:
-        answers = engine.advance()
+    while not (answers := engine.advance()):
+        pass
     del servers[0].says["/inference/v1/generate"]
     (later,) = engine.generate([prompt("b")], SAMPLING)
 
@@ -321,12 +317,12 @@ def test_a_swap_that_fails_leaves_no_server_paused(make_engine, servers):
     """Neither does a killed one: the next command wakes the servers before it asks for an answer."""
     engine = make_engine()
     servers[0].says["/collective_rpc"] = (500, {"error": "no such folder"})
-
     with pytest.raises(RunError, match="answers /collective_rpc with 500"):
         engine.swap_weights("/nowhere", "online@3c4d", 1)
 
-    assert servers[0].paths()[-1] == "/resume"
-    assert servers[0].paths().index("/resume") < servers[0].paths().index("/inference/v1/generate")
+    paths = servers[0].paths()
+    assert paths[-1] == "/resume"
+    assert paths.index("/resume") < paths.index("/inference/v1/generate")
 
 
 def test_a_server_that_names_no_weights_cannot_swap(make_engine, servers):
