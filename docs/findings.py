@@ -49,7 +49,7 @@ SIBLINGS = ("dpo", "dmpo", "dil", "tlm-dpo")
 FINDINGS = (
     Finding(
         "expert",
-        "Offline, what gains is an expert who takes over in the policy's own failures.",
+        "Offline, training on an expert's corrections of the policy's own failures gains over SFT.",
         against("offline", "sft", "oec", "rft", "nat", "coh", "sft-2100", "correction-dpo"),
         [("Learning offline", "offline"), ("Corrections by an expert", "takeover")],
         {("offline", "oec", "sft"): "above"},
@@ -57,8 +57,8 @@ FINDINGS = (
     ),
     Finding(
         "losses",
-        "Offline, no loss on pairs of expert and own episodes is seen to gain over SFT, and tlm-DRE is not told apart "
-        "from the other losses.",
+        "Offline, no loss on pairs of expert and own episodes is seen to gain over SFT, and none is seen to differ "
+        "from tlm-DRE.",
         [
             *against("offline", "sft", *PAIRS),
             *against("weak", "sft", "dpo", "tlm-dre", "dmpo"),
@@ -77,8 +77,8 @@ FINDINGS = (
     ),
     Finding(
         "online",
-        "Online, own episodes gain on these five bases; for other bases the interval of the mean of all credits still "
-        "holds zero.",
+        "Online, training on own episodes gains on these five bases; the interval of the mean gain for other bases "
+        "contains zero.",
         [("online", MEAN, "sft"), *against("online", "sft", *CREDITS, "dpo", "tlm-dre")],
         [("Online, on ALFWorld", "online"), ("Critics, implicit rewards, trees", "credits")],
         {("online", MEAN, "sft"): "around"},
@@ -86,8 +86,8 @@ FINDINGS = (
     ),
     Finding(
         "registered",
-        "On one base, in a study that was written down first, online tlm-DRE gains over SFT; no turn-level credit is "
-        "told apart from RLOO.",
+        "In a registered study on one base, online tlm-DRE gains over SFT; no turn-level credit is shown to differ "
+        "from RLOO.",
         [
             ("power-short", "tlm-dre", "sft"),
             *against("power-short", "rloo", "anchor-rloo", "measured"),
@@ -112,7 +112,7 @@ FINDINGS = (
     ),
     Finding(
         "anew",
-        "Playing anew helps DPO on own pairs: on as many episodes that were played once, it falls behind.",
+        "DPO on own pairs gains more from new episodes in each iteration than from as many of one exploration.",
         [
             ("online", "dpo", "dpo-once"),
             ("online", "rloo", "rloo-once"),
@@ -126,7 +126,7 @@ FINDINGS = (
     ),
     Finding(
         "long",
-        "On each of two bases, RLOO gains more after 150 iterations than after 20; two bases say nothing of others.",
+        "On each of two bases, RLOO gains more after 150 iterations than after 20.",
         [("online-long", "rloo", "sft"), ("online", "rloo", "sft")],
         [("Online, on ALFWorld", "online")],
         labels={"online-long": "150 iterations", "online": "20 iterations"},
@@ -174,7 +174,7 @@ FINDINGS = (
     ),
     Finding(
         "pretrained",
-        "With SmolLM2-135M on ScienceWorld and HotpotQA, no method is told apart from SFT, on one base each.",
+        "With SmolLM2-135M on ScienceWorld and HotpotQA, no method is shown to differ from SFT, with one base each.",
         [
             *against("scienceworld", "sft", "dpo", "dmpo", "tlm-dre", "rft"),
             *against("hotpotqa", "sft", "rloo", "igpo", "a2tgpo", "siop"),
@@ -190,39 +190,41 @@ _HEAD = """# Results
 
 <!-- Made by docs/findings.py from the rows under studies/results; edit that file, not this page. -->
 
-What the studies of this repository found, in ten sentences. Each figure has a row per comparison: the
-difference in points of success, its 95 % interval for other bases and other tasks, and a line at no difference.
-Numbers, protocols, p-values and the papers' own claims are on the linked pages. All studies ran on two CPU
-cores. Where nothing else is said, the policy is [the laboratory's](how-to/laboratory.md), of 0.9M parameters,
-on ALFWorld's games: a claim that is not seen here may hold for a model of 7B. [Verdicts](verdicts.md) says how
-the numbers are made and how often they err.
+This page has ten findings of the studies in this repository. A row of a figure is a comparison: the difference in
+points of success, and its 95 % interval for other bases and other tasks. The vertical line is at no difference.
+The linked pages have numbers, protocols, p-values and the claims of the papers. [Verdicts](verdicts.md) explains
+the statistics and their error rates.
+
+All studies ran on two CPU cores. Unless a finding names another model, the policy is [the
+laboratory's](how-to/laboratory.md), with 0.9M parameters, on ALFWorld's games. A gain that is not seen here may
+exist for a model of 7B.
 """
 _PAGES = """
 ## All pages
 
 | page | question |
 |---|---|
-| [The laboratory](results/lab.md) | whether any method gains: four methods with two seeds |
-| [The demo](results/demo.md), [on ScienceWorld](results/demo-scienceworld.md) | what `make demo` shows |
-| [Learning offline](results/offline.md) | eleven ways, each tuned, on ten bases |
-| [From a weaker policy](results/weak.md) | six losses on pairs, where SFT solves 42 % |
-| [Ablations of tlm-DRE](results/ablations.md) | kernels, reductions, pivot and weight, γ and length |
-| [Pairs of single turns](results/steps.md) | Step-DPO, TP-LLaMA, RL on Incorrect Data and SCOPE |
-| [Corrections by an expert](results/takeover.md) | at which turns, at how many, in whose failures |
-| [Offline learning on own episodes](results/own.md) | RLOO on 2560 episodes that were played once |
-| [Online, on ALFWorld](results/online.md) | eleven credits, and losses on own pairs or steps of trees |
-| [Five seeds on one base](results/power.md) | two turn-level credits over RLOO, online tlm-DRE over SFT; registered |
-| [Exploring while the policy trains](results/staleness.md) | whether older episodes teach as well |
-| [Critics, implicit rewards, trees](results/credits.md) | nine credits after ten iterations |
-| [Credits of groups](results/groups.md) | seven credits that compare episodes or shared states |
-| [Windows of an episode](results/windows.md) | PPO over whole episodes, in windows, and on single turns |
-| [Measured turns](results/measure.md) | which credit finds what a turn was worth, and whether that predicts learning |
-| [Best-of-n at test time](results/best-of.md) | the best of eight episodes by likelihood |
-| [Best-of-n by learned values](results/choose.md) | by a value head, by DPO's implicit reward |
-| [The mechanism](results/mechanism.md) | whether the reference's confidence is low where an episode goes wrong |
-| [ScienceWorld](results/scienceworld.md) | five methods with a pretrained model of 135M |
-| [HotpotQA](results/hotpotqa.md) | credits by the likelihood of answers, same model |
-| [Tool calls, on BFCL](results/bfcl.md) | MatchTIR, same model |
+| [The laboratory](results/lab.md) | Does any method gain? Four methods with two seeds |
+| [The demo](results/demo.md), [on ScienceWorld](results/demo-scienceworld.md) | What does `make demo` show? |
+| [Learning offline](results/offline.md) | Which of many tuned methods gain over SFT, on ten bases? |
+| [From a weaker policy](results/weak.md) | Do losses on pairs gain over an SFT policy that solves 42 %? |
+| [Ablations of tlm-DRE](results/ablations.md) | Do kernel, reduction, pivot, weight, γ and length matter? |
+| [Pairs of single turns](results/steps.md) | Do pairs of single turns gain more than pairs of episodes? |
+| [Corrections by an expert](results/takeover.md) | At which and how many turns should an expert take over? |
+| [Offline learning on own episodes](results/own.md) | Does RLOO gain from 2560 episodes of one exploration? |
+| [Online, on ALFWorld](results/online.md) | Do eleven credits and three losses on pairs gain online? |
+| [Five seeds on one base](results/power.md) | Do turn-level credits gain over RLOO? A registered study |
+| [Exploring while the policy trains](results/staleness.md) | Does a policy learn as well from older episodes? |
+| [Critics, implicit rewards, trees](results/credits.md) | Do nine credits differ after ten iterations? |
+| [Credits of groups](results/groups.md) | Do seven other credits of groups gain more than RLOO? |
+| [Windows of an episode](results/windows.md) | Can a policy learn from windows of an episode, or from single turns? |
+| [Measured turns](results/measure.md) | Which credit agrees with measured advantages, and does this predict learning? |
+| [Best-of-n at test time](results/best-of.md) | How much does the likeliest of eight episodes gain? |
+| [Best-of-n by learned values](results/choose.md) | Can a value head choose the best episode or action? |
+| [The mechanism](results/mechanism.md) | Is the reference's confidence low where an episode goes wrong? |
+| [ScienceWorld](results/scienceworld.md) | Do the laboratory's results hold for a pretrained model of 135M? |
+| [HotpotQA](results/hotpotqa.md) | Do credits by the likelihood of answers gain more than RLOO? The same model |
+| [Tool calls, on BFCL](results/bfcl.md) | Does MatchTIR gain over SFT? The same model |
 """
 
 
