@@ -19,14 +19,14 @@ class AnchorRLOO(GroupCredit):
         A_it = gamma^t (G_it - b_it),   b_it = mean of G_ju over visits of state s_it by trajectories j != i
         where no other came by:  b_it = (mean_(j != i) G_j0 - C_it) / gamma^t,  so that A_it = G_i0 - mean_(j != i) G_j0
 
-    G_it = sum_k gamma^(k - t) r_ik, and C_it = sum_(k < t) gamma^k r_ik is the reward already collected. A baseline may
-    depend on the state, on the turns before it and on other trajectories, for none of them depends on the action:
-    the expected gradient is grad E[G_i0]. Its factor gamma^t is what the discounted objective asks for, and what
-    GiGPO leaves out. The whole trajectory is left out, with its later visits to the state, since these depend
-    on the action. `perturn check-credit anchor-rloo gamma=0.9` shows both.
+    G_it = sum_k gamma^(k - t) r_ik, and C_it = sum_(k < t) gamma^k r_ik is the reward already collected. A baseline
+    may depend on the state, on the turns before it and on other trajectories, since none of these depends on the
+    action. So the expected gradient is grad E[G_i0]. The discounted objective needs the factor gamma^t, which GiGPO
+    leaves out. The baseline leaves out all visits of trajectory i, since its later visits to the state depend on the
+    action. `perturn check-credit anchor-rloo gamma=0.9` shows both.
 
     Source: ours.
-    Differs: nothing. A turn without a state key has none in common with any other. A trajectory alone in its group
+    Differs: nothing. A turn without a state key shares its state with no other turn. A trajectory alone in its group
     gets 0.
     """
 

@@ -57,17 +57,17 @@ class BiLevelGAE:
     h is `high_level_gamma`.
 
     Source: RAGEN (Wang et al. 2025), arXiv:2504.20073, and its code.
-    Differs: a number per turn: the advantage of its first token, the only one whose value has seen the state
-        and
-    nothing of the action. RAGEN's `high_level_gamma` is 0.95. Here it is 1, since a smaller value discounts
-    the objective. See also `bi_level_advantages`.
+    Differs: a number per turn: the advantage of its first token, since only the value before this token depends on
+    nothing of the action. RAGEN's `high_level_gamma` is 0.95. Here it is 1, since a smaller value discounts the
+    objective. See also `bi_level_advantages`.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one token of a turn to the next, in [0, 1]."""
 
     lam: Annotated[float, Bound(least=0, most=1)] = 1.0
-    """How far rewards are followed before V stands for the rest, in [0, 1]; 1: to the end."""
+    """Lambda of GAE, in [0, 1]: at 1 an advantage counts all later rewards, at smaller values V replaces distant
+    rewards."""
 
     high_level_gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""

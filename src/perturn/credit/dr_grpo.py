@@ -22,7 +22,7 @@ class DrGRPO(GroupCredit):
     """
 
     statistics: Unit = "trajectories"
-    """trajectories; or steps, which weighs long ones more and is biased."""
+    """Unit of the statistics: trajectories; or steps (turns), which weighs long trajectories more and is biased."""
 
     singleton: Singleton = "zero"
     """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""

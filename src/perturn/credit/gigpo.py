@@ -32,29 +32,30 @@ class GiGPO(GroupCredit):
     Source: Feng et al. 2025, "Group-in-Group Policy Optimization for LLM Agent Training", arXiv:2505.10978, and its
     code.
     Differs: statistics of the trajectories run over trajectories; `steps` is the code's default over step rows.
-    States are equal by `state_key`, not by text. Similar keys are joined through others (connected components), where
-    the code compares with the first of a cluster and so depends on the order. Any of one trajectory's visits count, as
-    in the code. A turn alone in its state, and a trajectory alone in its group, get 0. Neither is unbiased: a
-    baseline contains the turn itself, and what the same trajectory did later.
+    States are equal by `state_key`, not by text. Similar keys form connected components; the code compares a key with
+    the first key of a cluster, so its result depends on their order. All visits of a trajectory count, as in the
+    code. A turn alone in its state, and a trajectory alone in its group, get 0. The credit is biased, since a
+    baseline contains the turn itself and later turns of its trajectory.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.95
-    """Discount of the returns that turns are compared by, in [0, 1]."""
+    """Discount of the returns that are compared, in [0, 1]."""
 
     omega: Annotated[float, Bound(least=0)] = 1.0
     """Weight of the comparison within a state, without unit; >= 0."""
 
     normalize: Normalization = "mean"
-    """mean, or std as the authors' scripts have it."""
+    """mean; or std, as in the authors' scripts."""
 
     statistics: Unit = "trajectories"
-    """trajectories; or steps, which weighs long ones more, as published."""
+    """Unit of the statistics: trajectories; or steps (turns), which weighs long trajectories more, as published."""
 
     similarity: Annotated[float, Bound(least=0, most=1)] | None = None
-    """Least similarity of state keys that count as one state, in [0, 1]; None: they must be equal."""
+    """Least similarity of state keys that count as one state, in [0, 1]; None: keys must be equal."""
 
     invalid_penalty: Annotated[float, Bound(least=0)] = 0.0
-    """Taken off an invalid turn's return, after discounting, and its copy of the score; in units of reward, >= 0."""
+    """Subtracted from the return of an invalid turn, after discounting, and from its copy of the score; in units of
+    reward, >= 0."""
 
     @property
     def traits(self) -> CreditTraits:

@@ -24,16 +24,17 @@ class GRPO(GroupCredit):
         A_it = (S_i - mean(S)) / (std(S) + 1e-6),   S_i = sum_t r_it
 
     Source: Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300, Section 4.1.2.
-    Differs: a number per turn. `normalize` mean is the group mean alone, which is unbiased up to the factor (N - 1) /
-    N; division by the deviation weighs tasks and branches by their difficulty. `statistics` steps is peers' code over
-    step rows. A trajectory alone in its group gets 0, unless `singleton` is raw.
+    Differs: a number per turn. `normalize` mean subtracts the group mean alone, which is unbiased up to a factor of
+    (N - 1) / N. Division by the deviation weighs tasks and branches by their difficulty. `statistics` steps takes
+    statistics over the turns, as code of others does. A trajectory alone in its group gets 0, unless `singleton` is
+    raw.
     """
 
     normalize: Normalization = "std"
     """std (the paper's), or mean."""
 
     statistics: Unit = "trajectories"
-    """trajectories; or steps, which weighs long ones more and is biased."""
+    """Unit of the statistics: trajectories; or steps (turns), which weighs long trajectories more and is biased."""
 
     std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""

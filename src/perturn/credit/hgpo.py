@@ -26,28 +26,29 @@ class HGPO(GroupCredit):
 
         A_it = sum_k (k + 1)^alpha A_k / (sum_k (k + 1)^alpha + 1e-6),   k = 1 .. history + 1
 
-    A_k compares G_it = sum_j gamma^(j - t) r_ij with the other turns whose last k states are the same; a k counts where
-    there are two turns or more and A_k is not 0. With `base_group`, the trajectory's advantage counts as k = 0.
+    A_k compares G_it = sum_j gamma^(j - t) r_ij with the returns of other turns with the same last k states. A k
+    counts if there are at least two such turns and A_k is not 0. With `base_group`, the advantage of the trajectory
+    counts as k = 0.
 
     Source: HGPO (hierarchy-of-groups policy optimization), the authors' recipe in verl-agent, `core_hgpo.py`.
-    Differs: states are equal by `state_key`, not by text. The base group runs over step rows with the sample standard
-    deviation, the others have the population's, as there.
+    Differs: states are equal by `state_key`, not by text. As in the code, statistics of the base group run over turns
+    with the sample standard deviation, and other groups have the population standard deviation.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.95
-    """Discount of the returns that turns are compared by, in [0, 1]."""
+    """Discount of the returns that are compared, in [0, 1]."""
 
     history: Annotated[int, Bound(least=0)] = 2
     """States before the present one in the longest history; >= 0."""
 
     alpha: Annotated[float, Bound(least=0)] = 1.0
-    """Power of a history's weight, without unit; >= 0. 0: all alike."""
+    """Exponent of the weight of a history, without unit; >= 0. 0: all histories weigh the same."""
 
     normalize: Normalization = "mean"
     """mean, or std."""
 
     base_group: bool = False
-    """Whether the trajectory's own advantage in its group counts too."""
+    """Whether the advantage of the trajectory in its group counts too."""
 
     @property
     def traits(self) -> CreditTraits:

@@ -29,7 +29,8 @@ class ProcessScore:
     The mean over a trajectory is its process score: the share of right turns or of valid turns, or the total reward.
 
     Source: ours; StepORLM (Zhou et al. 2025), arXiv:2509.22558, asks a generative process reward model for such scores.
-    Differs: nobody judges a turn; the environment does, which knows the way or the rules.
+    Differs: no model judges a turn. The environment does, since it can measure the distance to a success or the
+    validity of actions.
     """
 
     traits: ClassVar[CreditTraits] = CreditTraits()

@@ -33,13 +33,14 @@ class ReinforcePlusPlus:
 
         A_it = (G_it - mean(S)) / sqrt(var(S) + 1e-8),   G_it = sum_k gamma^(k - t) r_ik,   S_i = G_i0
 
-    With `baseline`, G_it is S_i less the mean of its task's, the same for every turn, and so is S.
+    With `baseline`, the mean score of the task is subtracted from S_i first, and this difference is used as S_i, and
+    as G_it of every turn.
 
     Source: Hu 2025, "REINFORCE++: A Simple and Efficient Approach for Aligning Large Language Models",
     arXiv:2501.03262.
-    Differs: a number per turn; statistics run over trajectories, where the papers' code has tokens: `steps`
-        has turns.
-    They run over all tasks of one call. A return is carried over observations, where verl-agent and SkyRL set it to 0.
+    Differs: a number per turn. Statistics run over trajectories (with `steps`, over turns) of all tasks of one call;
+    the papers' code runs them over tokens. Returns continue across observations; verl-agent and SkyRL set them to 0
+    there.
     """
 
     needs: ClassVar[Needs] = ()
@@ -48,10 +49,10 @@ class ReinforcePlusPlus:
     """Discount from one turn to the next, in [0, 1]."""
 
     baseline: bool = False
-    """Whether the mean of its task's trajectories is taken off each score before (REINFORCE++-baseline)."""
+    """Whether the mean score of the task is subtracted from each score first (REINFORCE++-baseline)."""
 
     statistics: Unit = "trajectories"
-    """trajectories; or steps, which weighs long ones more."""
+    """Unit of the statistics: trajectories; or steps (turns), which weighs long trajectories more."""
 
     std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""

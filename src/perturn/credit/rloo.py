@@ -18,13 +18,14 @@ class RLOO(GroupCredit):
 
     Source: Ahmadian et al. 2024, "Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human
     Feedback in LLMs", arXiv:2402.14740, Eq. 7.
-    Differs: a number per turn. `statistics` steps is verl-agent's code over step rows: one step is left out and not its
-    trajectory, so that the baseline contains the rest of it. A trajectory alone in its group gets 0, unless
-    `singleton` is raw.
+    Differs: a number per turn. `statistics` steps works over turns, as verl-agent's code does: it leaves out one turn
+    instead of its trajectory, so the baseline contains the other turns of the trajectory. A trajectory alone in its
+    group gets 0, unless `singleton` is raw.
     """
 
     statistics: Unit = "trajectories"
-    """trajectories; or steps, which leaves one step out instead of its trajectory and is biased."""
+    """Unit of the statistics: trajectories; or steps, which leaves out one turn instead of its trajectory and is
+    biased."""
 
     singleton: Singleton = "zero"
     """Advantage of a trajectory alone in its group: zero, or raw (its score, as verl keeps it)."""

@@ -60,7 +60,7 @@ def _confidence(turns: Sequence[Tensor]) -> Tensor:
 class Uniform:
     """Weight 1 for every turn, as in a loss on whole episodes.
 
-    Source: none is needed; the baseline that every turn-level credit is compared with.
+    Source: none is needed. Turn-level credits are compared with this baseline.
     Differs: nothing.
     """
 
@@ -112,7 +112,7 @@ class Confidence:
     traits: ClassVar[CreditTraits] = CreditTraits()
 
     pivot: Annotated[float, SHARE] = 0.9
-    """Confidence above which a turn takes the low weight, in [0, 1]."""
+    """Confidence above which a turn gets the low weight, in [0, 1]."""
 
     low: Annotated[float, POSITIVE] = 0.2
     """Weight of a turn the reference is confident of, without unit; > 0."""

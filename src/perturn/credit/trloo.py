@@ -24,17 +24,18 @@ class TRLOO(GroupCredit):
 
     Source: "Dr. Kernel: Reinforcement Learning Done Right for Triton Kernel Generations", whose abstract names the
     turn-level leave-one-out and the bias of a group that contains the turn itself.
-    Differs: the abstract says nothing of turns that no other trajectory reached: there b_it is the others' mean return
-    less the reward already collected, over gamma^t, which keeps it unbiased. `lam` below 1 mixes in the baseline of
-    the next turn, as in GAE; this is Perturn's addition. The reference of the abstract is to gamma = 1; below, the
-    factor gamma^t of a discounted objective is not there. A trajectory alone in its group gets 0.
+    Differs: the abstract does not cover turns that no other trajectory reached. There b_it is (mean return of the
+    other trajectories minus the reward collected before t) / gamma^t, which keeps the credit unbiased. `lam` below 1
+    mixes in the baseline of the next turn, as in GAE; this is Perturn's addition. The abstract has gamma = 1. With a
+    smaller gamma, the factor gamma^t of the discounted objective is left out. A trajectory alone in its group gets 0.
     """
 
     gamma: Annotated[float, Bound(above=0, most=1)] = 1.0
     """Discount from one turn to the next, in (0, 1]."""
 
     lam: Annotated[float, Bound(least=0, most=1)] = 1.0
-    """How far rewards are followed before a baseline stands for the rest, in [0, 1]; 1: to the end."""
+    """Lambda of GAE, in [0, 1]: at 1 an advantage counts all later rewards, at smaller values a baseline replaces
+    distant rewards."""
 
     @property
     def traits(self) -> CreditTraits:

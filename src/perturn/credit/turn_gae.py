@@ -48,21 +48,22 @@ class TurnGAE:
 
         A_t = delta_t + gamma lam A_(t+1),   delta_t = r_t + gamma V_(t+1) - V_t,   V = 0 after the last turn
 
-    If an episode goes on in the next iteration (explorer `window`), V of its last turn stands for the missing value
-    after it. V is then learned from the other episodes alone. With `truncated: bootstrap` this also holds where a limit
-    cut an episode.
+    If an episode resumes in the next iteration (explorer `window`), V of its last turn replaces the missing value
+    after it. V is then learned from the other episodes alone. `truncated: bootstrap` does the same for episodes that
+    a limit cut.
 
     Source: VAGEN's `no_concat_gae.py`; Schulman et al. 2016, arXiv:1506.02438, over turns instead of tokens. Episodes
     that are not over: extended GAE of "Truncated Proximal Policy Optimization" (T-PPO), 2025, by its abstract.
-    Differs: nothing. V at the first token has seen the state and not the action; at the last token it has seen the
-    action, and would be no baseline. Boundaries come from the turns, never from rewards.
+    Differs: nothing. V at the first token of a turn depends on the state and not on the action. At the last token it
+    would depend on the action, and not be a baseline. Boundaries come from the turns, never from rewards.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
 
     lam: Annotated[float, Bound(least=0, most=1)] = 1.0
-    """How far rewards are followed before V stands for the rest, in [0, 1]; 1: to the end."""
+    """Lambda of GAE, in [0, 1]: at 1 an advantage counts all later rewards, at smaller values V replaces distant
+    rewards."""
 
     truncated: Annotated[str, OneOf(("end", "bootstrap"))] = "end"
     """How to treat an episode that a limit of Perturn cut. end: the return after the limit is 0. bootstrap: V of the

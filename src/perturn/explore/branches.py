@@ -17,7 +17,7 @@ from perturn.types import Trajectory
 class Branches(ExploredBrancher):
     """Resume explored episodes at regular intervals of turns, to estimate the value of their turns.
 
-    Which turns these are is known when they are reached, whatever comes after.
+    Branching turns are known in advance, so their choice does not depend on later turns.
 
     Source: Kazemnejad et al. 2024, "VinePPO", arXiv:2410.01679; Guo et al. 2025, "Segment Policy Optimization",
     arXiv:2505.23564; both by their abstracts.

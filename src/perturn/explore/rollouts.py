@@ -9,7 +9,7 @@ from perturn.explore.protocol import Explorer
 
 @dataclass(frozen=True)
 class Rollouts(Explorer):
-    """Play each task of an iteration some times, from its beginning to its end.
+    """Play each task of an iteration several times, from its beginning to its end.
 
     Source: none is needed; these are the samples of a task that every method of groups draws.
     Differs: nothing.

@@ -21,9 +21,9 @@ class DIL:
         L = [f'(r_rejected) r_rejected - f(r_rejected)] - f'(r_chosen),   r = pi(y|x) / pi_ref(y|x), reduced
 
     Source: DIL (Xiao et al. 2025), as given in tlm-DRE, Eq. 5; the ablation "w/o tlm".
-    Differs: log r is averaged over tokens by default, as DIL's authors train; `sum` is the formula to the
-    letter. Basu's kernel and the clamp are not DIL's. Values differ from other writings of the same loss by
-    constants: UKL keeps log pi_ref on the chosen side, LSIF keeps its two.
+    Differs: log r is averaged over tokens by default, as DIL's authors train; `sum` is the formula to the letter.
+    Basu's kernel and the clamp are not DIL's. Values differ from other forms of this loss by constants: UKL keeps log
+    pi_ref on the chosen side, and LSIF keeps both of its constants.
     """
 
     traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True, diagnostics=True)
@@ -39,7 +39,7 @@ class DIL:
     """How a trajectory's log-ratios become one: sum, token_mean or turn_mean. `sum` can overflow."""
 
     max_log_ratio: float = 20.0
-    """Where log r is clamped before it is exponentiated, in nats; > 0. Not the paper's: it clamps nothing."""
+    """Where log r is clamped before it is exponentiated, in nats; > 0. The paper does not clamp."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""

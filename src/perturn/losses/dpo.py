@@ -58,10 +58,11 @@ class DPO:
     """Inverse temperature, per nat; > 0. Larger keeps the policy nearer the reference."""
 
     reduction: Annotated[str, OneOf(tuple(REDUCTIONS))] = "sum"
-    """How a trajectory's log-ratios become one: sum, token_mean or turn_mean. A mean wants a larger beta."""
+    """How a trajectory's log-ratios become one: sum, token_mean or turn_mean. A mean needs a larger beta."""
 
     sft: Annotated[float, NOT_NEGATIVE] = 0.0
-    """Times the negative log-likelihood of the chosen side, reduced alike, without unit; >= 0. IPR takes 1 with sum."""
+    """Weight of the negative log-likelihood of the chosen side, which is reduced in the same way; without unit, >= 0.
+    IPR uses 1 with sum."""
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
         """Return the loss, in nats [pairs]."""

@@ -44,16 +44,16 @@ class KTO:
         L = undesirable_weight sigmoid(-beta (z0 - u))    of an undesirable one
 
 
-    The label of a trajectory is the sign of its weights: 1 on each turn of a desirable one, -1 of an undesirable one.
-    Weights of other sizes are Perturn's addition: they weigh the turns within u. z0 is the mean log-ratio of
-    mismatched trajectories, each the actions of one row after the prompt of another, of the whole optimizer step; at
-    least 0, without gradient.
+    The label of a trajectory is the sign of its weights: 1 on each turn of a desirable trajectory, -1 on each turn of
+    an undesirable trajectory. Weights of other sizes are Perturn's addition: they weigh the turns within u. z0 is the
+    mean log-ratio of the mismatched trajectories of the whole optimizer step, at least 0, without gradient. A
+    mismatched trajectory has the actions of one row after the prompt of another row.
 
     Source: Ethayarajh et al. 2024, arXiv:2402.01306, Eq. 8 and Section 4.1; on the actions of many turns, with what
     was observed masked, Xiong et al. 2024, "Building Math Agents with Multi-Turn Iterative Preference Learning",
     arXiv:2409.02392.
-    Differs: the paper shifts the outputs of each micro-batch by one; here each row has one partner, the last row
-    before it with another prompt, so that z0 does not depend on how a step is divided.
+    Differs: to mismatch rows, the paper shifts the outputs of each micro-batch by one. Here the partner of a row is
+    the last row before it with another prompt, so z0 does not depend on how a step is divided.
     """
 
     traits: ClassVar[LossTraits] = LossTraits(needs_reference=True, needs_mismatched=True, diagnostics=True)

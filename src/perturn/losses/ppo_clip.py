@@ -191,29 +191,30 @@ class PPOClip:
         L_ij = -min(rho_ij A_i, clip(rho_ij, 1 - clip_low, 1 + clip_high) A_i) + kl KL_ij
 
     rho is pi/mu of a token (`ratio` token), or exp of the mean log pi/mu of its turn (turn) or its trajectory
-    (sequence). mu is the policy that sampled, by `behavior`. With `ratio_gradient` token, `straight_through` gives each
-    token the gradient of its own log pi; with mean, the gradient belongs to the value.
+    (sequence). mu is the policy that sampled; `behavior` has its log-probabilities. With `ratio_gradient` token,
+    `straight_through` gives each token the gradient of its own log pi. With mean, the gradient is the derivative of
+    the ratio.
 
     The two terms have a mean each. `token_mean` and `turn_mean` divide the clipped term by the tokens or turns of the
     trajectories whose group has a spread, times the share of these trajectories in the step; they divide KL by the
     tokens or turns of all trajectories. So the gradient is continuous at `kl` 0, where a run leaves groups without
     spread out of training.
 
-    With `importance`, a third policy stands between: pi_proximal is the policy that sampled, as training computes it,
+    With `importance`, there is a third policy: pi_proximal is the policy that sampled, as training computes it. Then
     rho is pi/pi_proximal, and the clipped term is multiplied by `truncated_importance`.
 
-    Where a credit also wrote `clip`, both clip_low and clip_high of a turn are multiplied by its number.
+    If a credit also wrote `clip`, clip_low and clip_high of a turn are multiplied by this number.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, Eq. 7; `sequence`: GSPO-token, Zheng et al. 2025, arXiv:2507.18071,
     Eqs. 14-15, and with `ratio_gradient` mean its GSPO, Eqs. 5 and 7; `turn`: Turn-PPO of ST-PPO, Li et al. 2025,
     arXiv:2511.20718; a clip range of each turn: A2TGPO, Chen et al. 2026, arXiv:2605.06200, its released code; see also
     `clipped_surrogate`, `straight_through`, `truncated_importance` and `KL_ESTIMATORS`.
-    Differs: without `importance`, mu is what the engine said when it sampled, so that a difference between engine and
-    training is in the ratio and is clipped with it. `token_mean` and `turn_mean` couple the trajectories of a step, as
-    in DAPO. DAPO samples other groups instead of groups without spread, and TRL divides both terms by all
-    tokens. KL is not multiplied by rho; TRL does so with `use_bias_correction_kl`. The clipping-bias
-    correction of ST-PPO is not here: it divides the gradient by the norm, over all parameters, of what the
-    clip takes away, which is no function of log-probabilities. The size of that is logged as `clipped_away`.
+    Differs: without `importance`, mu has the engine's log-probabilities at sampling, so a difference between engine
+    and training is part of the ratio and is clipped with it. `token_mean` and `turn_mean` couple the trajectories of
+    a step, as in DAPO. DAPO samples other groups instead of groups without spread, and TRL divides both terms by all
+    tokens. KL is not multiplied by rho; TRL does so with `use_bias_correction_kl`. The clipping-bias correction of
+    ST-PPO is not here: it divides the gradient by a norm, over all parameters, of the gradient that the clip removes.
+    This norm is not a function of log-probabilities. The size of the clipped terms is logged as `clipped_away`.
     """
 
     credit: ClassVar[Credit] = GRPO()
@@ -225,14 +226,15 @@ class PPOClip:
     """How far the ratio may rise above 1 before it is clipped; >= 0."""
 
     ratio: Annotated[str, OneOf(tuple(RATIOS))] = "token"
-    """Over what the ratio is taken: token, turn or sequence."""
+    """Unit of a ratio: token, turn or sequence."""
 
     ratio_gradient: Annotated[str, OneOf(tuple(RATIO_GRADIENTS))] = "token"
     """Gradient of a ratio of a turn or a sequence: token (of each token's own log-probability, GSPO-token) or mean
     (of the mean log-ratio, GSPO and TRL). Read where `ratio` is not token."""
 
     aggregate: Annotated[str, OneOf(tuple(AGGREGATES))] = "token_mean"
-    """How tokens become one number: token_mean (over all of the step), turn_mean, trajectory_mean or token_sum."""
+    """How tokens are averaged into the loss: token_mean (over all tokens of the step), turn_mean, trajectory_mean or
+    token_sum."""
 
     kl: Annotated[float, Bound(least=0)] = 0.0
     """Weight of KL to the reference, in units of the advantage per nat; >= 0. 0: no reference is needed."""
@@ -244,7 +246,8 @@ class PPOClip:
     """Largest loss of a turn with a negative advantage, relative to its size; > 1. None: no bound."""
 
     importance: Annotated[str, OneOf(tuple(IMPORTANCE))] = "none"
-    """Over what engine and training are reconciled by a truncated importance weight: none, token or turn."""
+    """Whether a truncated importance weight corrects the difference between engine and training: none, token (a
+    weight per token) or turn (a weight per turn)."""
 
     importance_cap: Annotated[float, Bound(above=0)] = 2.0
     """Largest importance weight, without unit; > 0. Read where `importance` is not none."""

@@ -30,7 +30,7 @@ class TLMDPO:
     """Inverse temperature, per nat; > 0. Larger keeps the policy nearer the reference. ETO's value."""
 
     pivot: float = 0.9
-    """Confidence above which a turn takes the low weight, in [0, 1]."""
+    """Confidence above which a turn gets the low weight, in [0, 1]."""
 
     low: float = 0.2
     """Weight of a turn the reference is confident of, without unit; > 0."""

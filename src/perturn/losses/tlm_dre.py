@@ -75,7 +75,7 @@ class TLMDRE:
     """Power of the basu kernel, without unit; > 0. The paper names no value; read by no other kernel."""
 
     pivot: float = 0.9
-    """Confidence above which a turn takes the low weight, in [0, 1]."""
+    """Confidence above which a turn gets the low weight, in [0, 1]."""
 
     low: float = 0.2
     """Weight of a turn the reference is confident of, without unit; > 0."""
@@ -90,7 +90,7 @@ class TLMDRE:
     """C_w: reference (the paper's), self_normalized over the pairs of the optimizer step, or one."""
 
     max_log_ratio: float = 20.0
-    """Where log r is clamped before it is exponentiated, in nats; > 0. Not the paper's: it clamps nothing."""
+    """Where log r is clamped before it is exponentiated, in nats; > 0. The paper does not clamp."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""

@@ -38,16 +38,16 @@ def gap_weights(score_chosen: Tensor, score_rejected: Tensor, *, base: float) ->
 @dataclass(frozen=True)
 @bounded
 class WDPO:
-    """DPO with a weight for each pair: how much better the turns of the chosen side were scored than the other's.
+    """DPO with a weight for each pair: how much higher the turns of the chosen side score than the rejected side's.
 
         L = -w log sigmoid(beta * (u_chosen - u_rejected)),   w = max(0, base + s_chosen - s_rejected)
 
     s is the mean over turns of the numbers that the credit wrote.
 
-    The number of a turn says how good it was, and the log-ratios are not weighed by it.
+    The number of a turn says how good the turn was. It does not weigh the log-ratios.
 
     Source: StepORLM (Zhou et al. 2025), arXiv:2509.22558, on the loss of arXiv:2305.18290, Eq. 7.
-    Differs: see `gap_weights`; the scores are the credit's, where the paper has a generative process reward model.
+    Differs: see `gap_weights`; a credit computes the scores, where the paper uses a generative process reward model.
     """
 
     traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True, diagnostics=True)
@@ -57,7 +57,8 @@ class WDPO:
     """Inverse temperature, per nat; > 0. Larger keeps the policy nearer the reference."""
 
     base: Annotated[float, Bound(least=0, most=1e6)] = 1.0
-    """Weight of a pair whose sides score alike, without unit; >= 0. 0: the gap alone; such a pair teaches nothing."""
+    """Weight of a pair whose sides have equal scores, without unit; >= 0. 0: the gap alone decides, and such a pair
+    has no effect."""
 
     def __call__(self, chosen: TurnLogprobs, rejected: TurnLogprobs) -> Tensor:
         """Return the loss, in nats [pairs]."""

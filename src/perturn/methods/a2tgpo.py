@@ -37,40 +37,41 @@ class A2TGPO(GroupCredit):
         A_it = (S_i - mean(S)) / (std(S) + 1e-6) + alpha D_it / sqrt(T_i - 1 - t)   for t < T_i - 1
         D_it = sum_(k = t)^(T_i - 2) gamma^(k - t) z_ik,   z_ik = (IG_ik - mean_k(IG)) / (std_k(IG) + 1e-6)
 
-    IG comes from `information_gains`; mean_k and std_k are over the trajectories of the group that have a turn k which
-    is not their last. The last turn has the outcome alone. S is the sum of the rewards that count.
+    IG comes from `information_gains`; mean_k and std_k are over the trajectories of the group for which turn k is not
+    the last. The last turn has the outcome alone. S is the sum of the rewards that count.
 
-    The clip range of a turn is multiplied by 1 + clip_scale (2 sigmoid(z_it) - 1), and the range of the last turn by 1:
-    what told more of the answer than others did at the same turn may move further.
+    The clip range of a turn is multiplied by 1 + clip_scale (2 sigmoid(z_it) - 1), and the range of the last turn by
+    1: a turn that told more of the answer than other trajectories at this turn index may change more.
 
     Source: Chen et al. 2026, "A2TGPO: Agentic Turn-Group Policy Optimization with Adaptive Turn-level Clipping",
     arXiv:2605.06200. Its abstract was read, and its released code (a copy of `core_algos.py`, mode turn-group-v1d, with
     `alpha` and `gamma` of its script); its equations were not.
-    Differs: a turn whose gain is exactly 0 counts as a turn, where the code takes it for none and counts later ones one
-    lower. A reward that the environment gives before the end is part of S; there is none there. A turn that no other
-    trajectory has gains 0, as there, and so does a FAILED trajectory at every turn. Equal values have advantage 0. With
-    `normalize` mean, z is divided by no deviation in the clip range either.
+    Differs: a turn whose gain is exactly 0 counts as a turn; the code skips it, which shifts the index of later
+    turns. A reward that the environment gives before the end is part of S; the code has no such rewards. A turn index
+    that no other trajectory reached has gain 0, as in the code, and so has every turn of a FAILED trajectory. Equal
+    values have advantage 0. With `normalize` mean, z in the clip range is not divided by a deviation either.
     """
 
     needs: ClassVar[Needs] = (Answer(last_gain=False),)
 
     alpha: Annotated[float, Bound(least=0)] = 0.3
-    """Weight of the gains beside the outcome, without unit; >= 0."""
+    """Weight of the gains relative to the outcome, without unit; >= 0."""
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next in D, in [0, 1]."""
 
     gain: Annotated[str, OneOf(GAINS)] = "probability"
-    """probability: of the mean token; or logprob, its logarithm."""
+    """A gain is a difference of probability (of the mean token) or of logprob (its logarithm)."""
 
     normalize: Normalization = "std"
-    """Of outcomes and gains: less their mean, over their standard deviation (std); or mean, less their mean alone."""
+    """How outcomes and gains are normalized: std subtracts their mean and divides by their standard deviation; mean
+    subtracts the mean alone."""
 
     std: Deviation = "population"
     """population: standard deviation over n; or sample, over n - 1."""
 
     clip_scale: Annotated[float, Bound(least=0, below=1)] = 0.3
-    """How far the clip range of a turn may grow or shrink by its gain, as a share of it, in [0, 1); 0: not at all."""
+    """Largest change of the clip range of a turn, relative to the range, in [0, 1); 0: no change."""
 
     @property
     def traits(self) -> CreditTraits:

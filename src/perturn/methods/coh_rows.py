@@ -23,16 +23,16 @@ from perturn.extend import (
 class CohRows(ToldRows):
     """All episodes, each told whether it succeeds; a failure stands before a success of its task in one conversation.
 
-    The success is the expert's, else the policy's own first one. A failure without one, or that does not fit into one
-    conversation with it, is trained on its own.
+    The success is the expert's episode, or else the policy's first success. A failure is trained alone if its task
+    has no success, or if both together exceed the length limit.
 
     Source: CoH, Liu et al. 2023, "Chain of Hindsight Aligns Language Models with Feedback", arXiv:2302.02676: outputs
     stand in one sequence with words of feedback before each, and the loss is on all outputs and not on those words. At
     inference the words of the good episodes are used. As in the authors' code, single outputs with their words are
     taught too.
-    Differs: the paper ranks answers of one turn, and no paper says how it was made a baseline for agents. Assumed: the
-    bad before the good alone, one wording, from `success` and `failure`; no tokens of the past are masked at random,
-    and there is no term of pretraining, in whose place the expert's episodes stand.
+    Differs: the paper ranks answers of one turn, and no paper says how CoH became a baseline for agents. Assumed
+    here: only the order failure, then success; one wording, from `success` and `failure`; no random masking of past
+    tokens; and the expert's episodes in place of the pretraining term.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()

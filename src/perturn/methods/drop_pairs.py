@@ -39,14 +39,15 @@ none of those that did ended clearly better."""
 @dataclass(frozen=True)
 @bounded
 class DropPairs:
-    """Pair each step of an explored episode that cost it its chances with a better one from the same turn.
+    """Pair each step that lowered an episode's chance of success with a better step from the same turn.
 
     A step is what the episode did from one branching turn to the next. It gives a pair if
 
         v(t) - v(t') > threshold,    v(t) = mean score of the branches from turn t,
 
-    where t' is the turn after the step, and v after the last step is what the episode earned: the best of the branches
-    from turn t that took another step over the episode, if that earned more than it by the threshold too.
+    where t' is the turn after the step, and v after the last step is the score of the episode. The chosen side is the
+    best of the branches from turn t that took another step, if its score exceeds the score of the episode by the
+    threshold too.
 
     Source: Setlur et al. 2024, "RL on Incorrect Synthetic Data Scales the Efficiency of LLM Math Reasoning by
     Eight-Fold", arXiv:2406.14532, by its abstract: the advantage of each step of a failure tells which are rejected.
@@ -56,10 +57,10 @@ class DropPairs:
     needs: ClassVar[tuple[Need, ...]] = ()
 
     threshold: Annotated[float, Bound(least=0)] = 0.4
-    """Score gap that a step must cost, and that a pair must exceed."""
+    """Least drop of the mean score at a step, and score gap that a pair must exceed."""
     length: Literal["episode", "turn"] = "episode"
-    """Where both sides end: with their episodes, or with the turn in which they part. Any turn of a longer step may be
-    the turn that cost, so pairs of one turn need branches from each turn."""
+    """Where both sides end: at the end of their episodes, or with the turn in which they differ. Any turn of a longer
+    step may have lowered the chance, so pairs of one turn need branches from each turn."""
 
     @property
     def traits(self) -> RowTraits:
@@ -84,7 +85,7 @@ def pair_where_worth_drops(
     *,
     one_turn: bool = False,
 ) -> Paired:
-    """Pair each step of an explored episode that cost it its chances with a better one from the same turn.
+    """Pair each step that lowered an episode's chance of success with a better step from the same turn.
 
     See `DropPairs`.
 

@@ -44,8 +44,8 @@ def first_error_weights(wrong: Tensor, *, turns: str, low: float, high: float) -
 class FirstError:
     """Low weight before the first wrong turn, high weight from it on. The environment says which turn is wrong.
 
-    A turn is wrong if the way to a success is no shorter after it. Where no turn is wrong, all weights are high. See
-    `first_error_weights`.
+    A turn is wrong if the distance to a success is no smaller after it. If no turn is wrong, all weights are high.
+    See `first_error_weights`.
 
     Source: Perturn, an oracle for tlm-DRE's Eq. 10.
     Differs: the paper has no such knowledge.
@@ -63,8 +63,8 @@ class FirstError:
     """Weight of any other turn, without unit; >= low."""
 
     distance: Annotated[str, OneOf(SENSES)] = "shortest"
-    """How the way to a success is measured: `shortest`, with full knowledge of the world, or `searching`, by
-    the environment's expert, who knows only what the episode has shown."""
+    """How the distance to a success is measured: `shortest`, with full knowledge of the world, or `searching`, by the
+    environment's expert, who knows only what the episode has shown."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""

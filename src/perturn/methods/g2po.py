@@ -34,8 +34,8 @@ class G2PO(GroupCredit):
     V after the last turn is S where the task was solved, else 0.
 
     Source: G2PO, the authors' `core_g2po.py`.
-    Differs: a success is what the environment calls one, where the code asks for a score of exactly 10, so that another
-    scale of rewards makes losses of wins. Statistics of A_E run over trajectories; `steps` is the code's default.
+    Differs: the environment says what a success is. The code asks for a score of exactly 10, so with another scale of
+    rewards a success counts as a failure. Statistics of A_E run over trajectories; `steps` is the code's default.
     States are equal by `state_key`; a turn without one is a state of its own.
     """
 
@@ -49,10 +49,10 @@ class G2PO(GroupCredit):
     """mean, or std."""
 
     statistics: Unit = "trajectories"
-    """trajectories; or steps, which weighs long ones more, as published."""
+    """Unit of the statistics: trajectories; or steps (turns), which weighs long trajectories more, as published."""
 
     invalid_penalty: Annotated[float, Bound(least=0)] = 0.1
-    """Taken off an invalid turn's V(next) and its copy of the score, in units of reward; >= 0."""
+    """Subtracted from V(next) of an invalid turn and from its copy of the score, in units of reward; >= 0."""
 
     @property
     def traits(self) -> CreditTraits:

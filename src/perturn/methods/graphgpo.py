@@ -29,18 +29,19 @@ class GraphGPO(GroupCredit):
         A_it = beta_episode A_E + beta_graph A_G
         A_G = C omega^d(next state), standardized over the steps out of the same state
 
-    d is the least number of steps to a success in the graph of all steps that the group took; from where no success can
-    be reached, the largest d plus 1. A solved trajectory ends in the success, any other in a state of its own. Without
-    a success A_G is 0. A_E = (S_i - mean(S)) / (std(S) + 1e-6), with the sample standard deviation over trajectories,
-    and S less the penalty of each invalid turn.
+    d is the least number of steps to a success in the graph of all steps that the group took. From states without a
+    path to a success it is the largest d plus 1. A solved trajectory ends in the state "success", any other
+    trajectory in a state of its own. If the group has no success, A_G is 0. A_E = (S_i - mean(S)) / (std(S) + 1e-6),
+    with the sample standard deviation over trajectories. S is the score minus the penalty of each invalid turn.
 
     Source: GraphGPO, as `graph_credit.py` of redai-infra/Relax has it.
-    Differs: the paper's Eq. 4 has the exponent d + cost, which a standardized value does not show. States are equal by
-    `state_key`; a turn without one is a state of its own. A trajectory alone in its group gets 0.
+    Differs: the paper's Eq. 4 has the exponent d + cost. The cost is a constant factor, which standardization
+    removes. States are equal by `state_key`; a turn without one is a state of its own. A trajectory alone in its
+    group gets 0.
     """
 
     omega: Annotated[float, Bound(above=0, below=1)] = 0.1
-    """Value of a state one step further from a success, relative; in (0, 1)."""
+    """Factor on the value of a state for each step of distance from a success; in (0, 1)."""
 
     success_reward: Annotated[float, Bound(above=0)] = 10.0
     """C, the value of a success, in units of reward; > 0."""

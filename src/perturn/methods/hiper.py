@@ -80,30 +80,33 @@ class HiPER:
 
     Source: HiPER, "Hierarchical Reinforcement Learning with Explicit Credit Assignment for Large Language Model
     Agents", by its abstract and its code (hierarchical advantage estimation).
-    Differs: there the policy writes whether it keeps its subgoal, the subgoal and the action, and each of these
-    parts of a turn has an advantage; here a turn has one number, and the first turn of a segment has the advantage of
-    the choice it makes for all of it. The paper has a value of the state and a value that has seen the subgoal; here
-    one value serves, V before the turn, which has seen the subgoal in force wherever that stands in the history.
-    Penalties for keeping a subgoal are not here. By default a segment begins with what the policy was told (`by:
-    reply`). If the action itself decides (`by: action`), what it earns counts for the turn before unless it switches,
-    and that bends the gradient with any V.
+    Differs: in the paper the policy writes whether it keeps its subgoal, the subgoal, and the action, and each of
+    these parts of a turn has an advantage. Here a turn has one number, and the first turn of a segment has the
+    advantage of the whole segment. The paper has a value of the state and a value of state and subgoal. Here there is
+    one value, V before the turn, which depends on the subgoal if the history contains it. Penalties for keeping a
+    subgoal are left out. By default the newest observation decides where a segment begins (`by: reply`). With `by:
+    action` the action itself decides. Its return then counts for the turn before only if it does not switch, which
+    biases the gradient for any V.
     """
 
     switch: str = ""
-    """A segment begins where this regular expression of Python is found, such as `^You arrive`; empty: everywhere."""
+    """A segment begins at turns in whose text this regular expression (Python) is found, such as `^You arrive`;
+    empty: at every turn."""
 
     by: Annotated[str, OneOf(SWITCHES)] = "reply"
-    """In which text: the newest observation before the turn (`reply`), or the turn's own action (`action`), without its
-    native tool calls."""
+    """Text in which `switch` is searched: the newest observation before the turn (`reply`), or the turn's own action
+    (`action`), without its native tool calls."""
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
 
     lam: Annotated[float, Bound(least=0, most=1)] = 1.0
-    """How far rewards are followed within a segment before V stands for the rest, in [0, 1]; 1: to its end."""
+    """Lambda of GAE within a segment, in [0, 1]: at 1 an advantage counts all rewards to the end of the segment, at
+    smaller values V replaces distant rewards."""
 
     high_level_lam: Annotated[float, Bound(least=0, most=1)] = 1.0
-    """How far they are followed from segment to segment, in [0, 1]; 1: to the end of the episode."""
+    """Lambda of GAE from segment to segment, in [0, 1]: at 1 an advantage counts all rewards to the end of the
+    episode."""
 
     returns: Return = Return()  # noqa: RUF009  frozen
     """Rewards that count."""

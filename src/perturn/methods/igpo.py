@@ -38,30 +38,33 @@ class IGPO(GroupCredit):
 
     Source: Wang et al. 2025, "Information Gain-based Policy Optimization", arXiv:2510.14967, and its released code
     (`core_algos.py`, mode joint; mode separate is `pools`; `prob_diff` and `log_prob_diff` are `gain`). The first
-    release took the mean of returns off instead, token index by token index, which has no counterpart over turns.
-    Differs: a turn whose gain is exactly 0 counts as a turn, where the code takes it for none. A reward that the
-    environment gives before the end is added to its turn's gain; the paper has none. No penalty for a malformed
-    answer but the number in `returns`. A trajectory alone in its group gets 0, there its turns are compared with each
-    other. A FAILED one counts with gains of 0 as well.
+    release subtracted the mean of returns at each token index instead, which has no counterpart over turns.
+    Differs: a turn whose gain is exactly 0 counts as a turn; the code skips it. A reward that the environment gives
+    before the end is added to the gain of its turn; the paper has no such rewards. The only penalty for a malformed
+    answer is the number in `returns`. A trajectory alone in its group gets 0; in the code its turns are compared with
+    each other. A FAILED trajectory counts with gains of 0.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
 
     gain: Annotated[str, OneOf(GAINS)] = "probability"
-    """probability: of the mean token; or logprob, its logarithm."""
+    """A gain is a difference of probability (of the mean token) or of logprob (its logarithm)."""
 
     normalize: Normalization = "std"
-    """std: rewards less their mean, over their standard deviation; or mean, less their mean alone."""
+    """How rewards are normalized: std subtracts their mean and divides by their standard deviation; mean subtracts
+    the mean alone."""
 
     pools: Annotated[str, OneOf(POOLS)] = "joint"
-    """joint: gains and outcomes of a group are normalized together; or separate, each among themselves."""
+    """joint: gains and outcomes of a group are normalized together; separate: gains and outcomes are normalized
+    separately."""
 
     std: Deviation = "population"
     """population: standard deviation over n; or sample, over n - 1."""
 
     last_gain: bool = False
-    """Whether the last turn has its gain beside the outcome: by the answer after it, before the world's reply."""
+    """Whether the last turn has a gain in addition to the outcome, measured by the answer right after it, before the
+    environment's reply."""
 
     @property
     def needs(self) -> Needs:

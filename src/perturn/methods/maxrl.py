@@ -14,7 +14,7 @@ class MaxRL(GroupCredit):
         A_it = (S_i - mean(S)) / (mean(S) + 1e-6),   S_i = sum_t r_it >= 0
 
     Source: SkyRL's estimator of that name (`ppo_utils.py`); a rare success weighs more, as in the gradient of log p.
-    Differs: a number per turn. Negative scores are refused, with which the division would turn the sign.
+    Differs: a number per turn. Negative scores are rejected, since the division could flip the sign.
     """
 
     def _weigh(self, group: Sequence[Trajectory], rewards: Numbers) -> Numbers:

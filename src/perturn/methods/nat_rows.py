@@ -12,9 +12,9 @@ from perturn.extend import Made, Need, RowInputs, RowTraits, ToldRows, divide, t
 class NatRows(ToldRows):
     """All episodes, each with weight 1 and a text after the task that says whether it succeeds.
 
-    Source: NAT, Wang et al. 2024, "Learning From Failure: Integrating Negative Examples when Fine-tuning Large Language
-    Models as Agents", arXiv:2402.11651: a suffix to the query tells positive from negative trajectories, the loss is on
-    the actions of both, and at inference the suffix of positive ones is used.
+    Source: NAT, Wang et al. 2024, "Learning From Failure: Integrating Negative Examples when Fine-tuning Large
+    Language Models as Agents", arXiv:2402.11651: a suffix to the query says whether a trajectory is positive or
+    negative, the loss is on the actions of both, and at inference the positive suffix is used.
     Differs: expert episodes are positive rows too; the texts are Perturn's, since the paper's texts are about answers
         to questions.
     """

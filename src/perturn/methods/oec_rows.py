@@ -26,21 +26,22 @@ from perturn.extend import (
 @dataclass(frozen=True)
 @bounded
 class OecRows:
-    """The expert's trajectories that SFT is taught, and own failures in which he took over, with weight for his turns.
+    """Expert trajectories of SFT, and own failures that the expert finished, with weight on the expert's turns.
 
-    With several iterations each learns from the corrections of all before it too, as DAgger does.
+    With several iterations, each iteration also learns from the corrections of all earlier iterations, as DAgger
+    does.
 
     Source: Lauffer et al. 2025, "Imitation Learning for Multi-turn LM Agents via On-policy Expert Corrections",
-    arXiv:2512.14895: episodes begin with the policy, an expert takes over at a random turn, those that then succeed
-    are kept, and the loss is on the expert's turns; after DAgger (Ross et al. 2011, arXiv:1011.0686).
-    Differs: the expert takes over in episodes that failed alone, at `takeovers` turns of each, which are played again
-    up to there; these turns may be the turns of least confidence, which is our addition.
+    arXiv:2512.14895: episodes begin with the policy, an expert takes over at a random turn, episodes that then
+    succeed are kept, and the loss is on the expert's turns; after DAgger (Ross et al. 2011, arXiv:1011.0686).
+    Differs: the expert takes over in failed episodes only, at `takeovers` turns of each; the episode is replayed up
+    to such a turn. Choosing the turns of least confidence is Perturn's addition.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()
 
     takeovers: Annotated[int, COUNT] = 2
-    """Turns of each failure, after its first, at which the expert takes over; each makes an episode."""
+    """Turns of each failure, after its first turn, at which the expert takes over; each gives one episode."""
     takeover: Literal["random", "confidence"] = "random"
     """How turns are chosen: at random, or the turns whose action had the lowest mean log-probability per
     token when it was sampled."""

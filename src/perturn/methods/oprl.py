@@ -26,20 +26,20 @@ from perturn.extend.tensors import (
 
 @dataclass(frozen=True)
 class OPRL(GroupCredit):
-    """GRPO's advantage, plus the implicit reward of the turn by a reward model that learns beside the policy.
+    """GRPO's advantage, plus the implicit reward of the turn by a reward model that is trained in each iteration.
 
         A_it = (S_i - mean(S)) / (std(S) + 1e-6) + alpha sum_(k >= t) step_gamma^(k - t) z_ik
         z_it = (r_it - mean(r)) / (std(r) + 1e-6),   r_it = sum_j log pi_prm(y_itj) - log pi_ref(y_itj)
 
-    mean(r) and std(r) are over the turns of the group. pi_prm is made in each iteration by the recipe's section
-    `reward`, which has pi_ref too.
+    mean(r) and std(r) are over the turns of the group. The recipe's section `reward` trains pi_prm in each iteration,
+    and also defines pi_ref.
 
     Source: Liu et al. 2025, "Online Process Reward Learning for Agentic Reinforcement Learning", arXiv:2509.19199, by
     its abstract; step-level advantages are as others' summaries describe them.
-    Differs: beta is no factor of r, since a standard deviation divides by it; with `normalize` mean it belongs into
-    alpha. step_gamma is ours: the paper's shaping rewards would be summed to the end (1), its advantage of a step reads
-    as the step's own reward (0). A FAILED trajectory has no implicit rewards, and counts with score 0. A trajectory
-    alone in its group gets 0.
+    Differs: r has no factor beta, since division by the standard deviation removes it; with `normalize` mean,
+    multiply alpha by beta. step_gamma is Perturn's: the paper's shaping rewards would be summed to the end (1), but
+    its step advantage reads as the reward of the step alone (0). A FAILED trajectory has no implicit rewards, and
+    counts with score 0. A trajectory alone in its group gets 0.
     """
 
     alpha: Annotated[float, Bound(least=0)] = 1.0
@@ -49,11 +49,11 @@ class OPRL(GroupCredit):
     """Discount of the implicit rewards of later turns, in [0, 1]; 0: the rewards of the turn alone."""
 
     reduction: Annotated[str, OneOf(REDUCTIONS)] = "sum"
-    """r of a turn: sum over its tokens, or mean, which makes long and short turns alike."""
+    """r of a turn: sum over its tokens; or mean, which does not depend on the length of the turn."""
 
     normalize: Normalization = "std"
-    """Of scores and implicit rewards: less their mean, over their standard deviation (std); or mean, less their mean
-    alone."""
+    """How scores and implicit rewards are normalized: std subtracts their mean and divides by their standard
+    deviation; mean subtracts the mean alone."""
 
     std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""

@@ -42,16 +42,16 @@ class PAV(GroupCredit):
         A^mu_t = sum_(k in [c, d)) r_k + V^mu_d - V^mu_c,   c <= t < d
 
     V^mu_c is the mean return of the prover's branches from turn c (the prover is `explore.policy`); after the end it
-    is 0. V^mu_0 is replaced by the mean value of the first segments of the task's other trajectories, sum_(k < d) r_k
-    + V^mu_d. It depends on nothing that trajectory i did, so the expected gradient is the one with V^mu_0, and no
+    is 0. V^mu_0 is replaced by the mean of sum_(k < d) r_k + V^mu_d over the first segments of the task's other
+    trajectories. This does not depend on trajectory i, so the expected gradient is the same as with V^mu_0, and no
     episode is played for it.
 
     Source: Setlur et al. 2024, "Rewarding Progress: Scaling Automated Process Verifiers for LLM Reasoning",
     arXiv:2410.08146, by its abstract; its effective reward is Q^pi + alpha A^mu.
-    Differs: A^mu is a mean over branches, where the paper trains a verifier that predicts it. A segment of
-    turns, as long as `explore.every` says, has one number. Q^pi is the score of the trajectory, less a baseline. The
-    baseline of the first segment is of the group. The prover is a policy of the run, by default the policy that
-    explored. The paper's alpha was not at hand. A trajectory alone in its group gets 0. Nothing is discounted.
+    Differs: A^mu is a mean over branches; the paper trains a verifier that predicts it. A segment of `explore.every`
+    turns has one number. Q^pi is the score of the trajectory minus a baseline. The baseline of the first segment
+    comes from the group. The prover is a policy of the run, by default the policy that explored. The paper's alpha is
+    not known. A trajectory alone in its group gets 0. Nothing is discounted.
     """
 
     alpha: Annotated[float, Bound(least=0)] = 1.0

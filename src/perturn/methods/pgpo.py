@@ -26,8 +26,8 @@ class PGPO(GroupCredit):
         A_it = A_S + beta (1 - p)^alpha A_phi
         Phi(s) = mean of G over the turns at s,   delta = gamma Phi(next) - Phi(s),   A_phi = delta normalized at s
 
-    p is the share of the group's trajectories that solved the task. At the last turn its reward stands for
-    gamma Phi(next).
+    p is the share of the group's trajectories that solved the task. At the last turn, its reward replaces gamma
+    Phi(next).
 
     Source: PGPO, arXiv:2609.02236.
     Differs: states are equal by `state_key`, not by text; a turn without one is a state of its own, and gets 0.
@@ -37,7 +37,7 @@ class PGPO(GroupCredit):
     """Discount from one turn to the next, in [0, 1]."""
 
     alpha: Annotated[float, Bound(least=0)] = 2.0
-    """Power of the share of failures, without unit; >= 0."""
+    """Exponent of the share of failures, without unit; >= 0."""
 
     beta: Annotated[float, Bound(least=0)] = 1.0
     """Weight of the change in potential, without unit; >= 0."""

@@ -34,38 +34,40 @@ class PORTool(GroupCredit):
         A = m ((1 - blend) (V - mean of V over the fork's other children)
                + blend (R + V - mean of V over the other trees))
 
-    A stretch reaches from the first turn, or a fork, to the next fork, or the end; its turns have one number. V is the
-    value of a stretch, or of the first one of a tree (`perturn.credit.branch_forest`), R what was earned before it.
-    Trees are children of one fork before the first turn, so that both parts are one there. m is the share of a
-    stretch: 1 for the first; after a fork, the count of the stretch before it divided by the number of
-        children, since every child reports on the same states. Nothing that shares a turn with the stretch is
-        in its baselines.
+    A stretch begins at the first turn or at a fork, and ends at the next fork or at the end; its turns have one
+    number. V is the value of a stretch, or of the first stretch of a tree (`perturn.credit.branch_forest`). R is the
+    reward before the stretch. All trees of a task count as children of one fork before the first turn, so both parts
+    are equal for first stretches. m is the share of a stretch. It is 1 for the first stretch; after a fork, it is the
+    share of the stretch before the fork divided by the number of children. The baselines of a stretch contain no
+    episode that shares a turn with it.
 
     Source: Wu et al. 2025, "PORTool: Tool-Use LLM Training with Rewarded Tree", arXiv:2510.26020, by its abstract: a
     step has one reward in all trajectories that share it, by what it reaches; fork-relative advantages are blended with
     trajectory-relative ones.
-    Differs: three changes make the expected gradient exact: means over the other episodes; equal weights of the
-    children of a fork, where the paper averages leaves; and shares. `value` leaves, `baseline` group, `normalize` std
-    and `count` leaves are the paper's, as far as its abstract tells. What it pays for tool calls in good form is
-    `returns.invalid_penalty`. The explorer says where forks are. The weights of the blend were not at hand.
+    Differs: three changes make the expected gradient exact: means over the other episodes, equal weights of the
+    children of a fork (the paper averages leaves), and shares. `value` leaves, `baseline` group, `normalize` std and
+    `count` leaves are the paper's, as far as its abstract tells. `returns.invalid_penalty` replaces its reward for
+    well-formed tool calls. The explorer decides where forks are. The paper's weights of the blend are not known.
     """
 
     blend: Annotated[float, Bound(least=0, most=1)] = 0.5
-    """Weight of the comparison with other trees beside that with a fork's children, in [0, 1]."""
+    """Weight of the comparison with other trees, in [0, 1]; the comparison within the fork has 1 minus this
+    weight."""
 
     value: Annotated[str, OneOf(VALUES)] = "tree"
-    """How leaves make a value: tree (children of a fork count alike), or leaves (all leaves below do, so that what goes
-    on longer, and is forked again, counts more)."""
+    """How leaves are averaged: tree (the children of a fork count equally), or leaves (all leaves below count
+    equally, so a child with more forks counts more)."""
 
     baseline: Annotated[str, OneOf(BASELINES)] = "others"
-    """Mean that is taken off: others; or group, the own value among them."""
+    """Mean that is subtracted: others, or group (which includes the own value)."""
 
     normalize: Normalization = "mean"
-    """mean; or std, over the standard deviation as well: of the values of a fork's children, of the scores of all
-    leaves."""
+    """mean; or std, which also divides by the standard deviation of the values of a fork's children, and of the
+    scores of all leaves."""
 
     count: Annotated[str, OneOf(COUNTS)] = "even"
-    """How often a turn counts: even, leaves or once."""
+    """How often a turn counts: even (the children of a fork share its count evenly), leaves (once for each leaf below
+    it), or once."""
 
     @property
     def traits(self) -> CreditTraits:

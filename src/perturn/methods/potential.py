@@ -24,20 +24,21 @@ class Potential:
 
         A_t = Phi(s_(t+1)) - Phi(s_t) - mean,   Phi(s) = -(turns that the way from s to a success takes)
 
-    The environment knows the way. A turn on a shortest way has 1 before the mean is taken off, and a turn that changes
-    nothing has 0. A turn that closes the last way to a success has -1, and later turns have 0.
+    The environment measures the distance. Before the mean is subtracted, a turn on a shortest path has 1, and a turn
+    that changes nothing has 0. A turn after which no success is possible has -1, and later turns have 0.
 
     Source: Perturn, an oracle for credits of groups. The difference is the shaping reward of Ng, Harada and Russell
     1999, "Policy Invariance Under Reward Transformations", without a discount.
-    Differs: the shaping reward is all that a turn gets, where theirs is added to the reward and credited to earlier
-    turns too. An episode that FAILED has 0 before the mean is taken off. An episode alone in its group gets 0.
+    Differs: a turn gets only its own shaping reward. In the source, the shaping reward is added to the reward, and
+    earlier turns get it too. An episode that FAILED has 0 before the mean is subtracted. An episode alone in its
+    group gets 0.
     """
 
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True)
 
     distance: Annotated[str, OneOf(SENSES)] = "shortest"
-    """How the way to a success is measured: `shortest`, with full knowledge of the world, or `searching`, by
-    the environment's expert, who knows only what the episode has shown."""
+    """How the distance to a success is measured: `shortest`, with full knowledge of the world, or `searching`, by the
+    environment's expert, who knows only what the episode has shown."""
 
     @property
     def needs(self) -> Needs:

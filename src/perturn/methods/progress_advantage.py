@@ -25,16 +25,16 @@ from perturn.extend.tensors import (
 
 @dataclass(frozen=True)
 class ProgressAdvantage(GroupCredit):
-    """RLOO's advantage, plus how much likelier training made a turn than it was under the reference.
+    """RLOO's advantage, plus how much more likely training made a turn, compared with the reference.
 
         A_it = S_i - mean_(j != i) S_j + alpha z_it,   z_it = (u_it - mean(u)) / (std(u) + 1e-6)
         u_it = sum_j log pi_RL(y_itj) - log pi_ref(y_itj)
 
-    mean(u) and std(u) are over the turns of the group. Where pi_RL is pi_ref, as before the first update, u is 0
-    everywhere, and so is z: the outcome alone counts.
+    mean(u) and std(u) are over the turns of the group. If pi_RL equals pi_ref, as before the first update, u and z
+    are 0 and the outcome alone counts.
 
     Source: "Neglected Free Lunch from Post-training: Progress Advantage for LLM Agents", by its abstract.
-    Differs: the paper scores turns with u and trains on nothing; outcome, normalization and alpha are Perturn's. A
+    Differs: the paper scores turns with u and does not train on it; outcome, normalization and alpha are Perturn's. A
     FAILED trajectory has no progress, and counts with score 0. A trajectory alone in its group gets 0.
     """
 
@@ -42,13 +42,15 @@ class ProgressAdvantage(GroupCredit):
     """Weight of progress beside the outcome; 0: the outcome alone, as `rloo`."""
 
     outcome: bool = True
-    """Whether the outcome counts; if not, progress alone does, which scores turns and learns from itself."""
+    """Whether the outcome counts. Without it progress alone counts, which is meant for scoring turns: training on it
+    would learn from the policy's own changes."""
 
     reduction: Annotated[str, OneOf(REDUCTIONS)] = "sum"
-    """u of a turn: sum over its tokens, or mean, which makes long and short turns alike."""
+    """u of a turn: sum over its tokens; or mean, which does not depend on the length of the turn."""
 
     normalize: Normalization = "std"
-    """Of u: less its mean, over its standard deviation (std); or mean, less its mean alone, in nats."""
+    """How u is normalized: std subtracts its mean and divides by its standard deviation; mean subtracts the mean
+    alone, in nats."""
 
     std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""

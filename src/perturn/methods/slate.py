@@ -30,24 +30,24 @@ class SLATE(GroupCredit):
 
         A = (q - mean of q over the other turns of the fork) / (turns of the fork)
 
-    A fork has the turn of an explored episode and the first of each branch from there; the first turns of the explored
-    episodes that were posed alike are compared too, and each counts once, as all turns of a fork together do. A turn
-    that none is compared with has 0, and so have turns of a branch after its first. q is 0 in an episode that FAILED.
-    What follows a turn is not in q.
+    A fork has the turn of an explored episode, and the first turn of each branch from there. The first turns of
+    explored episodes with the same first prompt are compared too; each of them counts once, and so do all turns of a
+    fork together. A turn without another turn to compare has 0, and so have turns of a branch after its first turn. q
+    is 0 in an episode that FAILED. q does not contain later rewards.
 
     Source: "Truncated Step-Level Sampling with Process Rewards for Retrieval-Augmented Reasoning" (SLATE), 2026, by its
     abstract: k samples of the next step from a shared prefix, and a reward for each step.
-    Differs: q is said by the environment and not by a language model that judges each step; the abstract gives no
-    formula, so that the mean of the others and shares are ours (`normalize` std is GRPO's). `explore.turns: 1` cuts
-    branches after their first turn, as it does.
+    Differs: the environment gives q; in the paper a language model judges each step. The abstract gives no formula,
+    so the mean of the other turns and the shares are Perturn's (`normalize` std is GRPO's). `explore.turns: 1` cuts
+    branches after their first turn, as the paper does.
     """
 
     by: Annotated[str, OneOf(MEASURES)] = "reward"
-    """How good a turn was: its reward (reward), whether it brought the success nearer (progress) or could be executed
-    (valid)."""
+    """Score of a turn: its reward (reward), whether it brought the success nearer (progress), or whether its action
+    could be executed (valid)."""
 
     normalize: Normalization = "mean"
-    """mean; or std, less the mean of all turns of a fork, over their deviation."""
+    """mean; or std, which subtracts the mean of all turns of a fork and divides by their deviation."""
 
     distance: Annotated[str, OneOf(SENSES)] = "shortest"
     """With `by` progress, how the way to a success is measured: `shortest`, with full knowledge of the world,

@@ -27,15 +27,15 @@ class SPO(GroupCredit):
 
         A_t = sum_(k in [c, d)) r_k + V_d - V_c,   c <= t < d
 
-    V_c is the mean return of the branches from turn c, V_0 the mean score of the other trajectories
-    of the task, and V after the end 0. With a segment of one turn this is VinePPO.
+    V_c is the mean return of the branches from turn c. V_0 is the mean score of the other trajectories of the task. V
+    after the end is 0. With a segment of one turn this is VinePPO.
 
     Source: Guo et al. 2025, "Segment Policy Optimization: Effective Segment-Level Credit Assignment in RL for Large
     Language Models", arXiv:2505.23564 (its chain form); Kazemnejad et al. 2024, "VinePPO", arXiv:2410.01679; both by
     their abstracts.
-    Differs: segments are of turns, and as many turns long as `explore.every` says, where SPO cuts an answer where its
-    tokens are unlikely; every token of a turn has its weight. V_0 is of the group, so that no episode is played for it.
-    A trajectory alone in its group gets 0. Nothing is discounted.
+    Differs: a segment is `explore.every` turns; SPO cuts an answer at unlikely tokens. Every token of a turn has its
+    weight. V_0 comes from the group, so no episode is played for it. A trajectory alone in its group gets 0. Nothing
+    is discounted.
     """
 
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True, unbiased=True)

@@ -26,21 +26,22 @@ class V0(GroupCredit):
 
         A_it = S_i - b_i,   b_i = (prior V_i0 + sum_(j != i) S_j) / (prior + N - 1)
 
-    Without `prior` b is V_0 alone, so that one trajectory of a task is enough. V is learned from other trajectories,
-    and nothing in b depends on what trajectory i did, so the expected gradient is exact whatever V says.
+    Without `prior`, b is V_0 alone, so one trajectory of a task is enough. V is learned from other trajectories, so b
+    does not depend on trajectory i, and the expected gradient is exact whatever V is.
 
-    Source: "V_0: A Generalist Value Model for Any Policy at State Zero", and for `prior` "V_0.5: Generalist Value Model
-    as a Prior for Sparse RL Rollouts", both by their abstracts; that a probe of the policy's own hidden state stands
-    for a value model is POISE's.
-    Differs: V_0 is a ridge head on the hidden state of the policy that acted (`perturn.policy.value_heads`). The paper
-    has a model that is shown how the policy did on other prompts. V_0.5 weighs its prior by a test of whether it
-    holds, and draws more samples if it does not. Here the prior counts as a fixed number of episodes.
+    Source: "V_0: A Generalist Value Model for Any Policy at State Zero", and for `prior` "V_0.5: Generalist Value
+    Model as a Prior for Sparse RL Rollouts", both by their abstracts. POISE has the idea to probe the policy's hidden
+    state instead of a value model.
+    Differs: V_0 is a ridge head on the hidden state of the policy that acted (`perturn.policy.value_heads`). The
+    paper trains a model that reads the policy's results on other prompts. V_0.5 tests whether its prior fits, weighs
+    it by the result, and draws more samples if it does not fit. Here the prior counts as a fixed number of episodes.
     """
 
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True, weighs_alone=True, unbiased=True)
 
     prior: Annotated[float, Bound(least=0, most=1e9)] | None = None
-    """Episodes that V_0 counts for beside the others of the task, >= 0; 0: `rloo`. None: V_0 alone."""
+    """Number of episodes that V_0 counts as, in the average with the task's other episodes; >= 0. 0: `rloo`. None:
+    V_0 alone."""
 
     @property
     def needs(self) -> Needs:

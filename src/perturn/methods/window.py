@@ -10,9 +10,9 @@ from perturn.extend import COUNT, ConfigError, ExploreInputs, Explorer, Explorer
 
 @dataclass(frozen=True)
 class Window(Explorer):
-    """Play some turns of an episode in one iteration; a longer one goes on in the next iteration (T-PPO).
+    """Play at most some turns of an episode in one iteration; longer episodes resume in the next iteration (T-PPO).
 
-    The policy learns from the turns that an episode has.
+    The policy learns from the turns that were played in the iteration.
 
     Source: "Truncated Proximal Policy Optimization" (T-PPO), 2025, by its abstract.
     Differs: a window counts turns; T-PPO cuts an answer after a number of tokens. An episode resumes by replay in

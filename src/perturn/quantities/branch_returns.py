@@ -40,7 +40,7 @@ def branch_values(
 
 
 class MeanBranchReturns(Quantity):
-    """Mean return of the episodes that branch off before each turn, from there on.
+    """Mean return, from each turn on, of the episodes that branch off before the turn.
 
     Given as `branch_returns`, in units of reward `[trajectories][turns]`, with NaN where none branches off.
     """

@@ -13,7 +13,7 @@ from perturn.types import Trajectory
 
 
 class GoalDistance(Quantity):
-    """Actions that the way to a success still takes before and after each turn.
+    """Number of actions to a success, before and after each turn.
 
     Given as `distance`, a `perturn.remaining.Remaining` a turn `[trajectories][turns]`. A run measures it
     into the turns of the episodes that are read, once for all readers.

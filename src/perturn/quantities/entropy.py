@@ -64,7 +64,7 @@ def entropies_of(trajectories: Sequence[Trajectory], reader: Reader) -> list[lis
 
 
 class TurnEntropy(Quantity):
-    """Entropy of the distribution that the first token of each turn is drawn from: `turn_entropies`.
+    """Entropy of the policy's distribution at the first token of each turn: `turn_entropies`.
 
     Given as `entropy`, 0 for certain and 1 for an even distribution `[trajectories][turns]`.
     """

@@ -18,18 +18,18 @@ from perturn.types import Trajectory, failed
 @dataclass(frozen=True)
 @bounded
 class BranchPairs:
-    """Pair the best of the episodes that share their first turns with the worst, and so on, by how they end.
+    """Pair the best with the worst of the episodes that share their first turns, and so on, by total reward.
 
-    Episodes that branch off from one turn make a group, with the episode they branch off from. So both sides have the
-    turns before it in common; training keeps these or masks them, as `align.shared_prefix` says. Of one turn, the best
-    is compared with the episodes that took another one.
+    Episodes that branch off from one turn form a group with the episode that they branch off from. So both sides
+    share the turns before this turn; `align.shared_prefix` keeps or masks these turns in training. If `length` is
+    turn, the best is compared with episodes whose turn differs.
 
     Source: Lai et al. 2024, "Step-DPO", arXiv:2406.18629; Chen et al. 2024, "Advancing Tool-Augmented Large Language
     Models: Integrating Insights from Errors in Inference Trees" (TP-LLaMA), arXiv:2406.07115; both by their abstracts.
-    Differs: who is better is known by how the episode ends, and not from a model of the process. Both papers compare
-    one step, as `one_turn` does; by default both sides go on to the end. With episodes of an expert as `explored`, one
-    step of the expert is compared with what the policy tried in its place. TP-LLaMA's expert searches a tree, and
-    fails in it.
+    Differs: the total reward of an episode decides which side is better, and not a process reward model. Both papers
+    compare one step, as `one_turn` does; by default both sides go on to the end. If `explored` has episodes of an
+    expert, a step of the expert is compared with steps of the policy. TP-LLaMA's expert searches a tree that contains
+    failures.
     """
 
     traits: ClassVar[RowTraits] = RowTraits("pairs", branches=BRANCHES, takes=ANY_BRANCHES)
@@ -38,9 +38,9 @@ class BranchPairs:
     threshold: Annotated[float, Bound(least=0)] = 0.4
     """Score gap a pair must exceed."""
     per_group: Annotated[int, COUNT] | None = 1
-    """Pairs that share their first turns, at most; None: as many as there are, each episode in one."""
+    """Largest number of pairs with the same first turns; None: as many as possible, with each episode in one pair."""
     length: Literal["episode", "turn"] = "episode"
-    """Where both sides end: with their episodes, or with the turn in which they part."""
+    """Where both sides end: at the end of their episodes, or with the turn in which they differ."""
 
     def __call__(self, inputs: RowInputs) -> Made:
         """Return the pairs, by resumed episode, by turn and then by gap, largest first."""

@@ -25,32 +25,33 @@ ended it on its way; `not_corrected`: the expert did not succeed from there eith
 
 @dataclass(frozen=True)
 class Corrections:
-    """Pair each failed episode with what the expert made of it from its first wrong turn on.
+    """Pair each failed episode with its correction, which the expert plays from the first wrong turn on.
 
-    Both sides share the turns before it; training keeps these or masks them, as `align.shared_prefix` says. A pair is
-    kept if the correction succeeds and total_reward(correction) - total_reward(explored) > threshold.
+    Both sides share the turns before the first wrong turn; `align.shared_prefix` keeps or masks these turns in
+    training. A pair is kept if the correction succeeds and total_reward(correction) - total_reward(explored) >
+    threshold.
 
     Source: Lai et al. 2024, "Step-DPO: Step-wise Preference Optimization for Long-chain Reasoning of LLMs",
     arXiv:2406.18629 (the first wrong step against a right one, given what both share); and SCOPE, of "Recycling
     Failures: Salvaging Exploration in RLVR via Fine-Grained Off-Policy Guidance" (what follows the first error is
     replaced), both by their abstracts.
-    Differs: both sides go on to the end of the episode, where Step-DPO compares one step, as `one_turn` does; the
-    corrections are compared with the failures, where SCOPE learns from them as rollouts; the first error is known from
-    the remaining path, and not from a model of the process. Step-DPO's right step is the policy's own, as in
-    row maker `progress-pairs`.
+    Differs: both sides go on to the end of the episode; Step-DPO compares one step, as `one_turn` does. Corrections
+    are preferred to failures; SCOPE learns from them as rollouts. The distance to a success shows the first error,
+    and not a process reward model. Step-DPO's right step is the policy's own, as in row maker `progress-pairs`.
     """
 
     traits: ClassVar[RowTraits] = RowTraits("pairs", corrects=1)
 
     distance: Sense = "shortest"
-    """In which sense the way to a success is measured, which tells the first wrong turn; see
+    """How the distance to a success is measured, which shows the first wrong turn; see
     `perturn.envs.abilities.Pathfinder`."""
     threshold: Annotated[float, Bound(least=0)] = 0.4
     """Score gap a pair must exceed."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
-    """Cut the rejected side to the correction's number of turns plus this many; None: never."""
+    """Largest number of turns by which the rejected side may be longer than the correction; None: no limit."""
     length: Literal["episode", "turn"] = "episode"
-    """Where both sides end: with their episodes, or with the first wrong turn and the expert's in its place."""
+    """Where both sides end: at the end of their episodes; or with one turn, the first wrong turn and the expert's
+    turn."""
     signals: Signals = field(default_factory=Signals)
     """Explored episodes that are left out."""
 
@@ -103,7 +104,7 @@ def pair_with_corrected(
     max_extra_turns: int | None = None,
     one_turn: bool = False,
 ) -> Paired:
-    """Pair each failed episode with what the expert made of it from its first wrong turn on.
+    """Pair each failed episode with its correction, which the expert plays from the first wrong turn on.
 
     See `Corrections`.
 

@@ -15,18 +15,18 @@ from perturn.rows.pairing import made, pair_with_expert
 
 @dataclass(frozen=True)
 class ExpertPairs:
-    """Pair each explored episode with the expert's of its task, where the expert's is clearly better.
+    """Pair each explored episode with the expert's episode of its task, if the expert's episode is clearly better.
 
     A pair is kept if
 
         total_reward(expert) - total_reward(explored) > threshold,
 
-    with differences of rounding error taken as none.
+    where differences of the size of rounding errors count as 0.
 
     Source: tlm-DRE, Appendix B (tau = 0.4), on the pairs of ETO: Song et al. 2024, "Trial and Error:
     Exploration-Based Trajectory Optimization for LLM Agents", arXiv:2403.02502.
-    Differs: ETO has no threshold and, where the explored trajectory is the better one, makes it chosen; here
-    that is counted and dropped, since the expert's is the distribution to learn.
+    Differs: ETO has no threshold, and chooses the explored trajectory if it is better. Here such a trajectory is
+    counted and dropped, since the policy should learn the expert's distribution.
     """
 
     traits: ClassVar[RowTraits] = RowTraits("pairs", expert=True)
@@ -35,7 +35,8 @@ class ExpertPairs:
     threshold: Annotated[float, Bound(least=0)] = 0.4
     """Score gap a pair must exceed (tau, tlm-DRE Appendix B); 0 keeps every gap."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
-    """Cut the rejected side to the expert's number of turns plus this many; ETO and DMPO take 5. None: never."""
+    """Largest number of turns by which the rejected side may be longer than the expert's episode; ETO and DMPO use 5.
+    None: no limit."""
     signals: Signals = field(default_factory=Signals)
     """Explored episodes that are left out."""
 

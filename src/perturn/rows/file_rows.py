@@ -26,7 +26,7 @@ class FileRows:
     """A file or folder of rows, or owner/name:split of the Hub."""
     holds: Literal["pairs", "single", "labelled"] = "pairs"
     """Kind of the rows: pairs, which have `chosen` and `rejected`; single trajectories or conversations; or labelled
-    ones, with a label, or with weights of which the sign is one."""
+    rows, with a label or with weights whose sign is the label."""
 
     @property
     def traits(self) -> RowTraits:

@@ -18,8 +18,8 @@ from perturn.rows.pairing import made, pair_within_groups, starting
 class GroupPairs:
     """Pair the best episode of each task with its worst, the second best with the second worst, and so on.
 
-    A pair is kept if total_reward(best) - total_reward(worst) > threshold. Of equal rewards the lower sample comes
-    first.
+    A pair is kept if total_reward(best) - total_reward(worst) > threshold. Among equal rewards, the episode with the
+    lower sample number comes first.
 
     Source: Perturn, for online learning; the condition comes from tlm-DRE, Appendix B.
     Differs: the paper's chosen side is an expert's trajectory.

@@ -23,11 +23,11 @@ class GroupRows:
     needs: ClassVar[tuple[Need, ...]] = ()
 
     drop_equal_outcomes: bool = False
-    """Leave out groups whose trajectories all have the same total reward and success, even where their credit is not
-    zero, as with a penalty on invalid actions. Groups without credit are always left out."""
+    """Leave out groups whose trajectories all have the same total reward and success, even if their credit is not
+    zero, for example because of a penalty on invalid actions. Groups without credit are always left out."""
     failed: Literal["leave_out", "zero"] = "leave_out"
-    """How an episode that the environment or the engine broke off (FAILED) counts in the statistics of its group:
-    leave_out (not at all) or zero (with score 0). It is trained on in neither case."""
+    """How a FAILED episode, which the environment or the engine broke off, counts in the statistics of its group:
+    leave_out (not at all) or zero (with score 0). It is never trained on."""
     signals: Signals = field(default_factory=Signals)
     """Episodes that count in their group's statistics and are not trained."""
 

@@ -12,10 +12,10 @@ from perturn.rows.endings import Divided, divide, weighted
 
 @dataclass(frozen=True)
 class KtoRows:
-    """Successes with weight 1 and failures with -1; of the expert's, those on tasks that the policy has explored.
+    """Successes with weight 1 and failures with -1, also the expert's episodes on tasks that the policy explored.
 
     Source: Ethayarajh et al. 2024, "KTO: Model Alignment as Prospect Theoretic Optimization", arXiv:2402.01306,
-    Section 4: outputs that are known to be desirable or undesirable, of which no two need be of one prompt.
+    Section 4: outputs that are labelled desirable or undesirable; no two of them need the same prompt.
     Differs: the labels are the environment's, and the expert's episodes are desirable too.
     """
 

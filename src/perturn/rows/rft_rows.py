@@ -15,9 +15,10 @@ class RftRows:
     """The expert's trajectories that SFT is taught and the policy's own successes, each with weight 1.
 
     Source: Yuan et al. 2023, "Scaling Relationship on Learning Mathematical Reasoning with Large Language Models",
-    arXiv:2308.01825: the policy's own correct answers, each once, are added to the data of SFT, and the model that SFT
-    began with is trained on both. So it is among the baselines of ETO (arXiv:2403.02502), DMPO and tlm-DRE.
-    Differs: equal is what has the same actions; Yuan et al. compare the equations, and draw 100 samples a task.
+    arXiv:2308.01825: the policy's own correct answers, each once, are added to the data of SFT, and the model that
+    SFT began with is trained on both. RFT is a baseline of ETO (arXiv:2403.02502), DMPO and tlm-DRE.
+    Differs: episodes are equal if they have the same actions; Yuan et al. compare equations, and draw 100 samples a
+    task.
     """
 
     traits: ClassVar[RowTraits] = RowTraits("single", expert=True, starts_over=True, names_policy=True)

@@ -13,12 +13,12 @@ from perturn.types import Action, Prompt, Task
 
 @dataclass(frozen=True)
 class Frequency:
-    """Take the action that most of the sampled ones agree with; of equally frequent ones, the likeliest.
+    """Take the most frequent of the sampled actions; among equally frequent actions, the likeliest.
 
     Actions agree if they send the environment the same command. Those that break the format come last.
 
     Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning", arXiv:2203.11171.
-    Differs: the vote is on the action of a turn, not on the answer to a question, and ties go by likelihood.
+    Differs: the vote is on the action of a turn, not on the answer to a question; the likelihood breaks ties.
     """
 
     traits: ClassVar[SelectorTraits] = SelectorTraits(among=("actions",))

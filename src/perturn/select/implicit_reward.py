@@ -16,7 +16,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ImplicitReward:
-    """Take the candidate whose tokens training has made the likeliest, over the policy that training started from.
+    """Take the candidate whose log-likelihood training raised most, compared with the policy it started from.
 
         r = sum_j log pi(y_j) - log pi_0(y_j)
 

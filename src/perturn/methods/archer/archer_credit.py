@@ -23,11 +23,12 @@ class Critics(Need):
     gamma: float
     """Discount from one turn to the next."""
     tau: float
-    """How far the slow copies follow in a round, in (0, 1]."""
+    """Step of the slow copies towards their critics in a round, in (0, 1]."""
     rounds: int
     """Regressions of each head in an iteration."""
     penalty: float
-    """Pull of each head to its weights before the iteration, relative to the variance of all features together."""
+    """Pull of each head towards its weights before the iteration, relative to the variance of all features
+    together."""
     returns: Returns | None = None
     """Rewards that count; None: as recorded."""
 
@@ -82,27 +83,28 @@ class ArCHer:
 
     Source: Zhou et al. 2024, "ArCHer: Training Language Model Agents via Hierarchical Multi-Turn RL", arXiv:2402.19446,
     and its code.
-    Differs: there a critic is a small language model with heads, trained by Adam on turns drawn from a buffer of many
-    iterations. Here it is two linear heads on the hidden states of the policy that the loop began with. Each is fitted
-    by ridge regression to the iteration's episodes alone, `rounds` times (module `critics`). V learns from the
-    recorded action, which the policy has just sampled, instead of another sampled action. The two critics differ by
-    the episodes that they learn from, there by how they begin. The policy learns by the loss that the recipe names.
+    Differs: in the paper a critic is a small language model with heads, trained by Adam on turns from a buffer of
+    many iterations. Here a critic is two linear heads on the hidden states of the policy that the loop began with.
+    Each head is fitted by ridge regression to the episodes of the iteration alone, `rounds` times (module `critics`).
+    V learns from the recorded action, which the policy has just sampled, instead of another sampled action. The two
+    critics differ in the episodes that they learn from; in the paper they differ in their initial weights. The policy
+    learns by the loss that the recipe names.
     """
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 0.9
     """Discount from one turn to the next, in [0, 1]."""
 
     tau: Annotated[float, Bound(above=0, most=1)] = 0.1
-    """How far the copies follow in a round, in (0, 1]."""
+    """Step of the copies towards their critics in a round, in (0, 1]."""
 
     rounds: Annotated[int, Bound(least=1, most=100_000)] = 1000
-    """Regressions of each head in an iteration, >= 1; each is followed by a move of the copies, so that a reward is
-    heard of a turn earlier after about 2 / tau rounds. They cost next to nothing."""
+    """Regressions of each head in an iteration, >= 1; the copies move after each. A reward reaches the value of the
+    turn before it after about 2 / tau rounds. Rounds take little time."""
 
     penalty: Annotated[float, Bound(least=1e-12)] = 1e-4
-    """Pull of each head to what it was when the iteration began, relative to the variance of all features together,
-    >= 1e-12, or rounding decides where features depend on each other. Before the first iteration it was 0
-    everywhere."""
+    """Pull of each head towards its weights at the start of the iteration, relative to the variance of all features
+    together; >= 1e-12, since rounding would decide the weights of dependent features otherwise. The first iteration
+    starts from weights of 0."""
 
     returns: Return = Return()  # noqa: RUF009  frozen
     """Rewards that count."""

@@ -292,7 +292,7 @@ def _critics(state: State) -> Critics:
 
 
 class TurnCritics(Quantity):
-    """Q and V of each turn by critics that learn in every iteration, and begin as the one before left them.
+    """Q and V of each turn, by critics that are trained further in every iteration.
 
     Given as `critics`, in units of reward, a `perturn.methods.archer.archer_credit.Critique` a trajectory.
     """

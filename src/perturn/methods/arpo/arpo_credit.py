@@ -27,14 +27,14 @@ class ARPO(GroupCredit):
 
         A_l = (S_l - mean(S)) / (std(S) + 1e-6),   A_t = sum or mean of A_l over the leaves l that share turn t
 
-    A leaf is the end of an explored episode or of a branch, and S its score, with what was earned on shared turns.
+    A leaf is the end of an explored episode or of a branch. S is its score, with the rewards of shared turns.
 
     Source: Dong et al. 2025, "Agentic Reinforced Policy Optimization", arXiv:2507.19849, by its abstract and notes on
     its code.
-    Differs: a number per turn. There each leaf is a row, with a copy of the turns that it shares, and a copy has the
-    mean of its leaves' advantages, or its own leaf's: both sum up to `shared` sum here, where a turn is trained once.
-    `shared` mean has the mean of its leaves' advantages once, so that turns after a fork count more often. Section
-    The explorer says where forks are.
+    Differs: a number per turn. In the code each leaf is a row with copies of its shared turns. A copy has the mean of
+    its leaves' advantages, or the advantage of its own leaf; the sum over copies is the same. Here a shared turn is
+    trained once, and `shared` sum gives it this sum. `shared` mean gives it the mean, so turns after a fork weigh
+    more. The explorer decides where forks are.
     """
 
     traits: ClassVar[CreditTraits] = CreditTraits(needs_group=True, trains_branches=True)

@@ -26,12 +26,12 @@ from perturn.extend import (
 
 @dataclass(frozen=True)
 class EntropyBranches(ExploredBrancher):
-    """Resume explored episodes by a chance that grows with the entropy of the policy where an action begins (ARPO).
+    """Resume explored episodes at turns that are drawn with a chance that grows with the policy's entropy (ARPO).
 
     Source: Dong et al. 2025, "Agentic Reinforced Policy Optimization", arXiv:2507.19849, by its abstract and notes
     on its code.
-    Differs: the entropy is of the first token of a turn, where the paper takes a mean over the first tokens after
-    a reply of a tool. Only explored episodes are resumed, and no branches of branches.
+    Differs: the entropy is of the first token of a turn; the paper takes a mean over the first tokens after a tool's
+    reply. Only explored episodes are resumed, not branches.
     """
 
     forks: Annotated[int, COUNT] = 1

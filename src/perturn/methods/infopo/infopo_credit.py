@@ -56,36 +56,38 @@ def gate(outcomes: Sequence[float], temperature: float, std: str = "sample") -> 
 
 @dataclass(frozen=True)
 class InfoPO(GroupCredit):
-    """GRPO's advantage, plus how much the reply told the policy. The second part counts where outcomes are alike.
+    """GRPO's advantage, plus how much the reply told the policy. The second part counts if outcomes are similar.
 
         A_it = (S_i - mean(S)) / (std(S) + 1e-6) + beta sigmoid(-std(S) / temperature) z_it
         z_it = (I_it - mean(I)) / (std(I) + 1e-6)
         I_it = mean_j [log pi(y_j | o_(t+1), y_<j) - log pi(y_j | placeholder, y_<j)],   y the tokens of turn t + 1
 
-    I runs over the turns of the group that a reply and a next turn follow; z of others is 0.
+    mean(I) and std(I) are over the turns of the group that are followed by a reply and another turn; z of all other
+    turns is 0.
 
     Source: Kong et al. 2026, "InfoPO: Information-Driven Policy Optimization for User-Centric Agents",
     arXiv:2603.00656, and its released code (`compute_info_grpo_advantage`, `intrinsic_reward.py`).
-    Differs: gains are normalized turn by turn, where the code divides each by the tokens of its turn first and
-    normalizes over tokens. The placeholder stands for the text of the reply, whatever its length; there it is
-    repeated or cut to as many tokens. No decay of `beta` over epochs, and no factor that keeps the deviation of z at 1
-    at most, where it is already. A trajectory alone in its group gets 0.
+    Differs: gains are normalized over turns. The code divides each gain by the number of tokens of its turn first,
+    and normalizes over tokens. The placeholder replaces the reply whatever its length; the code repeats or cuts it to
+    the same number of tokens. `beta` does not decay over epochs. The code's factor that keeps the deviation of z at
+    most 1 is left out, since z has this property. A trajectory alone in its group gets 0.
     """
 
     beta: Annotated[float, Bound(least=0)] = 0.5
-    """Weight of information, before the gate takes at least half of it."""
+    """Weight of information, before the gate, which multiplies it by at most one half."""
 
     temperature: Annotated[float, Bound(above=0)] = 0.05
     """Deviation of a group's scores at which the gate begins to close, in units of reward."""
 
     normalize: Normalization = "std"
-    """Of scores and gains: less their mean, over their standard deviation (std); or mean, less their mean alone."""
+    """How scores and gains are normalized: std subtracts their mean and divides by their standard deviation; mean
+    subtracts the mean alone."""
 
     std: Deviation = "sample"
     """Standard deviation: sample (over n - 1), or population."""
 
     placeholder: str = "No information found."
-    """Text that the reply is replaced with, to see what the policy would have done without it."""
+    """Text that replaces the reply, to see what the policy would have done without the reply."""
 
     @property
     def needs(self) -> Needs:

@@ -15,8 +15,8 @@ class ExpertBranches(Brancher):
 
     Source: Xiong et al. 2024, "Watch Every Step! LLM Agent Learning via Iterative Step-Level Process Refinement"
     (IPR), arXiv:2406.11176.
-    Differs: the policy that explored plays the branches, where the paper has the policy after SFT in all
-    iterations, which is `policy: sft`.
+    Differs: the policy that explored plays the branches. In the paper, the policy after SFT plays them in all
+    iterations (`policy: sft`).
     """
 
     branches: Annotated[int, COUNT] = 5

@@ -36,23 +36,24 @@ STEPS = ("steps_failed", "steps_alike", "steps_gap", "steps_kept")
 @dataclass(frozen=True)
 @bounded
 class StepPairs:
-    """Pair the expert with explored episodes, as `ExpertPairs`, and each step of his with a worse one.
+    """Pair the expert with explored episodes, as `ExpertPairs`, and each step of the expert with a worse step.
 
-    A step is what the expert does from one branching turn to the next. It is worth
+    A step is the expert's turns from one branching turn to the next. Its value is
 
         v_expert(t) = mean score of the branches from the turn after it; after the last, the expert's own
         v_policy(t) = mean score of the branches from the turn before it whose step is another
 
     and gives a pair if v_expert(t) - v_policy(t) > threshold: the expert's episode over the worst of these branches,
-    which shares its first t turns, if that earned less than the expert by more than the threshold.
+    which shares its first t turns, if the expert's total reward exceeds the branch's by more than the threshold.
 
     Source: Xiong et al. 2024, "Watch Every Step! LLM Agent Learning via Iterative Step-Level Process Refinement" (IPR),
     arXiv:2406.11176, and its published code (tau = 0.5).
-    Differs: the paper samples one step of the policy at each turn, and branches after it as after the expert's; here
-    branches before the step are both its samples and its worth, so v_policy is the mean over the policy's other
-    steps and nobody plays a second time. Of these branches the worst is rejected, the paper's is the one it sampled.
-    One threshold is for both kinds of pairs, where the paper's code has 0.01 for whole episodes. Where the policy is
-    the better one its code makes it chosen; here there is no pair, as in `pair_with_expert`.
+    Differs: the paper samples one step of the policy at each turn, and branches after it as after the expert's step.
+    Here the branches that begin before the step give both samples and value, so v_policy is the mean over the
+    policy's other steps, and nothing is played twice. The worst of these branches is rejected; in the paper, the
+    sampled step is. One threshold is used for both kinds of pairs; the paper's code has 0.01 for whole episodes. If
+    the policy is better, the paper's code chooses the policy's episode; here there is no pair, as in
+    `pair_with_expert`.
     """
 
     traits: ClassVar[RowTraits] = RowTraits(
@@ -61,9 +62,9 @@ class StepPairs:
     needs: ClassVar[tuple[Need, ...]] = ()
 
     threshold: Annotated[float, Bound(least=0)] = 0.4
-    """Gap that a pair must exceed, in total reward and in the worth of a step; the paper has 0.5."""
+    """Gap that a pair must exceed, in total reward and in the value of a step; the paper has 0.5."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
-    """Cut the rejected side to the expert's number of turns plus this many; None: never."""
+    """Largest number of turns by which the rejected side may be longer than the expert's episode; None: no limit."""
 
     def __call__(self, inputs: RowInputs) -> Made:
         """Return the pairs of whole episodes, and then the pairs of steps."""

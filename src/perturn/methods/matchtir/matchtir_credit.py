@@ -62,39 +62,40 @@ class MatchTIR(GroupCredit):
     Source: Qu et al. 2026, "MatchTIR: Fine-Grained Supervision for Tool-Integrated Reasoning via Bipartite Matching",
     arXiv:2601.10712. Its abstract was read, and its code (a copy, CyberSculptor96/MatchTIR at 02ee2a5: `tool.py` and
     `core_algos.py`); its equations were not.
-    Differs: `hard` finds the largest sum; the function named Hungarian in the authors' code does what
-        `greedy` does here. The code adds the
-    F1 of a final answer to its turn's reward, leaves calls beside an answer out, and has no other outcome; here the
-    world's reward is added to the turn it came in. A malformed action, on which the code stops or which it does not
-    see, is one call that matches nothing. In the code a turn that no other trajectory reached keeps its return as its
-    advantage, and a trajectory alone its score, which is `singleton` raw; zero gives both 0. Equal values have
-    advantage 0. A FAILED trajectory counts with rewards of 0. `baseline` others is ours: RLOO and TRLOO over the same
-    rewards.
+    Differs: `hard` finds the largest sum; the function named Hungarian in the authors' code does what `greedy` does
+    here. The code adds the F1 of a final answer to the reward of its turn, ignores calls next to an answer, and has
+    no other outcome. Here the environment's reward is added to its turn. A malformed action counts as one call that
+    matches nothing; the code stops at it or does not see it. In the code, a turn index that no other trajectory
+    reached keeps its return as advantage, and a trajectory alone keeps its score. This is `singleton` raw; with zero
+    both get 0. Equal values have advantage 0. A FAILED trajectory counts with rewards of 0. `baseline` others is
+    ours: RLOO and TRLOO over the same rewards.
 
-    It does not say that it is unbiased. Means at one turn index are over those who got there, which the policy chose;
-    and a later call can take the gold call of an earlier one, a loss that no return from the later turn on contains.
+    The credit is not unbiased, for two reasons. Means at one turn index are over the trajectories that reached it,
+    which depends on their actions. A later call can also take the gold call of an earlier call, and no return from
+    the later turn on contains this loss.
     """
 
     assignment: Annotated[str, OneOf(ASSIGNMENTS)] = "hard"
     """How calls are matched with gold calls: hard, greedy (the paper's released code) or soft."""
 
     regularization: Annotated[float, Bound(least=1e-6, most=1e6)] = 0.1
-    """Of the soft assignment, in units of similarity; from 1e-6 to 1e6. Smaller is nearer to one to
-    one."""
+    """Regularization of the soft assignment, in units of similarity; from 1e-6 to 1e6. A smaller value is closer to a
+    one-to-one matching."""
 
     unmatched_penalty: Annotated[float, Bound(least=0, most=1e6)] = 0.0
-    """Taken for a call without a match, in units of similarity; >= 0. The code's function has 0.5, and its training
-    calls it with 0. Not in the soft assignment, where every call has its share."""
+    """Subtracted for a call without a match, in units of similarity; >= 0. The default in the authors' function is
+    0.5, but their training uses 0. The soft assignment ignores it, since every call has a share there."""
 
     lam: Annotated[float, Bound(above=0, most=1)] = 0.9
     """Discount from one turn to the next in G, in (0, 1]; the code's `lam`. S is not discounted."""
 
     baseline: Annotated[str, OneOf(BASELINES)] = "group"
-    """Values to compare with: group, as the paper's code; or others, which divides by nothing."""
+    """Baseline: group (mean and deviation, as the paper's code), or others (mean of the other trajectories, without
+    division)."""
 
     singleton: Singleton = "zero"
-    """Advantage of a trajectory alone in its group, and under `baseline` group of a turn that no other reached: zero,
-    or raw (its return, as the code has it)."""
+    """Advantage of a trajectory alone in its group and, with `baseline` group, of a turn index that no other
+    trajectory reached: zero, or raw (the return, as in the code)."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""

@@ -34,15 +34,15 @@ class Mcts(Explorer):
 
     Source: Xie et al. 2024, "Monte Carlo Tree Search Boosts Reasoning via Iterative Preference Learning",
     arXiv:2405.00451.
-    Differs: children are followed by UCT, where the paper has PUCT, and a step is worth the outcome alone.
+    Differs: the search uses UCT, and the paper PUCT. The value of a step is the mean outcome alone.
     """
 
     simulations: Annotated[int, COUNT] = 8
-    """Episodes of a tree, one after another, beside the explored one."""
+    """Episodes of a tree, in addition to the explored episode; they are played one after another."""
     width: Annotated[int, SEVERAL] = 3
-    """Actions to draw from a state, before the best of them so far is followed to the next one."""
+    """Actions to draw from a state before the search descends to one of its children."""
     exploration: Annotated[float, Bound(least=0)] = 1.0
-    """Weight of what was tried little beside the mean score, in units of reward (UCT's constant)."""
+    """UCT's constant, in units of reward: the weight of rarely tried children in addition to the mean score."""
     of: Of = "all"
     """Episodes that trees are grown from: all explored ones, or those that did not solve their task."""
     policy: Prover | None = None

@@ -37,22 +37,22 @@ IN_TREE = ("tie", "gap", "kept")
 @dataclass(frozen=True)
 @bounded
 class TreePairs:
-    """Pair the best step at each node of a tree with the worst: the same turns before, and one turn more.
+    """Pair the best step at each node of a tree with the worst. The sides share all turns but the last.
 
-    A step is worth the mean score of the episodes that took it. A pair is kept if the two differ by more than the
-    threshold; the sides end with the step, and their total reward is what it is worth.
+    The value of a step is the mean score of the episodes that took it. A pair is kept if the values of the two steps
+    differ by more than the threshold. Each side ends with its step, and its total reward is the value of the step.
 
     Source: Xie et al. 2024, "Monte Carlo Tree Search Boosts Reasoning via Iterative Preference Learning",
     arXiv:2405.00451.
-    Differs: a step is worth the mean outcome of its episodes, and no judgment of the policy on itself is mixed in. All
-    nodes give pairs, not only nodes of the best path. Pairs are not smoothed by how often a step was taken.
+    Differs: the value of a step is the mean outcome of its episodes, without the policy's judgment of its own step.
+    All nodes give pairs, not only nodes of the best path. Pairs are not smoothed by how often a step was taken.
     """
 
     traits: ClassVar[RowTraits] = RowTraits("pairs", branches=frozenset({"tree"}), takes=ANY_BRANCHES)
     needs: ClassVar[tuple[Need, ...]] = ()
 
     threshold: Annotated[float, Bound(least=0)] = 0.4
-    """Gap in the worth of two steps that a pair must exceed."""
+    """Difference in value that the two steps of a pair must exceed."""
 
     def __call__(self, inputs: RowInputs) -> Made:
         """Return the pairs, by explored episode and then by node, each before those below it."""
@@ -67,7 +67,7 @@ class TreePairs:
 def pair_within_trees(
     explored: Sequence[Trajectory], played_on: Iterable[Trajectory], threshold: float = 0.4
 ) -> Paired:
-    """Pair the best step at each node of a tree with the worst: the same turns before, and one turn more.
+    """Pair the best step at each node of a tree with the worst. The sides share all turns but the last.
 
     See `TreePairs`.
 

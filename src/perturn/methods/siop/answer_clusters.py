@@ -153,7 +153,7 @@ def own_answers_of(
 
 
 class OwnAnswers(Quantity):
-    """Cluster of the final answer of each episode, and the mean log-probability of the answers that stand for it.
+    """Cluster of the final answer of each episode, and the mean log-probability of the answers that represent it.
 
     Given as `answer_clusters`, a `perturn.methods.siop.siop_credit.OwnAnswer` a trajectory.
     """

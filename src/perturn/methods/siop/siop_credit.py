@@ -121,52 +121,54 @@ def cluster_shares(group: Sequence[Trajectory], answers: Sequence[OwnAnswer]) ->
 
 @dataclass(frozen=True)
 class SIOP:
-    """Rise of the likelihood of the episode's own answer at each turn, times the share of episodes that agree with it.
+    """Rise of the likelihood of the episode's answer at each turn, times the share of episodes with the same answer.
 
         r_t = q (log p_(t+1) - log p_t), plus (1 - lam) q at the last turn
         z_t = (r_t - mean(R)) / (std(R) + 1e-6),   A_t = sum_(k >= t) gamma^(k - t) z_k
 
     q comes from `cluster_shares` and p_t from `potentials`, before turn t; R holds the rewards of all turns of the
-    group. Where p is not known, the last known p takes its place. The environment's rewards are not read: no gold
-    answer and no verifier is needed.
+    group. If p is not known, the last known p is used. The environment's rewards are not read, so no gold answer and
+    no verifier is needed.
 
     Source: Hu et al. 2026, "Self-Induced Outcome Potential: Turn-Level Credit Assignment for Agents without Verifiers",
     arXiv:2605.04984. Its abstract was read, and its released code (dl-m9/SIOP at 33043ff: `siop_process_reward.py`,
     `nli_clustering.py`, `core_algos.py`); its equations were not.
-    Differs: answers are one where they are equal once normalized, unless `same` names a function; the code asks a model
-    of entailment, and joins each answer with the first answer that it agrees with, which depends on their order. For
-    the same reason a cluster is stood for by the answers that were given most often, there by the first. No calibration
-    of q by whether observations entail the answer (the code's eta, 1 in its script, 0 in its functions). p after a turn
-    has seen the world's reply to it, but for the last turn; in the code it has not at any. Where a likelihood is not
-    known, the code takes those that are, and gives turns beside an unknown p nothing. A trajectory alone in its group
-    gets 0.
+    Differs: answers are in one cluster if they are equal after normalization, unless `same` names a function. The
+    code asks a model of entailment, and joins each answer with the first answer that agrees, so its clusters depend
+    on the order. The most frequent answers represent a cluster; in the code, the first do. q is not calibrated by
+    whether observations entail the answer (the code's eta: 1 in its script, 0 in its functions). p after a turn is
+    computed after the environment's reply, except at the last turn; the code computes it before the reply. If some
+    likelihoods are not known, the code uses the known ones, and gives turns next to an unknown p nothing. A
+    trajectory alone in its group gets 0.
     """
 
     lam: Annotated[float, Bound(least=0, most=1)] = 0.5
-    """Of the bonus (1 - lam) q of the last turn, in [0, 1]; 1: no bonus."""
+    """The last turn has a bonus of (1 - lam) q; in [0, 1]. 1: no bonus."""
 
     gamma: Annotated[float, Bound(least=0, most=1)] = 1.0
     """Discount from one turn to the next, in [0, 1]."""
 
     reference: Annotated[str, OneOf(REFERENCES)] = "own"
-    """Whose likelihood counts: own, answers of the trajectory's own cluster; or gold, the gold answer with q = 1."""
+    """Answers whose likelihood counts: own (answers of the trajectory's cluster), or gold (the gold answer, with q =
+    1)."""
 
     members: Annotated[int, Bound(least=1)] = 3
-    """Different answers of a cluster that stand for it, at most; >= 1."""
+    """Largest number of different answers that represent a cluster; >= 1."""
 
     same: Annotated[str, CODE] = "exact"
-    """Answers of one cluster: equal up to case, punctuation, articles and blanks; or MODULE:FUNCTION of yours,
-    from a task and the different answers to it to a label for each."""
+    """Which answers form a cluster. exact: answers that are equal apart from case, punctuation, articles and blanks.
+    MODULE:FUNCTION: a function of yours, which gets a task and its different answers and returns a label for each."""
 
     normalize: Normalization = "std"
-    """std: rewards less their mean, over their standard deviation; or mean, less their mean alone."""
+    """How rewards are normalized: std subtracts their mean and divides by their standard deviation; mean subtracts
+    the mean alone."""
 
     std: Deviation = "sample"
     """sample: standard deviation over n - 1; or population, over n."""
 
     last_gain: bool = True
-    """Whether the last turn of several has its gain beside the bonus: by the answer after it, which that turn may have
-    given, before the world's reply."""
+    """Whether the last turn of an episode with several turns has a gain in addition to the bonus. It is measured by
+    the answer after this turn, before the environment's reply; the turn itself may have given this answer."""
 
     def __post_init__(self) -> None:
         """Reject settings outside their range."""

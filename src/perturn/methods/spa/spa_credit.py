@@ -98,17 +98,16 @@ def to_go(contributions: Sequence[float], total: float, bonuses: Sequence[float]
 
 @dataclass(frozen=True)
 class SPA(GroupCredit):
-    """Learned shares of the score from a turn on, minus the mean of what the task's other episodes earn from there.
+    """Learned shares of the score from a turn on, minus the mean of the other episodes' shares from this turn on.
 
         A_it = sum_(k >= t) r_ik - mean_(j != i, T_j > t) sum_(k >= t) r_jk
         r_jk = c_jk + grounding executed_jk,   at the last turn and with `residual` + S_j - sum_k c_jk
 
-    c is linear in the policy's last hidden state at the last token of the turn's action. The head is fitted so that the
-    sum over an episode is its score S. All c of A_i are of one head, which has not learned from episode i.
-    Where no other trajectory came so far, nothing is taken off.
-
-    Without `grounding` and with `residual` the expected gradient is the true one, whatever c is: A_it is S_i less what
-    depends on turns before t and on other episodes.
+    c is linear in the policy's last hidden state at the last token of the turn's action. The head is fitted so that
+    the sum over an episode is its score S. All c in A_i come from one head, which has not learned from episode i. If
+    no other trajectory has a turn t, nothing is subtracted. Without `grounding` and with `residual` the expected
+    gradient is the true gradient, whatever c is. A_it is then S_i minus terms that depend only on turns before t and
+    on other episodes.
 
     Source: Wang et al. 2025, "SPA-RL: Reinforcing LLM Agents via Stepwise Progress Attribution", arXiv:2505.20732, by
     its abstract and its released code (`train_our_progress_model.py`, `rl_data_org.py`).
@@ -120,13 +119,13 @@ class SPA(GroupCredit):
     """
 
     grounding: Annotated[float, Bound(least=0)] = 0.0
-    """Added for each action that was executed, in units of reward. The paper's 0.5 is left out since it pays for turns:
-    ten more of them are worth more than a success that counts 1; `returns.invalid_penalty` tells the same actions apart
-    and pays for none."""
+    """Added for each action that was executed, in units of reward. The default is 0 and not the paper's 0.5, which
+    rewards long episodes: ten more turns are worth more than a success of reward 1. `returns.invalid_penalty`
+    distinguishes the same actions without rewarding turns."""
 
     residual: bool = True
-    """Whether what an episode earned beyond its contributions is added at its last turn. Without it, as the paper has
-    it, what the head does not see is never learned."""
+    """Whether the part of the score that the contributions miss is added at the last turn. Without it, as in the
+    paper, the policy does not learn from this part."""
 
     @property
     def needs(self) -> Needs:

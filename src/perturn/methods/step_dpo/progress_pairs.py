@@ -35,23 +35,24 @@ from perturn.extend import (
 @dataclass(frozen=True)
 @bounded
 class ProgressPairs:
-    """Pair turns that bring the success nearer with turns that do not, among episodes that share those before.
+    """Pair turns that bring the success nearer with turns that do not, among episodes with the same earlier turns.
 
-    Episodes that branch off from one turn make a group, with the episode they branch off from. The one with the highest
-    total reward whose next turn is right is chosen over the one with the lowest whose next turn is wrong, and so on; of
-    equal rewards the first, and the resumed one comes before its branches.
+    Episodes that branch off from one turn form a group with the episode that they branch off from. The episode with
+    the highest total reward whose next turn is right is preferred to the episode with the lowest total reward whose
+    next turn is wrong, and so on. Among equal rewards the first episode is taken; the resumed episode comes before
+    its branches.
 
     Source: Lai et al. 2024, "Step-DPO: Step-wise Preference Optimization for Long-chain Reasoning of LLMs",
     arXiv:2406.18629, by its abstract.
-    Differs: a turn is right where it shortens the way to a success, and not by the judgment of a model.
+    Differs: a turn is right if it shortens the distance to a success; no model judges it.
     """
 
     distance: Sense = "shortest"
     """How the distance to a success is measured; see `perturn.envs.abilities.Pathfinder`."""
     per_group: Annotated[int, COUNT] | None = 1
-    """Pairs that share their first turns, at most; None: as many as there are, each episode in one."""
+    """Largest number of pairs with the same first turns; None: as many as possible, with each episode in one pair."""
     length: Literal["episode", "turn"] = "episode"
-    """Where both sides end: with their episodes, or with the turn in which they part."""
+    """Where both sides end: at the end of their episodes, or with the turn in which they differ."""
 
     @property
     def traits(self) -> RowTraits:
@@ -86,7 +87,7 @@ def pair_right_with_wrong(
     per_group: int | None = 1,
     one_turn: bool = False,
 ) -> Paired:
-    """Pair turns that bring the success nearer with turns that do not, among episodes that share those before.
+    """Pair turns that bring the success nearer with turns that do not, among episodes with the same earlier turns.
 
     See `ProgressPairs`.
 

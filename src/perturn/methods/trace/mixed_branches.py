@@ -71,8 +71,8 @@ class MixedBranches(ExploredBrancher):
     forks: Annotated[int, COUNT] = 1
     """Branching turns per episode, on average over the episodes of an iteration."""
     others: Literal["tasks", "episodes"] = "tasks"
-    """Whose outcomes predict an episode: outcomes of other tasks alone, or of other samples of its task too, which tell
-    more, but bend a credit that trains on branches."""
+    """Episodes that the predictor learns from: episodes of other tasks, or also other samples of the task. Other
+    samples predict better, but bias a credit that trains on branches."""
 
     @property
     def traits(self) -> ExplorerTraits:
