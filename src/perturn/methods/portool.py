@@ -34,11 +34,11 @@ class PORTool(GroupCredit):
         A = m ((1 - blend) (V - mean of V over the fork's other children)
                + blend (R + V - mean of V over the other trees))
 
-    A stretch begins at the first turn or at a fork, and ends at the next fork or at the end; its turns have one
-    number. V is the value of a stretch, or of the first stretch of a tree (`perturn.credit.branch_forest`). R is the
-    reward before the stretch. All trees of a task count as children of one fork before the first turn, so both parts
-    are equal for first stretches. m is the share of a stretch. It is 1 for the first stretch; after a fork, it is the
-    share of the stretch before the fork divided by the number of children. The baselines of a stretch contain no
+    A segment begins at the first turn or at a fork, and ends at the next fork or at the end; its turns have one
+    number. V is the value of a segment, or of the first segment of a tree (`perturn.credit.branch_forest`). R is the
+    reward before the segment. All trees of a task count as children of one fork before the first turn, so both parts
+    are equal for first segments. m is the share of a segment. It is 1 for the first segment. After a fork, it is the
+    share of the segment before the fork, divided by the number of children. The baselines of a segment contain no
     episode that shares a turn with it.
 
     Source: Wu et al. 2025, "PORTool: Tool-Use LLM Training with Rewarded Tree", arXiv:2510.26020, by its abstract: a

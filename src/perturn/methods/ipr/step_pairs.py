@@ -43,8 +43,9 @@ class StepPairs:
         v_expert(t) = mean score of the branches from the turn after it; after the last, the expert's own
         v_policy(t) = mean score of the branches from the turn before it whose step is another
 
-    and gives a pair if v_expert(t) - v_policy(t) > threshold: the expert's episode over the worst of these branches,
-    which shares its first t turns, if the expert's total reward exceeds the branch's by more than the threshold.
+    The step gives a pair if v_expert(t) - v_policy(t) > threshold. The chosen side is the expert's episode, and the
+    rejected side is the worst branch of v_policy. Both share the first t turns, and the expert's total reward must be
+    higher by more than the threshold.
 
     Source: Xiong et al. 2024, "Watch Every Step! LLM Agent Learning via Iterative Step-Level Process Refinement" (IPR),
     arXiv:2406.11176, and its published code (tau = 0.5).
