@@ -48,7 +48,7 @@ class Corrections:
     threshold: Annotated[float, Bound(least=0)] = 0.4
     """Score gap a pair must exceed."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
-    """Largest number of turns by which the rejected side may be longer than the correction; None: no limit."""
+    """Turns by which the rejected side may be longer than the correction; a longer side is cut. None: no limit."""
     length: Literal["episode", "turn"] = "episode"
     """Where both sides end: at the end of their episodes; or with one turn, the first wrong turn and the expert's
     turn."""

@@ -35,8 +35,8 @@ class ExpertPairs:
     threshold: Annotated[float, Bound(least=0)] = 0.4
     """Score gap a pair must exceed (tau, tlm-DRE Appendix B); 0 keeps every gap."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
-    """Largest number of turns by which the rejected side may be longer than the expert's episode; ETO and DMPO use 5.
-    None: no limit."""
+    """Turns by which the rejected side may be longer than the expert's episode; a longer side is cut. ETO and DMPO
+    use 5. None: no limit."""
     signals: Signals = field(default_factory=Signals)
     """Explored episodes that are left out."""
 

@@ -65,7 +65,8 @@ class StepPairs:
     threshold: Annotated[float, Bound(least=0)] = 0.4
     """Gap that a pair must exceed, in total reward and in the value of a step; the paper has 0.5."""
     max_extra_turns: Annotated[int, Bound(least=0)] | None = None
-    """Largest number of turns by which the rejected side may be longer than the expert's episode; None: no limit."""
+    """Turns by which the rejected side may be longer than the expert's episode; a longer side is cut. None: no
+    limit."""
 
     def __call__(self, inputs: RowInputs) -> Made:
         """Return the pairs of whole episodes, and then the pairs of steps."""
