@@ -27,8 +27,8 @@ class Brancher(Explorer):
     branches: Annotated[int, COUNT] = 2
     """Branches at each branching turn; they share the turns before it with the resumed episode."""
     turns: Annotated[int, COUNT] | None = None
-    """Turns that a branch plays, at most. A longer branch is left unfinished, for readers of these turns alone, such as
-    credit `slate`. None: each is played to its end."""
+    """Most turns that a branch plays. A longer branch is left unfinished; only readers of single turns, such as
+    credit `slate`, accept this. None: each is played to its end."""
 
     @property
     def rounds(self) -> int:

@@ -95,7 +95,8 @@ class Kernel:
     """A key of KERNELS."""
 
     alpha: Annotated[float, POSITIVE]
-    """Power of Basu's kernel, without unit; > 0. Larger lets large ratios weigh more; read by no other kernel."""
+    """Power of Basu's kernel, without unit; > 0. A larger value lets large ratios weigh more; no other kernel uses
+    it."""
 
     max_log_ratio: Annotated[float, POSITIVE]
     """Where log r is clamped before it is exponentiated, and log C anyway, in nats; > 0."""

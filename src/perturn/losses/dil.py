@@ -33,7 +33,7 @@ class DIL:
     """Bregman kernel: ukl, lsif, bce or basu."""
 
     alpha: float = 0.5
-    """Power of the basu kernel, without unit; > 0. Neither paper names a value; read by no other kernel."""
+    """Power of the basu kernel, without unit; > 0. Neither paper names a value; no other kernel uses it."""
 
     reduction: Annotated[str, OneOf(tuple(REDUCTIONS))] = "token_mean"
     """How a trajectory's log-ratios become one: sum, token_mean or turn_mean. `sum` can overflow."""

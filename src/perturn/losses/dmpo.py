@@ -29,7 +29,7 @@ class DMPO:
     traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True)
 
     beta: Annotated[float, POSITIVE] = 0.1
-    """Inverse temperature, per nat; > 0. Larger keeps the policy nearer the reference."""
+    """Inverse temperature, per nat; > 0. A larger value keeps the policy closer to the reference."""
 
     gamma: float = 0.7
     """Discount from one turn to the next, in [0, 1]. 0: the first turn alone (`derived`); 1: linear."""

@@ -31,7 +31,7 @@ def dpo_loss(log_ratio_chosen: Tensor, log_ratio_rejected: Tensor, *, beta: floa
     Args:
         log_ratio_chosen: u of the chosen trajectory, in nats [pairs].
         log_ratio_rejected: u of the rejected trajectory, in nats [pairs].
-        beta: Inverse temperature, per nat. Larger keeps the policy nearer the reference.
+        beta: Inverse temperature, per nat. A larger value keeps the policy closer to the reference.
 
     Returns:
         Loss, in nats [pairs].
@@ -55,7 +55,7 @@ class DPO:
     credit: ClassVar[TurnCredit] = Uniform()
 
     beta: Annotated[float, POSITIVE] = 0.1
-    """Inverse temperature, per nat; > 0. Larger keeps the policy nearer the reference."""
+    """Inverse temperature, per nat; > 0. A larger value keeps the policy closer to the reference."""
 
     reduction: Annotated[str, OneOf(tuple(REDUCTIONS))] = "sum"
     """How a trajectory's log-ratios become one: sum, token_mean or turn_mean. A mean needs a larger beta."""

@@ -60,7 +60,7 @@ class KTO:
     credit: ClassVar[TurnCredit] = Uniform()
 
     beta: Annotated[float, POSITIVE] = 0.1
-    """Risk aversion, per nat; > 0. Larger keeps the policy nearer the reference."""
+    """Risk aversion, per nat; > 0. A larger value keeps the policy closer to the reference."""
 
     desirable_weight: Annotated[float, POSITIVE] = 1.0
     """lambda_D, of desirable trajectories, without unit; > 0. The paper wants lambda_D n_D / (lambda_U n_U) between 1

@@ -230,7 +230,7 @@ class PPOClip:
 
     ratio_gradient: Annotated[str, OneOf(tuple(RATIO_GRADIENTS))] = "token"
     """Gradient of a ratio of a turn or a sequence: token (of each token's own log-probability, GSPO-token) or mean
-    (of the mean log-ratio, GSPO and TRL). Read where `ratio` is not token."""
+    (of the mean log-ratio, GSPO and TRL). Used only if `ratio` is not token."""
 
     aggregate: Annotated[str, OneOf(tuple(AGGREGATES))] = "token_mean"
     """How tokens are averaged into the loss: token_mean (over all tokens of the step), turn_mean, trajectory_mean or
@@ -250,7 +250,7 @@ class PPOClip:
     weight per token) or turn (a weight per turn)."""
 
     importance_cap: Annotated[float, Bound(above=0)] = 2.0
-    """Largest importance weight, without unit; > 0. Read where `importance` is not none."""
+    """Largest importance weight, without unit; > 0. Used only if `importance` is not none."""
 
     @property
     def traits(self) -> LossTraits:

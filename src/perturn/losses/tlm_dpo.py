@@ -27,7 +27,7 @@ class TLMDPO:
     traits: ClassVar[LossTraits] = LossTraits(needs_rejected=True, needs_reference=True)
 
     beta: Annotated[float, POSITIVE] = 0.1
-    """Inverse temperature, per nat; > 0. Larger keeps the policy nearer the reference. ETO's value."""
+    """Inverse temperature, per nat; > 0. A larger value keeps the policy closer to the reference. ETO's value."""
 
     pivot: float = 0.9
     """Confidence above which a turn gets the low weight, in [0, 1]."""

@@ -72,7 +72,7 @@ class TLMDRE:
     """Bregman kernel: ukl, lsif, bce or basu."""
 
     alpha: float = 0.5
-    """Power of the basu kernel, without unit; > 0. The paper names no value; read by no other kernel."""
+    """Power of the basu kernel, without unit; > 0. The paper names no value; no other kernel uses it."""
 
     pivot: float = 0.9
     """Confidence above which a turn gets the low weight, in [0, 1]."""

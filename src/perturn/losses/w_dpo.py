@@ -54,7 +54,7 @@ class WDPO:
     credit: ClassVar[Credit] = ProcessScore()
 
     beta: Annotated[float, POSITIVE] = 0.1
-    """Inverse temperature, per nat; > 0. Larger keeps the policy nearer the reference."""
+    """Inverse temperature, per nat; > 0. A larger value keeps the policy closer to the reference."""
 
     base: Annotated[float, Bound(least=0, most=1e6)] = 1.0
     """Weight of a pair whose sides have equal scores, without unit; >= 0. 0: the gap alone decides, and such a pair
