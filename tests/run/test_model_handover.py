@@ -66,8 +66,9 @@ def played(place, name, monkeypatch, *words):
     return [each.read_bytes() for each in files]
 
 
-def test_the_engine_gets_each_trained_model_once_and_the_run_ends_the_same(place, monkeypatch):
-    """Each is the model that was written, and is freed afterwards."""
+@pytest.mark.slow
+def test_the_engine_gets_each_trained_model_once_and_the_run_ends_as_one_that_reads_files(place, monkeypatch):
+    """Each is the model that was written, and is freed afterwards; the ends are equal to the last bit."""
     plain = played(place, "plain", monkeypatch)
     monkeypatch.setitem(ENGINES._own, "local", TakingSettings)
     TAKEN.clear()
