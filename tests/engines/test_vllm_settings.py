@@ -58,5 +58,7 @@ def test_weights_are_sent_between_gpus_only_where_there_is_one(monkeypatch, hand
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
     check_transfer(VllmSettings(servers=servers))
-    with pytest.raises(ConfigError, match=f"engine.handover={handover} sends weights from GPU to GPU, and this"):
+    with pytest.raises(
+        ConfigError, match=f"engine.handover={handover} sends weights from GPU to GPU, and this"
+    ):
         check_transfer(settings)

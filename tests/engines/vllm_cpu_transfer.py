@@ -104,6 +104,9 @@ class FileTrainer(TrainerWeightTransferEngine):
         self.client.finish_weight_update()
 
 
-for factory, made in ((WeightTransferEngineFactory, FileTransfer), (WeightTransferTrainerFactory, FileTrainer)):
+for factory, made in (
+    (WeightTransferEngineFactory, FileTransfer),
+    (WeightTransferTrainerFactory, FileTrainer),
+):
     factory._registry.pop(BACKEND)
     factory.register_engine(BACKEND, made)

@@ -84,7 +84,10 @@ def test_the_engine_gets_each_trained_model_once_and_the_run_ends_as_one_that_re
     [
         (["staleness=1"], "staleness is set, and the engine answers while a policy is trained"),
         (["launch.processes=2"], "launch.processes is set, and the policy is trained in other processes"),
-        (["align.lora={rank: 2}", "align.minibatches=null"], "align.lora is set, and adapters are small files"),
+        (
+            ["align.lora={rank: 2}", "align.minibatches=null"],
+            "align.lora is set, and adapters are small files",
+        ),
         (["cluster={address: local, engines: 1}"], "cluster.engines is set, and engines on nodes read files"),
     ],
 )

@@ -119,7 +119,9 @@ class Session:
         self._user: Engine | None = None
         self._architecture = ""
         self._training: Training | None = None
-        self._trained: tuple[str, Any] | None = None  # a policy and its model, which the engine has not got yet
+        self._trained: tuple[str, Any] | None = (
+            None  # a policy and its model, which the engine has not got yet
+        )
         self.ahead: Ahead | None = None
         """Explores later iterations in the background, where it has begun; the engine is then its own."""
 

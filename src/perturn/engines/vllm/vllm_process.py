@@ -209,7 +209,9 @@ def _environment(settings: VllmSettings) -> Iterator[None]:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # our threads do not survive a fork
     if settings.handover == "ipc":
-        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of memory are pickled, by this process alone
+        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = (
+            "1"  # handles of memory are pickled, by this process alone
+        )
     try:
         yield
     finally:

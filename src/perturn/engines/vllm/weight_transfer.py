@@ -17,6 +17,7 @@ from perturn.engines.vllm.backend import Backend
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.errors import ConfigError, RunError
 
+
 def check_transfer(settings: VllmSettings) -> None:
     """Check that this machine can send weights in the way that the settings name.
 
@@ -123,7 +124,7 @@ def _nccl(settings: VllmSettings, workers: int) -> Any:
 
 
 TRAINERS: dict[str, Callable[[VllmSettings, int], Any]] = {"ipc": _ipc, "nccl": _nccl}
-"""What describes the side of the training to vLLM, by `engine.handover`."""
+"""Descriptions of the training side for vLLM, by `engine.handover`."""
 
 
 def _own_address(server: str) -> tuple[str, int]:
@@ -149,7 +150,7 @@ def _explained(settings: VllmSettings) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        start = "--weight-transfer-config '{\"backend\": \"nccl\"}'"
+        start = '--weight-transfer-config \'{"backend": "nccl"}\''
         remedy = f"start the servers with {start}, or " if settings.servers else ""
         raise RunError(
             f"vLLM does not take weights by engine.handover={settings.handover}: {type(error).__name__}: {error} "

@@ -42,7 +42,9 @@ def check_backend(recipe: Recipe) -> None:
         check_none(_misread(recipe, engine.reads, backend.traits.stores))
     check_none(_stuck(recipe))
     if engine.takes_models:
-        check_none(f"engine.handover={recipe.engine['handover']}: {fault}" for fault in _not_in_memory(recipe))
+        check_none(
+            f"engine.handover={recipe.engine['handover']}: {fault}" for fault in _not_in_memory(recipe)
+        )
     backend.check(trainings_of(recipe), recipe.model.name, goes_on(recipe))
 
 
@@ -63,7 +65,11 @@ def _not_in_memory(recipe: Recipe) -> Iterator[str]:
     for given, key, why in (
         (recipe.staleness, "staleness", "the engine answers while a policy is trained"),
         (recipe.launch.processes > 1, "launch.processes", "the policy is trained in other processes"),
-        (recipe.align and recipe.align.lora, "align.lora", "adapters are small files, which the engine reads"),
+        (
+            recipe.align and recipe.align.lora,
+            "align.lora",
+            "adapters are small files, which the engine reads",
+        ),
         (recipe.cluster and recipe.cluster.engines, "cluster.engines", "engines on nodes read files"),
     ):
         if given:
