@@ -87,6 +87,8 @@ class EngineTraits:
     """Whether it computes in this Python process, so that other work of the process waits for it."""
     swaps_weights: bool = False
     """Whether it is a `SwappingEngine`: it goes over to other weights in the middle of answers."""
+    takes_models: bool = False
+    """Whether it is a `ModelTakingEngine`: it is given the weights of a trained model from memory."""
     prices: tuple[float, float] | None = None
     """Price of a million tokens of prompts, and of answers; None: unknown."""
     reads: str = "files"

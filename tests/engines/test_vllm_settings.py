@@ -4,6 +4,7 @@ from perturn.config.parsing import build
 from perturn.engines import ENGINES
 from perturn.engines.vllm.engine import check_vllm
 from perturn.engines.vllm.settings import VllmSettings
+from perturn.engines.vllm.weight_transfer import check_transfer
 from perturn.errors import ConfigError
 
 
@@ -20,6 +21,10 @@ from perturn.errors import ConfigError
         ({"servers": ["http://a", "http://a"]}, "engine.servers must differ"),
         ({"servers": ["http://a"], "replicas": 2}, "engine.replicas is for vLLM in this process"),
         ({"servers": ["http://a"], "options": {"seed": 1}}, "engine.options is for vLLM in this process"),
+        ({"handover": "nccl"}, "handover=nccl does not go without servers; take handover=ipc, or disk"),
+        ({"servers": ["http://a"], "handover": "ipc"}, "handover=ipc does not go with servers"),
+        ({"handover": "ram"}, "engine.handover"),
+        ({"options": {"weight_transfer_config": {}}}, "options cannot set weight_transfer_config"),
         ({"server": "http://a"}, "Did you mean 'engine.servers'"),
     ],
 )
@@ -42,3 +47,18 @@ def test_a_missing_library_is_named(monkeypatch, missing, settings, message):
 
     with pytest.raises(ConfigError, match=message):
         check_vllm(VllmSettings(**settings))
+
+
+@pytest.mark.parametrize(("handover", "servers"), [("ipc", []), ("nccl", ["http://a"])])
+def test_weights_are_sent_between_gpus_only_where_there_is_one(monkeypatch, handover, servers):
+    """Said before anything starts."""
+    settings = VllmSettings(handover=handover, servers=servers)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    check_transfer(settings)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+    check_transfer(VllmSettings(servers=servers))
+    with pytest.raises(
+        ConfigError, match=f"engine.handover={handover} sends weights from GPU to GPU, and this"
+    ):
+        check_transfer(settings)

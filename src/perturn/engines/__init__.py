@@ -1,9 +1,26 @@
 """Engines: what answers prompts, one package each."""
 
-from perturn.engines.protocol import EngineSettings, Loaded, Serving, SleepingEngine, Tokens, Updatable
+from perturn.engines.protocol import (
+    EngineSettings,
+    Loaded,
+    ModelTakingEngine,
+    Serving,
+    SleepingEngine,
+    Tokens,
+    Updatable,
+)
 from perturn.table import Table
 
-__all__ = ["ENGINES", "EngineSettings", "Loaded", "Serving", "SleepingEngine", "Tokens", "Updatable"]
+__all__ = [
+    "ENGINES",
+    "EngineSettings",
+    "Loaded",
+    "ModelTakingEngine",
+    "Serving",
+    "SleepingEngine",
+    "Tokens",
+    "Updatable",
+]
 
 ENGINES: Table[type[EngineSettings]] = Table(
     "perturn.engines",

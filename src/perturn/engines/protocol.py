@@ -122,6 +122,24 @@ class Updatable(Engine, Protocol):
 
 
 @runtime_checkable
+class ModelTakingEngine(Updatable, Protocol):
+    """An engine that is given the weights of a trained model from memory."""
+
+    def take_model(self, model: Any, folder: str | Path, name: str) -> None:
+        """Serve the weights of a model from now on, and forget what was kept of the old ones.
+
+        Args:
+            model: The trained module; its parameters have the names of its checkpoint.
+            folder: To which the same weights were written.
+            name: Identity of the new policy.
+
+        Raises:
+            PerturnError: If prompts are being answered, or the weights cannot be taken.
+        """
+        ...
+
+
+@runtime_checkable
 class SleepingEngine(Engine, Protocol):
     """An engine that can give the memory of its device back while nothing is asked of it."""
 

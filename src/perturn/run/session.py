@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from perturn.data.run_folder import Run
 from perturn.data.store import TrajectoryStore, read_trajectories
 from perturn.display.episode_progress import episode_bar, unseen
 from perturn.display.progress_bars import console
-from perturn.engines import SleepingEngine, Updatable
+from perturn.engines import ModelTakingEngine, SleepingEngine, Updatable
 from perturn.engines.with_user import with_user
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.world_process import ProcessWorlds, plays_itself, runs_here, world_count
@@ -38,7 +38,7 @@ from perturn.run.judging.judged_rewards import ENGINE, judge_file
 from perturn.run.judging.side_engines import checked_settings, open_side_engine
 from perturn.run.protocol_rules import make_protocol
 from perturn.run.recorded_episodes import drop_broken, require_worlds, tell_filled
-from perturn.run.served_policy import handed_over, open_engine, policy_path
+from perturn.run.served_policy import engine_settings, handed_over, open_engine, policy_path
 from perturn.run.stages.evaluation_strategy import PLAIN, Strategy, controlled
 from perturn.run.task_lists import Panels, look_up, read_panels
 from perturn.table import check_names, locate
@@ -119,6 +119,9 @@ class Session:
         self._user: Engine | None = None
         self._architecture = ""
         self._training: Training | None = None
+        self._trained: tuple[str, Any] | None = (
+            None  # a policy and its model, which the engine has not got yet
+        )
         self.ahead: Ahead | None = None
         """Explores later iterations in the background, where it has begun; the engine is then its own."""
 
@@ -181,6 +184,22 @@ class Session:
         (engine.update_weights if update is None else update)(folder, name, **more)
         self._engine = policy, engine
         return True
+
+    def keep(self, policy: str, model: Any) -> None:
+        """Keep the model of a policy that was just trained, if the open engine takes models from memory."""
+        if self._engine is not None and engine_settings(self.recipe).traits.takes_models:
+            self._trained = policy, model
+
+    def hand_over(self) -> None:
+        """Give the open engine the weights of the model that was kept, and free the model."""
+        if self._trained is None:
+            return
+        (policy, model), self._trained = self._trained, None
+        assert self._engine is not None
+        engine = self._engine[1]
+        assert isinstance(engine, ModelTakingEngine)
+        release_memory()  # of the optimizer
+        self.updated(policy, partial(engine.take_model, model))
 
     @property
     def training(self) -> Training:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from perturn.types import Prompt, Sampling
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,21 @@ class Sampled:
 def labels(spans: Iterable[tuple[str, int, int]]) -> tuple[str, ...]:
     """Return the label of each token, of vLLM's spans (label, first token, token after the last)."""
     return tuple(label for label, start, end in spans for _ in range(start, end))
+
+
+def sampling_params(prompt: Prompt, sampling: Sampling, end_ids: Collection[int]) -> dict[str, Any]:
+    """Return keyword arguments of vLLM's `SamplingParams`; the model's default decoding is left aside."""
+    # Ids alone are wanted, but for texts that end an answer, which vLLM looks for in its text.
+    stop = {"stop": list(prompt.stop), "include_stop_str_in_output": True, "detokenize": True}
+    return (stop if prompt.stop else {"detokenize": False}) | {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_new_tokens,
+        "seed": prompt.seed % 2**63,
+        "stop_token_ids": sorted(end_ids),
+        "ignore_eos": True,
+        "logprobs": 0,  # of the sampled token alone
+    }
 
 
 class Backend(Protocol):
@@ -70,6 +87,30 @@ class Backend(Protocol):
         """
         ...
 
+    async def workers(self) -> list[int]:
+        """Return the number of vLLM's workers of each server; all workers are counted as one server in this process."""
+        ...
+
+    async def transfer(self, step: str, bodies: Sequence[dict[str, Any]]) -> None:
+        """Take a step of vLLM's weight transfer at all servers at once.
+
+        Args:
+            step: Such as `start_weight_update`.
+            bodies: What each server is told.
+
+        Raises:
+            RunError: If that fails.
+        """
+        ...
+
+    async def label(self, version: str) -> None:
+        """Drop all keys and values, and label what comes with a version.
+
+        Raises:
+            RunError: If that fails.
+        """
+        ...
+
     async def pause(self) -> None:
         """Stop sampling in the middle of answers, and drop all keys and values.
 
@@ -86,8 +127,8 @@ class Backend(Protocol):
         """Give the memory of the device back, while nothing is asked."""
         ...
 
-    async def wake(self) -> None:
-        """Take the memory of the device again."""
+    async def wake(self, parts: Sequence[str]) -> None:
+        """Take the memory of the device again for `weights`, for the `kv_cache`, or for both."""
         ...
 
     async def close(self) -> None:

@@ -7,22 +7,25 @@ other weights meanwhile ends the run and does not spoil it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import torch
+
 from perturn.engines.adapter_files import low_rank
 from perturn.engines.context_limit import context_full
 from perturn.engines.event_loop import EventLoop
 from perturn.engines.protocol import Tokens
 from perturn.engines.streaming import answer_all, home_of, refuse_update, take_all
-from perturn.engines.vllm.backend import Backend, Sampled
+from perturn.engines.vllm.backend import Backend, Sampled, sampling_params
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.engines.vllm.vllm_process import InProcess, require_vllm
 from perturn.engines.vllm.vllm_servers import Servers
+from perturn.engines.vllm.weight_transfer import WeightTransfer, check_transfer
 from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.errors import EngineFailure, RunError
 from perturn.free_memory import release_memory
@@ -41,6 +44,8 @@ class _Asked:
     sampling: dict[str, Any]
 
 
+_PARTS = ("weights", "kv_cache")
+"""Parts of vLLM that sleep, by vLLM's names."""
 _MOMENT = 0.005
 """Seconds that `advance` waits for a first answer."""
 
@@ -85,15 +90,17 @@ class VllmEngine:
             decode=lambda ids: tokens.text_of(ids), prompt_tokens=self._prompt_tokens
         )
         """Tokens of the newest prompt of each conversation."""
-        self._tokens, self._sleeps, self._asleep = tokens, settings.sleep, False
+        self._tokens, self._sleeps = tokens, settings.sleep
+        self._asleep: tuple[str, ...] = ()
+        """Parts of vLLM that have given their memory back."""
         self.version: int | None = None
         """Version of its weights, which `Action.versions` says of each token; None: it says none."""
-        self._older: dict[
-            str, int | None
-        ] = {}  # versions of the weights that were swapped away, by their names
+        self._older: dict[str, int | None] = {}
+        """Versions of the weights that were swapped away, by their names."""
         self._open: dict[_Future, _Asked] = {}
         self._done: SimpleQueue[_Future] = SimpleQueue()
         self._homes: dict[str, int] = {}
+        self._transfer: WeightTransfer | None = None
         self._loop: EventLoop | None = EventLoop("perturn-vllm")
         try:
             rank = max(adapter_rank, _rank_of(adapters))
@@ -101,11 +108,17 @@ class VllmEngine:
             label = name if adapters is None else f"the model beneath {name}"
             start = _start(self._model, settings, label, dtype, settings.context or context, steady, rank)
             self._backend: Backend = self._loop.run(start)
+        except BaseException:
+            self._loop.close()
+            raise
+        try:
             self._adapted = adapters is not None
             if adapters is not None:
                 self._loop.run(self._backend.load(_absolute(adapters), name, adapters=True))
+            if settings.traits.takes_models:
+                self._transfer = WeightTransfer(settings, self._loop, self._backend)
         except BaseException:
-            self._loop.close()
+            self.close()
             raise
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
@@ -114,7 +127,7 @@ class VllmEngine:
         self._wake()
         for prompt in prompts:
             home = home_of(prompt.conversation, self._homes, range(self._backend.replicas))
-            wanted = _params(prompt, sampling, self._tokens.end_ids)
+            wanted = sampling_params(prompt, sampling, self._tokens.end_ids)
             ids = self._tokens.prompt_ids(prompt)
             self._prompt_tokens[prompt.conversation] = len(ids)
             self._ask(_Asked(prompt, home, ids, wanted))
@@ -166,6 +179,26 @@ class VllmEngine:
         self._take(folder, name, base)
         self._older.clear()
 
+    def take_model(self, model: torch.nn.Module, folder: str | Path, name: str) -> None:
+        """Serve the weights of a model in memory from now on, without a restart.
+
+        Args:
+            model: Of the same architecture; its parameters have the names of its checkpoint.
+            folder: To which the same weights were written.
+            name: Identity of the new policy.
+
+        Raises:
+            RunError: If prompts are being answered, or vLLM does not take the weights.
+        """
+        assert self._transfer is not None
+        refuse_update(len(self._open))
+        self._wake(("weights",))
+        self._model = ""  # what a transfer that fails leaves is no model
+        self._transfer.send(model)
+        self._running().run(self._backend.label(name))
+        self._model, self.name, self._adapted = _absolute(str(folder)), name, False
+        self._older.clear()
+
     def swap_weights(
         self, folder: str | Path, name: str, version: int | None, base: str | None = None
     ) -> None:
@@ -215,16 +248,17 @@ class VllmEngine:
         Raises:
             RunError: If prompts are being answered.
         """
-        if self._sleeps and not self._asleep:
+        if self._sleeps and self._asleep != _PARTS:
             refuse_update(len(self._open))
+            self._wake()
             self._running().run(self._backend.sleep())
-            self._asleep = True
+            self._asleep = _PARTS
 
-    def _wake(self) -> None:
-        if self._asleep:
+    def _wake(self, parts: Sequence[str] = _PARTS) -> None:
+        if woken := [part for part in self._asleep if part in parts]:
             release_memory()  # of training, which is over
-            self._running().run(self._backend.wake())
-            self._asleep = False
+            self._running().run(self._backend.wake(woken))
+            self._asleep = tuple(part for part in self._asleep if part not in woken)
 
     def forget(self, conversation: str) -> None:
         """Free the conversation's replica; its keys and values leave the cache when others need room."""
@@ -236,6 +270,8 @@ class VllmEngine:
         if self._loop is not None:
             loop, self._loop = self._loop, None
             self._drop()
+            if self._transfer is not None:
+                self._transfer.close()
             try:
                 loop.run(self._backend.close())
             finally:
@@ -278,29 +314,16 @@ class VllmEngine:
         return replace(action, versions=tuple(said))
 
 
-def _params(prompt: Prompt, sampling: Sampling, end_ids: Collection[int]) -> dict[str, Any]:
-    """Return keyword arguments of vLLM's `SamplingParams`; the model's default decoding is left aside."""
-    # Ids alone are wanted, but for texts that end an answer, which vLLM looks for in its text.
-    stop = {"stop": list(prompt.stop), "include_stop_str_in_output": True, "detokenize": True}
-    return (stop if prompt.stop else {"detokenize": False}) | {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_tokens": sampling.max_new_tokens,
-        "seed": prompt.seed % 2**63,
-        "stop_token_ids": sorted(end_ids),
-        "ignore_eos": True,
-        "logprobs": 0,  # of the sampled token alone
-    }
-
-
 def check_vllm(settings: VllmSettings) -> None:
     """Find out whether vLLM is there, without starting a model or changing the weights of a server.
 
     Raises:
         PerturnError: If it is missing, or a server does not answer or cannot be given weights.
     """
-    if not settings.servers:
+    if settings.traits.takes_models or not settings.servers:
         require_vllm()
+    check_transfer(settings)
+    if not settings.servers:
         return
     loop = EventLoop("perturn-vllm")
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from perturn.bounds import EFFORT, SECONDS, Bound, check_bounds
@@ -27,6 +27,7 @@ OWN = {
     "max_model_len",
     "model",
     "skip_tokenizer_init",
+    "weight_transfer_config",
 }
 """Engine arguments of vLLM that `options` cannot replace."""
 SHARE = 0.9
@@ -51,6 +52,10 @@ class VllmSettings:
     sleep: Annotated[bool, EFFORT] = False
     """Give the memory of the GPU back while a policy is trained, with vLLM's sleep mode: weights wait in the memory of
     the machine. For a GPU that vLLM and training share; on a CPU no memory is given back."""
+    handover: Annotated[Literal["disk", "ipc", "nccl"], EFFORT] = "disk"
+    """How vLLM gets the weights of each newly trained policy. `disk`: it reads the files. `ipc`: from the memory of the
+    GPU that vLLM and training share, for vLLM in this process. `nccl`: from GPU to GPU, for servers. The files are
+    written all the same."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further engine arguments of vLLM, such as `{tensor_parallel_size: 2, gpu_memory_utilization: 0.5}`."""
     timeout: Annotated[float, SECONDS, EFFORT] = 600.0
@@ -63,6 +68,10 @@ class VllmSettings:
         if taken := sorted(OWN & self.options.keys()):
             raise ValueError(f"options cannot set {', '.join(taken)}, which the engine sets itself.")
         self._check_servers()
+        if self.handover == ("ipc" if self.servers else "nccl"):
+            other = "nccl" if self.servers else "ipc"
+            where = "with servers" if self.servers else "without servers"
+            raise ValueError(f"handover={self.handover} does not go {where}; take handover={other}, or disk.")
 
     @property
     def traits(self) -> EngineTraits:
@@ -72,7 +81,10 @@ class VllmSettings:
         share = None if self.cache_gigabytes else self.options.get("gpu_memory_utilization", SHARE)
         if self.servers or self.sleep:
             share = 0.0
-        return EngineTraits(True, packages, self.cache_gigabytes, share, rank, swaps_weights=True)
+        takes = self.handover != "disk"
+        return EngineTraits(
+            True, packages, self.cache_gigabytes, share, rank, swaps_weights=True, takes_models=takes
+        )
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
         """Find out whether vLLM is there, without starting a model or changing a server."""

@@ -53,7 +53,7 @@ class InProcess:
         self._numbers, self._adapters = itertools.count(1), None  # None: no adapters are served
         self._watch = Watch()
         try:
-            with _environment():
+            with _environment(settings):
                 import vllm
                 from vllm.v1.engine import async_llm, exceptions
 
@@ -111,12 +111,26 @@ class InProcess:
             else:
                 await self._llm.collective_rpc(self._reload, kwargs={"weights_path": folder})
                 self._adapters = None
-            await self._llm.reset_prefix_cache()
-            await self._llm.update_weight_version(version)
+            await self.label(version)
         except Exception as error:
             raise RunError(
                 f"vLLM cannot take the weights in {folder}: {type(error).__name__}: {error}"
             ) from error
+
+    async def workers(self) -> list[int]:
+        """Return the number of all workers."""
+        return [self._llm.vllm_config.parallel_config.world_size_across_dp]
+
+    async def transfer(self, step: str, bodies: Sequence[dict[str, Any]]) -> None:
+        """Take a step of vLLM's weight transfer in all workers."""
+        with self._alive():
+            await self._llm.collective_rpc(step, kwargs=bodies[0])
+
+    async def label(self, version: str) -> None:
+        """Drop all keys and values, and label what comes with a version."""
+        with self._alive():
+            await self._llm.reset_prefix_cache()
+            await self._llm.update_weight_version(version)
 
     async def pause(self) -> None:
         """Stop sampling in the middle of answers, and drop all keys and values."""
@@ -132,9 +146,9 @@ class InProcess:
         """Move the weights to the memory of the machine, and free the keys and values."""
         await self._llm.sleep(1)
 
-    async def wake(self) -> None:
-        """Move the weights back."""
-        await self._llm.wake_up()
+    async def wake(self, parts: Sequence[str]) -> None:
+        """Move the weights back, or make room for keys and values."""
+        await self._llm.wake_up(list(parts))
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
@@ -161,7 +175,7 @@ def _arguments(
 
     on_cpu = vllm.platforms.current_platform.is_cpu()
     gigabytes = settings.cache_gigabytes or (_CPU_GIGABYTES if on_cpu else None)
-    found = {
+    found: dict[str, Any] = {
         "model": model,
         "dtype": dtype,
         "max_model_len": context,
@@ -179,11 +193,13 @@ def _arguments(
     if on_cpu:
         found |= {"block_size": _CPU_BLOCK, "worker_extension_cls": EXTENSION}
         found["enable_chunked_prefill"] = False  # a part of a prompt with a seed ends vLLM 0.32 on a CPU
+    if settings.traits.takes_models:
+        found["weight_transfer_config"] = {"backend": settings.handover}
     return found | settings.options
 
 
 @contextmanager
-def _environment() -> Iterator[None]:
+def _environment(settings: VllmSettings) -> Iterator[None]:
     """Set variables for vLLM and its processes, unless the user has set them, and restore what vLLM sets itself.
 
     It preloads libraries and names a world size, which environments and trainers of this process must not inherit.
@@ -192,6 +208,10 @@ def _environment() -> Iterator[None]:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # our threads do not survive a fork
+    if settings.handover == "ipc":
+        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = (
+            "1"  # handles of memory are pickled, by this process alone
+        )
     try:
         yield
     finally:

@@ -99,6 +99,23 @@ class Servers:
         assert not adapters
         await asyncio.gather(*(self._load(replica, folder, version) for replica in range(self.replicas)))
 
+    async def workers(self) -> list[int]:
+        """Return the number of workers of each server."""
+        return [each["world_size"] for each in await self._all("get", "/get_world_size")]
+
+    async def transfer(self, step: str, bodies: Sequence[dict[str, Any]]) -> None:
+        """Take a step of vLLM's weight transfer at all servers at once."""
+        if step == "start_weight_update":
+            await asyncio.gather(*(self._label(replica, _LOADING) for replica in range(self.replicas)))
+        asked = (
+            self._ask(replica, "post", f"/{step}", body, retry=False) for replica, body in enumerate(bodies)
+        )
+        await asyncio.gather(*asked)
+
+    async def label(self, version: str) -> None:
+        """Drop all keys and values, and label what comes with a version."""
+        await asyncio.gather(*(self._renew(replica, version) for replica in range(self.replicas)))
+
     async def pause(self) -> None:
         """Stop sampling in the middle of answers, and drop all keys and values."""
         await self._all("post", "/pause?mode=keep")
@@ -110,7 +127,7 @@ class Servers:
     async def sleep(self) -> None:
         """Leave the servers as they are: their devices are their own."""
 
-    async def wake(self) -> None:
+    async def wake(self, parts: Sequence[str]) -> None:
         """Leave the servers as they are."""
 
     async def close(self) -> None:
@@ -124,6 +141,10 @@ class Servers:
         await self._label(replica, _LOADING)  # so that a kill in the midst does not leave the old label
         order = {"method": self._reload, "kwargs": {"weights_path": folder}}
         await self._ask(replica, "post", "/collective_rpc", order, retry=False)
+        await self._renew(replica, version)
+
+    async def _renew(self, replica: int, version: str) -> None:
+        """Drop keys and values of a server, and label what comes with a version."""
         dropped = await self._ask(replica, "post", "/reset_prefix_cache")
         if not dropped["success"]:
             raise RunError(

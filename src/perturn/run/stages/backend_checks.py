@@ -41,6 +41,10 @@ def check_backend(recipe: Recipe) -> None:
     if engine.serves_checkpoints:
         check_none(_misread(recipe, engine.reads, backend.traits.stores))
     check_none(_stuck(recipe))
+    if engine.takes_models:
+        check_none(
+            f"engine.handover={recipe.engine['handover']}: {fault}" for fault in _not_in_memory(recipe)
+        )
     backend.check(trainings_of(recipe), recipe.model.name, goes_on(recipe))
 
 
@@ -53,6 +57,23 @@ def _stuck(recipe: Recipe) -> Iterator[str]:
         yield f"align.lora: these rows teach the tokenizer words, so adapters are merged and cannot go on; {remedy}"
     if recipe.launch.sharding != "none":
         yield f"align.lora: adapters cannot go on with launch.sharding={recipe.launch.sharding}; {remedy}"
+
+
+def _not_in_memory(recipe: Recipe) -> Iterator[str]:
+    """Yield why the weights of a trained policy cannot be given to the engine from the memory of this process."""
+    remedy = "leave engine.handover out, and the weights are read from files."
+    for given, key, why in (
+        (recipe.staleness, "staleness", "the engine answers while a policy is trained"),
+        (recipe.launch.processes > 1, "launch.processes", "the policy is trained in other processes"),
+        (
+            recipe.align and recipe.align.lora,
+            "align.lora",
+            "adapters are small files, which the engine reads",
+        ),
+        (recipe.cluster and recipe.cluster.engines, "cluster.engines", "engines on nodes read files"),
+    ):
+        if given:
+            yield f"{key} is set, and {why}; {remedy}"
 
 
 def _misread(recipe: Recipe, reads: str, stores: str) -> Iterator[str]:

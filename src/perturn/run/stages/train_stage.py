@@ -76,6 +76,7 @@ def train(session: Session, stage: Stage) -> None:
             stay(session, stage)
         if leads() and keeps_average(recipe) and stage.section == "align":
             move_average(run, stage)
+    session.hand_over()
     if leads():
         shutil.rmtree(run.paths.partial(stage.policy), ignore_errors=True)
         let_go(run, stage)
@@ -188,6 +189,8 @@ def _train(
         with_optimizer = stage.section == "align" and goes_on(recipe)
         merged = not keeps_adapters(recipe, stage.section)
         session.training.save(trainer, run.paths.checkpoint(stage.policy), with_optimizer, merged)
+    if stage.section == "align":
+        session.keep(stage.policy, model)
     return _count_tokens(examples)
 
 

@@ -1,0 +1,104 @@
+"""vLLM itself, given the weights of a model in memory. Run by `make test-vllm`; skipped elsewhere.
+
+The transport is a stand-in for a CPU; CUDA IPC and NCCL need GPUs.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from perturn.engines.protocol import ModelTakingEngine
+from perturn.engines.vllm import weight_transfer
+from perturn.engines.vllm.engine import VllmEngine
+from perturn.engines.vllm.settings import VllmSettings
+from perturn.errors import RunError
+from perturn.policy.logprobs import action_logprobs
+from perturn.policy.models import load_model
+from perturn.policy.packing import lay_out
+from perturn.types import Prompt, Sampling, Task, Trajectory, Turn
+from support.vllm import serving
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed; make test-vllm has it"),
+    pytest.mark.filterwarnings("default"),  # vLLM's own
+    pytest.mark.timeout(1800),
+]
+
+SYSTEM = ({"role": "system", "content": "Play."},)
+SAMPLED = Sampling(temperature=1.0, max_new_tokens=30)
+EXTENSION = "engines.vllm_cpu_transfer.Extension"
+
+
+@pytest.fixture
+def place(monkeypatch, tmp_path):
+    """Where the stand-in keeps its files; settings that name `ipc` or `nccl` get the stand-in."""
+    cpu = pytest.importorskip("engines.vllm_cpu_transfer")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=":")
+    found = str(tmp_path / "weights")
+    made = dict.fromkeys(("ipc", "nccl"), lambda settings, workers: cpu.TrainerInit(rank=0, place=found))
+    monkeypatch.setattr(weight_transfer, "TRAINERS", made)
+    return found
+
+
+def other(folder, seed):
+    """The policy in a folder with all weights changed by much."""
+    model = load_model(str(folder))
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.05 * torch.randn_like(weight)
+    return model
+
+
+def gap(engine, model, renderer):
+    """The largest difference in nats between what the engine says of its tokens and what a model says."""
+    heard = ({"role": "user", "content": "an observation"},)
+    (action,) = engine.generate([Prompt(SYSTEM, (), heard, 1, "c")], SAMPLED)
+    engine.forget("c")
+    encoded = renderer.encode(Trajectory(Task("c"), (Turn(heard, action),), prompt=SYSTEM))
+    with torch.no_grad():
+        scored = action_logprobs(model, lay_out([encoded]))
+    return float((scored - torch.tensor(action.logprobs)).abs().max())
+
+
+def check_taken(engine, folder, renderer):
+    """Each of two models is served right after it was given, and nothing of the model before."""
+    assert isinstance(engine, ModelTakingEngine)
+    first, second = other(folder, 1), other(folder, 2)
+    try:
+        assert gap(engine, load_model(str(folder)), renderer) < 1e-3
+        for name, model in (("v1", first), ("v2", second)):
+            engine.take_model(model, folder, name)
+            assert engine.name == name
+            assert gap(engine, model, renderer) < 1e-3
+        assert gap(engine, first, renderer) > 1e-2
+    finally:
+        engine.close()
+
+
+def test_vllm_in_this_process_takes_a_model_from_memory(place, folder, renderer):
+    """Log-probabilities are of the model that was given last."""
+    options = {"enforce_eager": True, "worker_extension_cls": EXTENSION}
+    settings = VllmSettings(cache_gigabytes=0.2, handover="ipc", options=options)
+    check_taken(VllmEngine(str(folder), renderer, settings, name="v0"), folder, renderer)
+
+
+def test_two_servers_take_a_model_and_have_ranks_of_their_own(place, folder, renderer):
+    """Each worker is told its rank, beginning after the trainer's."""
+    words = ["--worker-extension-cls", EXTENSION, "--enable-scale-out"]
+    words += ["--weight-transfer-config", '{"backend": "ipc"}']
+    with serving(folder, *words) as one, serving(folder, *words) as two:
+        settings = VllmSettings(servers=[one, two], handover="nccl")
+        check_taken(VllmEngine(str(folder), renderer, settings, name="v0"), folder, renderer)
+    assert sorted(Path(f"{place}.ranks").read_text().split()) == ["1", "2"]
+
+
+def test_servers_that_were_started_without_transfer_say_how_to_start_them(place, folder, renderer):
+    """At once, and not after a training."""
+    with (
+        serving(folder, "--worker-extension-cls", EXTENSION, "--enable-scale-out") as address,
+        pytest.raises(RunError, match=r"start the servers with --weight-transfer-config.*, or leave engine"),
+    ):
+        VllmEngine(str(folder), renderer, VllmSettings(servers=[address], handover="nccl"), name="v0")

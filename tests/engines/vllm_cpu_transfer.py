@@ -1,0 +1,112 @@
+"""A weight transfer of vLLM for a CPU, through a file: it stands for CUDA IPC and NCCL, which need GPUs.
+
+vLLM's workers import it by `--worker-extension-cls`. The layers are loaded as vLLM's own transfers load them.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from perturn.engines.vllm.worker import CpuReload
+
+BACKEND = "ipc"
+"""The backend of vLLM whose place it takes."""
+
+
+class Extension(CpuReload):
+    """A worker's extension, whose import registers the transfer in its process."""
+
+
+@dataclass
+class Init(WeightTransferInitInfo):
+    """What a worker is told first: a path that begins the name of the file, and the first of its ranks."""
+
+    place: str
+    rank_offset: int
+
+
+@dataclass
+class Update(WeightTransferUpdateInfo):
+    """What a worker is told each time."""
+
+    file: str
+
+
+class FileTransfer(WeightTransferEngine):
+    """Side of a worker."""
+
+    init_info_cls, update_info_cls = Init, Update
+
+    def init_transfer_engine(self, init_info):
+        """Write the rank, so that a test can read it."""
+        with open(f"{init_info.place}.ranks", "a") as ranks:
+            ranks.write(f"{init_info.rank_offset}\n")
+
+    def start_weight_update(self):
+        """Prepare the layers."""
+        initialize_layerwise_reload(self.model)
+
+    def finish_weight_update(self):
+        """Finish the layers; the packed output layer of a CPU is left out by vLLM 0.32."""
+        finalize_layerwise_reload(self.model, self.model_config)
+        for layer in self.model.modules():
+            if type(layer).__name__ == "ParallelLMHead":
+                layer.quant_method.process_weights_after_loading(layer)
+
+    def update_weights(self, update_info):
+        """Load the weights."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info):
+        """Load the weights."""
+        self.model.load_weights(list(torch.load(update_info.file).items()))
+
+    def shutdown(self):
+        """Nothing is open."""
+
+
+@dataclass
+class TrainerInit(TrainerInitInfo):
+    """What describes the trainer."""
+
+    backend: ClassVar[str] = BACKEND
+    place: str = ""
+
+
+class FileTrainer(TrainerWeightTransferEngine):
+    """Side of the trainer."""
+
+    init_info_cls = TrainerInit
+
+    @classmethod
+    def trainer_init(cls, init_info, *, client, source=None):
+        """Tell the workers where."""
+        found = cls(client=client, source=source)
+        found.file = f"{init_info.place}.pt"
+        client.init_weight_transfer_engine({"place": init_info.place, "rank_offset": 1})
+        return found
+
+    def send_weights(self):
+        """Write the weights, and have them read."""
+        self.client.start_weight_update()
+        torch.save({name: weight.detach() for name, weight in self.source}, self.file)
+        self.client.update_weights({"file": self.file})
+        self.client.finish_weight_update()
+
+
+for factory, made in (
+    (WeightTransferEngineFactory, FileTransfer),
+    (WeightTransferTrainerFactory, FileTrainer),
+):
+    factory._registry.pop(BACKEND)
+    factory.register_engine(BACKEND, made)
