@@ -58,7 +58,9 @@ def test_what_is_not_provided_is_named_with_its_reader_and_its_owner():
     check_provided("credit x", ["values"], {"values", "answers"}, "training", "take another")
 
     with refused("credit x needs answers and values, which training does not provide; take another."):
-        check_provided("credit x", ["answers", "distance", "values"], {"distance"}, "training", "take another")
+        check_provided(
+            "credit x", ["answers", "distance", "values"], {"distance"}, "training", "take another"
+        )
 
 
 def test_a_name_that_is_taken_is_rejected():

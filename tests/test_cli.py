@@ -265,12 +265,18 @@ def test_a_model_is_scored_without_a_recipe(perturn, tiny_folder, own_environmen
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "evaluate needs a recipe or a run, or both --model and --environment"),
+        (
+            [],
+            "RECIPE-OR-RUN is missing, and evaluate scores one; name one, or give --model and --environment",
+        ),
         (
             ["--environment", "alfworld-like"],
-            "evaluate needs a recipe or a run, or both --model and --environment",
+            "--environment belongs to --model; give --model too, or a recipe or a run without them",
         ),
-        (["--model", "m"], "--model needs --environment"),
+        (
+            ["--model", "m"],
+            "--environment is missing, and --model is scored in one; `perturn list environments`",
+        ),
         (["--model", "m", "--environment", "alfworl"], "unknown environment.name 'alfworl'"),
         (
             ["recipe.yaml", "--model", "m", "--environment", "alfworld-like"],
@@ -360,8 +366,8 @@ def test_runs_that_cannot_be_compared_end_with_a_code(perturn, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "init needs the FILE"),
-        (["a.yaml"], "init needs --environment and --model"),
+        ([], "FILE is missing, and init writes it"),
+        (["a.yaml"], "--environment is missing, and init writes a recipe for one; give it, or --from"),
         (["a.yaml", "--from", "x"], "no recipe 'x'"),
     ],
 )

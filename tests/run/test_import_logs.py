@@ -303,7 +303,7 @@ def test_the_command_does_not_write_over_its_log(perturn):
     _, _, error = perturn("calls.jsonl", "--output", "calls.jsonl")
 
     assert isinstance(error, ConfigError)
-    assert "is one of the logs" in str(error)
+    assert "--output must be another file than the logs, got 'calls.jsonl'" in str(error)
 
 
 def test_the_policy_names_every_model_of_the_episode(bring):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from perturn.envs.world_process import ProcessWorlds, runs_here
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import Job, play, play_alone
 from perturn.episodes.seeds import make_jobs
-from perturn.errors import ConfigError, check_none, check_type
+from perturn.errors import check_fit, check_none, check_provided, check_type
 from perturn.explore import Explorer
 from perturn.explore.protocol import ExploreInputs
 from perturn.faults import closing_world
@@ -108,12 +107,12 @@ def collect(
     speaks, rates = user_of(user), judge_of(judge)
     check_type("sampling", sampling, Sampling | None, "a perturn.types.Sampling")
     earlier, experts = trajectories_in(earlier, "earlier"), trajectories_in(experts, "experts")
-    if not isinstance(iteration, int) or iteration < 1:
-        raise ConfigError(f"iteration must be a number >= 1, got {iteration!r}.")
+    check_fit(isinstance(iteration, int) and iteration >= 1, "iteration", "be a number >= 1", iteration)
     make, concurrency = _maker(environment), _at_once(environment, concurrency)
     with closing_world(make()) as env:
-        if policy == "expert" and abilities_of(env).isdisjoint(EXPERTS):
-            raise ConfigError(f"{env.name} has no expert; give a model as policy.")
+        if policy == "expert":
+            has = EXPERTS & abilities_of(env) and ["an expert"]
+            check_provided("policy 'expert'", ["an expert"], has, env.name, "give a model as policy")
         tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
         rules = told_of(_rules(protocol, env, tasks[0]), None if policy == "expert" else speaks)
     check_none(_faults(explorer, policy, experts))
@@ -234,11 +233,9 @@ def _maker(environment: World) -> Callable[[], Environment]:
         return lambda: world
     if section is None and callable(environment):
         return lambda: at_border(environment(), getattr(environment, "__name__", "environment"))
-    if section is None or "name" not in section:
-        raise ConfigError(
-            "environment must be a name, a section with a name, or what makes a world, got "
-            f"{reprlib.repr(environment)}; `perturn list environments` shows the names."
-        )
+    section, must = section or {}, "be a name, a section with a name, or what makes a world"
+    remedy = "`perturn list environments` shows the names."
+    check_fit("name" in section, "environment", must, environment, remedy)
     limits = Worlds()
     return environment_maker(section) if runs_here(section, limits) else ProcessWorlds(section, limits)
 
