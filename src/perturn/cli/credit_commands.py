@@ -42,7 +42,7 @@ def credit(
     """Compute the credit of each turn, with any credit."""
     again = any(word.startswith("credit.") for word in overrides or []) or RunPaths(source).is_recorded
     if not (source.is_dir() and again):
-        own = {"--against": against, "--as": name, "--reference": reference}
+        own: dict[str, object] = {"--against": against, "--as": name, "--reference": reference}
         own |= {"--drop-equal-outcomes": drop_equal_outcomes}
         check_belongs(own, False, "weighing a run again", "give its folder and credit.name=NAME")
         do_stages("credit", source, overrides, dry_run, as_json)

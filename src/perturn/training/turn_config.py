@@ -15,7 +15,7 @@ from transformers.trainer import OPTIMIZER_NAME
 from perturn.bounds import SEED, bounds, texts
 from perturn.config.peer_settings import peers
 from perturn.config.sections import Sft, Train
-from perturn.errors import ConfigError, check_none, closest, within
+from perturn.errors import ConfigError, check_fit, check_none, closest, within
 from perturn.policy.examples import LOSS_ON, SHARED_PREFIX
 from perturn.table import guarded
 
@@ -215,18 +215,17 @@ def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:
     Raises:
         ConfigError: If it names none.
     """
-    if not isinstance(value, dict) or "name" not in value:
-        example = {"loss": "tlm-dre", "credit": "discount"}[name]
-        raise ConfigError(f"{name} must name a {name}, such as {{'name': '{example}'}}, got {value!r}.")
-    return value
+    found, example = value if isinstance(value, dict) else {}, {"loss": "tlm-dre", "credit": "discount"}[name]
+    check_fit("name" in found, name, f"name a {name}, such as {{'name': '{example}'}}", value)
+    return found
 
 
 def share_kept(episodes: int | None, train: Sized | None) -> float:
     """Return training rows over the episodes that were asked for."""
     if episodes is None or train is None:
         return 1.0
-    if episodes < len(train):
-        raise ConfigError(f"episodes must be >= the {len(train)} training rows, got {episodes}.")
+    must = f"be >= the {len(train)} training rows"
+    check_fit(episodes >= len(train), "episodes", must, episodes)
     return len(train) / episodes
 
 
