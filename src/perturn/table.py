@@ -50,7 +50,7 @@ class Table(Mapping[str, T], Generic[T]):
         for point in sorted(
             _entry_points(group=self.group), key=_is_ours, reverse=True
         ):  # of two, another is to blame
-            says = f"{_package(point)} adds to {self.group}"
+            says = f"{_package(point)} adds to {self.group} the name"
             check_free(point.name, [*self._own, *found], says, "Rename it, or uninstall the package.")
             found[point.name] = point
         return found

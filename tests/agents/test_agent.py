@@ -275,9 +275,15 @@ def test_tasks_come_from_files_splits_and_functions(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"command": SHAKY, "function": FUNCTION}, "set command, function or adapter, and one of them alone"),
-        ({}, "set command, function or adapter"),
-        ({"command": ["no-such-program"]}, "no program 'no-such-program' on the PATH"),
+        (
+            {"command": SHAKY, "function": FUNCTION},
+            "must have one of command, function and adapter, got ['command', 'function']",
+        ),
+        ({}, "environment must have one of command, function and adapter, got []"),
+        (
+            {"command": ["no-such-program"]},
+            "program 'no-such-program' is missing, and environment.command names it",
+        ),
         ({"command": "python agent.py"}, "environment.command must be a"),
         ({"function": f"{HERE / 'shaky_functions.py'}:gone"}, "cannot be loaded"),
         ({"command": SHAKY, "seconds": 0}, "must be > 0"),

@@ -177,7 +177,7 @@ def test_what_a_service_cannot_do_is_rejected_before_work(
 
 def test_a_service_that_does_not_clip_is_told_of(serving, recipe_at):
     """The default of 1.0 is not kept to by SkyRL."""
-    with pytest.raises(ConfigError, match=r"align.max_grad_norm must be null, got 1: .* does not clip"):
+    with pytest.raises(ConfigError, match=r"align.max_grad_norm must be null, got 1\.0\. .* does not clip"):
         open_run(recipe_at(serving(clips=False)))
 
 

@@ -177,7 +177,10 @@ def test_an_answer_is_written_as_the_protocol_writes_actions(file):
 
     assert answer_form(read_recipe(file)) == FORM
     assert answer_form(read_recipe(file, action)) == "Action: finish[{answer}]"
-    with pytest.raises(ConfigError, match=r"protocol\.format .tools. gives answers as tool calls"):
+    with pytest.raises(
+        ConfigError,
+        match=r"protocol\.format must be react or action .* answers, got 'tools'\. Or use a credit",
+    ):
         answer_form(read_recipe(file, tools))
 
 
@@ -186,7 +189,8 @@ def test_an_environment_without_answers_is_refused_before_work(file, own_environ
     words = ["environment={name: 'own_environment:GuessNumber'}", "explore.tasks={split: train, n: 2}"]
     recipe = read_recipe(file, words)
     with pytest.raises(
-        ConfigError, match=r"environment 'own_environment:GuessNumber' does not say how an answer is"
+        ConfigError,
+        match=r"answer_action of environment 'own_environment:GuessNumber' must be a text with .*, got None",
     ):
         check(recipe)
 
@@ -203,7 +207,7 @@ def test_an_environment_without_answers_is_refused_before_work(file, own_environ
 def test_training_alone_computes_no_likelihood(train_rows, file):
     """Rows without weights are refused, for a trainer has no gold answer to ask for."""
     with pytest.raises(
-        ConfigError, match="credit IGPO needs answer, which training does not compute; give rows"
+        ConfigError, match="credit IGPO needs answer, which training does not provide; give rows"
     ):
         train_rows()
 
@@ -299,7 +303,7 @@ def test_the_loop_needs_no_gold_answer(answered, file, tiny_folder):
 def test_before_work_it_is_asked_how_answers_are_given(file, own_environment, monkeypatch):
     """The gold answer only where it is the reference."""
     words = ["environment={name: 'own_environment:GuessNumber'}", "explore.tasks={split: train, n: 2}"]
-    with pytest.raises(ConfigError, match="does not say how an answer is given"):
+    with pytest.raises(ConfigError, match=r"answer_action .* must be a text with \{answer\}.* got None"):
         check(read_recipe(file, [*words, "credit={name: siop}"]))
 
     monkeypatch.setattr(

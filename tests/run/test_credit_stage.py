@@ -229,7 +229,8 @@ def test_the_credits_of_groups_can_all_be_given(explored):
     with pytest.raises(PerturnError, match=r"the expert of guess-number-1\.0 "):
         credit_run(explored, ["credit.name=matchtir"])
     with pytest.raises(
-        ConfigError, match="does not say how an answer is given, and the credit reads the likelihood"
+        ConfigError,
+        match=r"must be a text with \{answer\}, .* since the credit reads the likelihood of answers, got None",
     ):
         credit_run(explored, ["credit.name=igpo"], reference="base")
 
@@ -269,7 +270,9 @@ def test_options_of_crediting_again_are_refused_without_a_credit(explored):
 def test_weights_are_not_compared_with_themselves(explored):
     """Two settings of one credit have one name, and so one file, unless they are told apart."""
     words = ["credit.name=rloo", "credit.statistics=steps"]
-    with pytest.raises(ConfigError, match=r"rloo would compare these weights with themselves; give .* --as"):
+    with pytest.raises(
+        ConfigError, match=r"--as must differ from .* --against rloo compares with, got 'rloo'\. Give another"
+    ):
         credit_run(explored, words, against="rloo")
 
     found = credit_run(explored, words, against="rloo", name="rloo-steps")

@@ -161,7 +161,10 @@ def test_episodes_without_a_score_are_left_out_or_kept(bring):
     )
     account, found = bring(*records, keeps_unscored=True)
     assert (len(found), account.episodes) == (2, {"success": 1, "no_score": 1})
-    with pytest.raises(ConfigError, match="have no label"):
+    with pytest.raises(
+        ConfigError,
+        match="--keep-unscored belongs to --rows trajectories; leave it out, since labelled need the label",
+    ):
         bring(*records, keeps_unscored=True, form="labelled")
 
 

@@ -143,10 +143,15 @@ def _picked(kind: str, tasks: list[Task], panel: Tasks) -> list[Task]:
     key, wanted = ("per_kind", panel.per_kind) if panel.n is None else ("n", panel.n)
     if wanted is None:
         return tasks[panel.skip :]
-    of_kind = f" and kind {kind!r}" if panel.n is None else " and these kinds" if panel.kinds else ""
-    whose, least = f"the number of tasks of split {panel.split!r}{of_kind}", panel.skip + wanted
-    must = f"be >= {least}, for which {key}={wanted} and skip={panel.skip} ask"
-    check_fit(len(tasks) >= least, whose, must, len(tasks))
+    if len(tasks) < panel.skip + wanted:
+        whose = (
+            f"kind {kind!r} has {len(tasks)} tasks in"
+            if panel.n is None
+            else f"{len(tasks)} tasks{' of these kinds' if panel.kinds else ''} are in"
+        )
+        raise ConfigError(
+            f"{whose} split {panel.split!r}, but {key}={wanted} and skip={panel.skip} ask for {panel.skip + wanted}."
+        )
     return tasks[panel.skip : panel.skip + wanted]
 
 
