@@ -28,7 +28,8 @@ def test_an_entry_with_a_name_that_is_taken_is_refused(tmp_path, monkeypatch):
     table = Table("perturn.things", {"one": int})
 
     with pytest.raises(
-        ConfigError, match=r"package perturn-other adds 'one' to perturn.things, where there is one"
+        ConfigError,
+        match=r"package perturn-other adds to perturn.things the name 'one', and that name is taken",
     ):
         table["one"]
 

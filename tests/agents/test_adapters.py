@@ -117,7 +117,7 @@ def package_is_here(package):
         ),
         (
             {"function": f"{STUB}:rollout"},
-            "environment must have one of command, function and adapter, got ['function', 'adapter']",
+            r"must have one of command, function and adapter, got \['function', 'adapter'\]",
         ),
         (
             {"adapter": None, "command": ["python", STUB]},

@@ -148,11 +148,13 @@ def test_in_python_the_form_of_an_answer_is_given(file, tiny_folder):
     for one, weight, other in zip(episodes, found, again, strict=True):
         assert_close(weight, expected[one.key], atol=1e-6, rtol=0)
         assert torch.equal(weight, other)
-    with pytest.raises(ConfigError, match="reads the policy that acted; give model="):
+    with pytest.raises(
+        ConfigError, match=r"model is missing, and credit .* reads the policy that acted; give model="
+    ):
         weights_of(episodes, "igpo", answer=FORM)
     for form in (None, "finish"):
         with pytest.raises(
-            ConfigError, match=r"give answer=, the text of a turn .* 'Action: finish\[{answer}\]'"
+            ConfigError, match=r"answer must be the text of a turn .* 'Action: finish\[{answer}\]'"
         ):
             weights_of(episodes, "igpo", model=str(tiny_folder), answer=form)
     bare = [replace(one, task=replace(one.task, data={})) for one in episodes]

@@ -130,7 +130,7 @@ def test_a_credit_of_a_group_takes_nothing_that_is_computed_for_turns_that_are_k
     ):
         choose_credit(LOSSES["sft"](), {"name": "sft"}, {"name": "needy"})
     chosen = choose_credit(LOSSES["ppo-clip"](), {"name": "ppo-clip"}, {"name": "needy"})
-    with pytest.raises(ConfigError, match="credit Needy needs reference, which training does not compute"):
+    with pytest.raises(ConfigError, match="credit Needy needs reference, which training does not provide"):
         asked(chosen, [])
 
 

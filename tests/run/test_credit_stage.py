@@ -128,9 +128,9 @@ def test_an_episode_without_turns_needs_no_reference(tiny_model, tokenizer):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], r"expected credit\.name=NAME and its settings, .* got none"),
-        (["credit.gamma=0.9"], r"expected credit\.name=NAME"),
-        (["credit.name=rloo", "seed=1"], r"expected credit\.name=NAME"),
+        ([], r"what follows the run must be credit\.name=NAME and settings .*, got ''\."),
+        (["credit.gamma=0.9"], r"what follows the run must be credit\.name=NAME"),
+        (["credit.name=rloo", "seed=1"], r"what follows the run must be credit\.name=NAME"),
         (["credit.name=rlo"], r"unknown credit\.name 'rlo'\. Did you mean 'rloo'"),
         (["credit.name=rloo", "credit.gama=1"], r"unknown key 'credit\.gama'"),
         (

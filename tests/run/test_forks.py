@@ -294,7 +294,7 @@ def test_a_killed_choice_ends_in_the_same_branches(trees, place):
         ),
         (
             [*ARPO, "protocol.max_turns=1"],
-            r"explore begins at turn 1, .* more than 1 turns.* let them take two or",
+            r"the first turn that is resumed must be < 1, .*\. Let episodes take two turns or more",
         ),
     ],
 )

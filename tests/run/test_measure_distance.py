@@ -37,7 +37,9 @@ def make_recipe(**sections):
 
 def test_a_recipe_that_reads_no_path_asks_no_environment(monkeypatch):
     """To name those that could say it would load them all."""
-    monkeypatch.setattr("perturn.run.stages.measure_distance.lacks", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(
+        "perturn.run.stages.measure_distance.check_abilities", lambda *_: pytest.fail("asked")
+    )
 
     check_pathfinder(make_recipe(rows={"name": "expert-pairs"}), SimpleNamespace(name="silent"))
 

@@ -333,7 +333,9 @@ def test_in_python_both_policies_are_given(tiny_folder, tiny_model, tokenizer):
     for group in groups_of(EPISODES):
         for one, expected in zip(group, CREDITS["grpo"]()(group), strict=True):
             assert by_key[one.key].shape == expected.shape
-    with pytest.raises(ConfigError, match="compares a policy with its reference; give reference="):
+    with pytest.raises(
+        ConfigError, match=r"reference is missing, and credit .* compares a policy with its reference; give"
+    ):
         weights_of(EPISODES, "oprl", model=tiny_model, tokenizer=tokenizer)
 
 

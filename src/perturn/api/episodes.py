@@ -28,7 +28,7 @@ from perturn.envs.world_process import ProcessWorlds, runs_here
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import Job, play, play_alone
 from perturn.episodes.seeds import make_jobs
-from perturn.errors import check_fit, check_none, check_provided, check_type
+from perturn.errors import check_belongs, check_fit, check_provided, check_type, required
 from perturn.explore import Explorer
 from perturn.explore.protocol import ExploreInputs
 from perturn.faults import closing_world
@@ -115,7 +115,7 @@ def collect(
             check_provided("policy 'expert'", ["an expert"], has, env.name, "give a model as policy")
         tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
         rules = told_of(_rules(protocol, env, tasks[0]), None if policy == "expert" else speaks)
-    check_none(_faults(explorer, policy, experts))
+    _check_policy(explorer, policy, experts)
     left = [one for one in earlier if unfinished(one)] if explorer.traits.resumes_earlier else []
     inputs = ExploreInputs(seed, iteration, tasks, left)
     jobs = explorer.jobs(inputs, 0)
@@ -137,14 +137,16 @@ def collect(
         return [*explored, *resumed]
 
 
-def _faults(explorer: Explorer, policy: Policy, experts: Sequence[Trajectory]) -> Iterator[str]:
-    """Yield what an explorer needs of the policy or of the expert's episodes that is not there."""
-    if explorer.traits.expert and not experts:
-        yield ("the explorer resumes an expert's episodes; give experts=collect('expert', ...).")
-    if policy == "expert" and (explorer.rounds or explorer.traits.resumes_earlier):
-        yield ("an expert's episodes are played whole and once; leave out explore=.")
-    if explorer.traits.reads_policy and isinstance(policy, Engine):
-        yield ("the explorer reads the policy, which an Engine does not show; give a model as policy.")
+def _check_policy(explorer: Explorer, policy: Policy, experts: Sequence[Trajectory]) -> None:
+    """Reject an explorer without the policy or the expert's episodes that it needs."""
+    if explorer.traits.expert:
+        remedy = "give experts=collect('expert', ...)"
+        required(experts or None, "experts", "the explorer resumes an expert's episodes", remedy)
+    resumes = explorer.rounds or explorer.traits.resumes_earlier
+    remedy = "leave it out, since an expert's episodes are played whole and once"
+    check_belongs({"explore": resumes}, policy != "expert", "a policy that is no expert", remedy)
+    reads = ["weights"] if explorer.traits.reads_policy and isinstance(policy, Engine) else []
+    check_provided("the explorer", reads, (), "an Engine", "give a model as policy")
 
 
 @dataclass(frozen=True)
