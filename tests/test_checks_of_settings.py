@@ -51,7 +51,7 @@ def test_settings_without_their_owner_are_named():
     with refused("--repo and --private belong to --to hub; add it, or leave them out."):
         check_belongs(given, False, "--to hub", "add it, or leave them out")
     with refused("--n belongs to --model; add it."):
-        check_belongs({"--n": 3}, False, "--model", "add it")
+        check_belongs({"--n": 0, "--kinds": [], "--name": ""}, False, "--model", "add it")
 
 
 def test_what_is_not_provided_is_named_with_its_reader_and_its_owner():

@@ -201,7 +201,7 @@ def check_belongs(given: Mapping[str, object], there: object, owner: str, remedy
     """Raise if settings are given without what they belong to.
 
     Args:
-        given: Values by the names of the settings; None, False and empty values are not given.
+        given: Values by the names of the settings; None, False and empty values are not given, and 0 is.
         there: Whether what they belong to is there.
         owner: What they belong to.
         remedy: What to do.
@@ -209,7 +209,7 @@ def check_belongs(given: Mapping[str, object], there: object, owner: str, remedy
     Raises:
         ConfigError: Such as `--repo and --private belong to --to hub; add it, or leave them out.`
     """
-    names = [name for name, value in given.items() if value not in (None, False, "", [], {})]
+    names = [name for name, value in given.items() if value or (value == 0 and value is not False)]
     if names and not there:
         verb = "belongs" if len(names) == 1 else "belong"
         raise ConfigError(f"{listed(names)} {verb} to {owner}; {remedy}.")

@@ -118,9 +118,9 @@ def _check_episodes(
         explorers = " or ".join(map(repr, providers(*sorted(traits.branches))))
         reader, remedy = f"{name} reads it", f"collect with explore=, such as {explorers}"
         required(branches or None, "an episode that resumes another", reader, remedy)
-    shown = {one.history for one in (*explored, *experts)} if traits.needs_history else {None}
+    shown = next((one.history for one in (*explored, *experts) if one.history is not None), None)
     must = f"be None, since {name} puts two episodes into one conversation"
-    check_fit(shown <= {None}, "history of the rules", must, max(shown - {None}, default=None))
+    check_fit(shown is None or not traits.needs_history, "history of the rules", must, shown)
 
 
 def _check_weighing(maker: RowMaker, credit: Any, weighing: Mapping[str, Any]) -> None:

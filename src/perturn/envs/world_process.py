@@ -62,7 +62,7 @@ def runs_here(section: Section, settings: Worlds) -> bool:
     """
     owner = f"environments whose episodes share processes, and those of {section['name']} do not"
     remedy = "leave it out, and set concurrency to the number of episodes at a time"
-    check_belongs({"worlds.processes": settings.processes}, not plays_itself(section), owner, remedy)
+    check_belongs({"worlds.processes": settings.processes or None}, not plays_itself(section), owner, remedy)
     if settings.processes is None:
         return traits_of(ENVIRONMENTS.get(str(section["name"]))).in_process
     return settings.processes == 0

@@ -108,15 +108,14 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
     if command is not None:
         sections = {
             "collect": "explore",
-            "pair": "rows",
-            "credit": "rows with name=groups",
+            "pair": "rows that are pairs",
+            "credit": "rows.name=groups",
             "train": "base, sft or align",
             "evaluate": "evaluate",
         }
         found = next((stage for stage in stages(recipe) if stage.command == command), None)
-        required(
-            found, f"section {sections[command]}", f"`perturn {command}` reads it", "add it to the recipe"
-        )
+        reader, remedy = "the recipe does not ask for one", f"add {sections[command]}"
+        required(found, f"a stage of `{command}`", reader, remedy)
     if not (recipe.base or recipe.sft or recipe.align) or command not in (None, "train"):
         return
     without = "do without training: perturn collect, pair, evaluate or report"
