@@ -94,7 +94,7 @@ def test_a_credit_that_a_host_cannot_feed_is_rejected_in_one_line():
         host_credit("host", "igpo", {})
     with pytest.raises(ConfigError, match="'arpo' needs branches of episodes"):
         host_credit("host", "arpo", {})
-    with pytest.raises(ConfigError, match="'RLOO' reads whether actions were valid"):
+    with pytest.raises(ConfigError, match="'RLOO' needs validity of actions, which host does not provide"):
         host_credit("host", RLOO(returns=Return(invalid_penalty=0.1)), {})
 
 

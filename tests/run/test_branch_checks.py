@@ -68,7 +68,7 @@ GREEDY = [
         ),
         (
             [*SPO, "protocol.max_turns=1"],
-            r"the first turn that is resumed must be < 1, .*\. Let episodes take two turns or more",
+            r"explore\.every must be < 1, .*\. Let episodes take two turns or more",
         ),
         (
             [*SPO, "explore.every=4"],

@@ -196,7 +196,7 @@ def test_an_explorer_plays_its_branches(own_environment, tiny_model, tokenizer):
     assert len(explored) == 1
     assert [one.taken_over for one in branches] == [1, 2]
     assert perturn.make_rows(found, "branch-pairs") == []
-    with pytest.raises(ConfigError, match=r"reads episodes that resume others, .*'branches'"):
+    with pytest.raises(ConfigError, match=r"an episode that resumes another is missing, .*'branches'"):
         perturn.make_rows(explored, "branch-pairs")
 
 
@@ -249,7 +249,10 @@ def test_a_credit_that_does_not_say_what_it_reads_is_refused(experts):
     ("rows", "says"),
     [
         ("expert-pairs", r"give experts=collect"),
-        ("corrections", "needs corrections by a world's expert, which make_rows does not provide"),
+        (
+            "corrections",
+            "needs distance and corrections by a world's expert, which make_rows does not provide",
+        ),
         ("progress-pairs", "needs distance, which make_rows does not provide"),
         ("groups", "credit is missing, and rows GroupRows are weighed by one"),
         ("group-pair", "did you mean|Did you mean"),

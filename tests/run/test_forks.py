@@ -290,7 +290,7 @@ def test_a_killed_choice_ends_in_the_same_branches(trees, place):
         ),
         (
             [*TRACE, "explore.per_iteration=2"],
-            "other tasks of an iteration must be 3 or more, to teach the predictor, got 1",
+            "other tasks of an iteration must be 3 or more, to teach the predictor, got 2",
         ),
         (
             [*ARPO, "protocol.max_turns=1"],

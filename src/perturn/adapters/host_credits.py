@@ -102,7 +102,7 @@ _CHANGED: dict[str, Callable[[int, Turn], Turn]] = {
         observation=({"role": "user", "content": f"{at} {'done' if at % 2 else 'Nothing happens.'}"},),
         action=replace(turn.action, text=f"{at} {'<think>' if at % 2 else 'search[x]'}"),
     ),
-    "whether actions were valid": lambda at, turn: replace(turn, valid=at % 3 > 0),
+    "validity of actions": lambda at, turn: replace(turn, valid=at % 3 > 0),
 }
 """Changes of a turn, by the aspect that they change; each is given the index of the turn plus the sample."""
 
