@@ -112,6 +112,6 @@ def test_what_entries_read_is_found_by_asking_them():
     assert set(map(frozenset, reads.values())) == {frozenset()}
     states = ("gigpo", "hgpo", "anchor-rloo", "pgpo")
     assert all(read_aspects(CREDITS[name]()) == {STATES} for name in states)
-    both = {STATES, "whether actions were valid"}
+    both = {STATES, "validity of actions"}
     assert read_aspects(CREDITS["graphgpo"]()) == read_aspects(CREDITS["g2po"]()) == both
     assert read_aspects(CREDITS["hiper"](switch="^[0-9]", by="action")) == {"texts"}

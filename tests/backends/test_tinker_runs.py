@@ -185,7 +185,10 @@ def test_another_version_of_the_client_is_rejected(serving, recipe_at, monkeypat
     """Newer clients send what SkyRL answers with HTTP 500, minutes later."""
     monkeypatch.setattr("perturn.engines.tinker.service_settings.version", lambda _: "0.38.0")
 
-    with pytest.raises(ConfigError, match=r"tinker 0.38.0 is installed, .* pip install 'tinker==0.16.\*'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"version of tinker must be 0.16, .* got '0.38.0'. Run: pip install 'tinker==0.16.\*'",
+    ):
         open_run(recipe_at(serving()))
 
 

@@ -206,15 +206,15 @@ def test_a_method_may_sweep_other_settings_as_often(plan):
         (["environments={here: {evaluate: {tasks: {n: 5}}}}"], "environments.here: 'evaluate.tasks' is the"),
         (
             ["methods.few={align: null, explore.samples: 9}"],
-            "methods.few sets explore.samples, which belongs to",
+            "methods.few.explore.samples belongs to the alignment",
         ),
         (
             ["methods.few={align: null, iterations: 3}"],
-            "methods.few sets iterations, which belongs to the align",
+            "methods.few.iterations belongs to the alignment",
         ),
         (
             ["methods.few={align: null, sweep: {credit.c: [1, 2]}}"],
-            "methods.few sets credit.c, which belongs to",
+            "methods.few.credit.c belongs to the alignment",
         ),
         (["baseline=dop"], "unknown baseline 'dop'. Did you mean 'dpo'?"),
         (["recipe=two.yaml"], "two.yaml' does not exist."),

@@ -68,7 +68,7 @@ def _reads(credit: Credit) -> Iterator[str]:
 
 
 def read_aspects(credit: Credit) -> set[str]:
-    """Return what a credit reads of turns besides their rewards: state keys, texts, whether actions were valid.
+    """Return what a credit reads of turns besides their rewards: state keys, texts, validity of actions.
 
     It is asked to weigh a small group, and the group with one of these changed. It reads what changes its numbers.
     """
