@@ -38,9 +38,9 @@ STAGES = ["run", "collect", "pair", "train", "evaluate"]
         (["model.dtype=float8"], "model.dtype must be one of"),
         (
             ["model.chat_template=nowhere.jinja"],
-            "model.chat_template must be a name, a file or Jinja, and 'nowhere.jinja' is neither",
+            "model.chat_template 'nowhere.jinja' is neither a template of ours, a file nor Jinja",
         ),
-        (["model.chat_template=qwen-3"], "nor a file. Did you mean 'qwen3'?"),
+        (["model.chat_template=qwen-3"], "a file nor Jinja. Did you mean 'qwen3'?"),
         (["protocol.name=scienceworld-et", "protocol.system=null"], "Did you mean 'scienceworld-eto'?"),
         (["protocol.format=recat"], "unknown protocol.format 'recat'. Did you mean 'react'?"),
         (
@@ -54,7 +54,7 @@ STAGES = ["run", "collect", "pair", "train", "evaluate"]
             ["explore.tasks.per_kind=5"],
             "explore.tasks: kind 'guess' has 8 tasks in split 'train', but per_kind=5",
         ),
-        (["seed"], "override 'seed' must look like key=value"),
+        (["seed"], "an override must look like key=value, such as seed=1 or align.loss.beta=0.2, got 'seed'"),
         (
             ["protocol.format=tools", "model.chat_template=tools"],
             "offers no tools; set protocol.format",
@@ -265,16 +265,22 @@ def test_a_model_is_scored_without_a_recipe(perturn, tiny_folder, own_environmen
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "evaluate needs a recipe or a run, or both --model and --environment"),
+        (
+            [],
+            "RECIPE-OR-RUN is missing, and evaluate scores one; name one, or give --model and --environment",
+        ),
         (
             ["--environment", "alfworld-like"],
-            "evaluate needs a recipe or a run, or both --model and --environment",
+            "--environment belongs to --model; give --model too, or a recipe or a run without them",
         ),
-        (["--model", "m"], "--model needs --environment"),
+        (
+            ["--model", "m"],
+            "--environment is missing, and --model is scored in one; `perturn list environments`",
+        ),
         (["--model", "m", "--environment", "alfworl"], "unknown environment.name 'alfworl'"),
         (
             ["recipe.yaml", "--model", "m", "--environment", "alfworld-like"],
-            "override 'recipe.yaml' must look like",
+            "an override must look like key=value",
         ),
     ],
 )
@@ -360,8 +366,8 @@ def test_runs_that_cannot_be_compared_end_with_a_code(perturn, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "init needs the FILE"),
-        (["a.yaml"], "init needs --environment and --model"),
+        ([], "FILE is missing, and init writes it"),
+        (["a.yaml"], "--environment is missing, and init writes a recipe for one; give it, or --from"),
         (["a.yaml", "--from", "x"], "no recipe 'x'"),
     ],
 )

@@ -28,7 +28,8 @@ def test_an_entry_with_a_name_that_is_taken_is_refused(tmp_path, monkeypatch):
     table = Table("perturn.things", {"one": int})
 
     with pytest.raises(
-        ConfigError, match=r"package perturn-other adds 'one' to perturn.things, where there is one"
+        ConfigError,
+        match=r"package perturn-other adds to perturn.things the name 'one', and that name is taken",
     ):
         table["one"]
 
@@ -52,7 +53,10 @@ def test_of_two_packages_with_one_name_ours_is_not_to_blame(tmp_path, monkeypatc
     describe(tmp_path, "perturn-other", "1", {"perturn.credits": {"igpo": "collections:OrderedDict"}})
     monkeypatch.syspath_prepend(tmp_path)
 
-    with pytest.raises(ConfigError, match=r"package perturn-other adds 'igpo' to perturn\.credits"):
+    with pytest.raises(
+        ConfigError,
+        match=r"package perturn-other adds to perturn\.credits the name 'igpo', and that name is taken",
+    ):
         Table("perturn.credits", {})["igpo"]
 
 

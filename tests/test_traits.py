@@ -169,5 +169,7 @@ def test_an_ability_takes_what_its_protocol_says():
 
 
 def test_an_ability_cannot_have_the_name_of_what_every_environment_has():
-    with pytest.raises(ConfigError, match="abilities cannot be named reset, step"):
+    with pytest.raises(
+        ConfigError, match=r"an environment has an ability 'reset', and that name is taken. Rename it"
+    ):
         EnvironmentTraits(abilities={"step": ABILITIES["expert"], "reset": ABILITIES["expert"]})

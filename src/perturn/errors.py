@@ -3,7 +3,7 @@
 import difflib
 import re
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -19,6 +19,9 @@ _JOINT = re.compile(r"[_\s-]+")
 """Characters that join the parts of a name and are easily confused."""
 _LONGEST = 2000
 """Characters of a message; what it quotes from a file or a world may have any length."""
+_QUOTE = reprlib.Repr()
+"""How a message quotes a value; the elements of a long list are not all looked at."""
+_QUOTE.maxstring = _QUOTE.maxother = 200
 
 
 class PerturnError(Exception):
@@ -119,14 +122,47 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"{guess} Known: {', '.join(known) or 'none'}."
 
 
-def check_known(word: object, known: Collection[str], says: str) -> None:
+def check_known(word: object, known: Collection[str], says: str, remedy: str = "") -> None:
     """Raise unless a word is known; the message says what is wrong and lists the known words.
 
     Raises:
         ConfigError: Such as `unknown split 'tset'. Did you mean 'test'? Known: test, train.`
     """
     if word not in known:
-        raise ConfigError(f"{says}.{did_you_mean(str(word), known)}")
+        raise ConfigError(f"{says}.{did_you_mean(str(word), known)}{_then(remedy)}")
+
+
+def check_free(word: str, taken: Collection[str], says: str, remedy: str) -> None:
+    """Raise if a name is taken.
+
+    Args:
+        word: The name.
+        taken: Names that others have.
+        says: Who gives the name.
+        remedy: What to do.
+
+    Raises:
+        ConfigError: Such as `package x adds 'sft' to perturn.losses, and that name is taken. Rename it.`
+    """
+    if word in taken:
+        raise ConfigError(f"{says} {word!r}, and that name is taken.{_then(remedy)}")
+
+
+def check_fit(fits: object, name: str, must: str, got: object, remedy: str = "") -> None:
+    """Raise unless a value is what its setting, or its caller, must be given.
+
+    Args:
+        fits: Whether it is.
+        name: The setting, the argument, or who returned the value.
+        must: What it must be, such as `be >= 0` or `have a list for each key`.
+        got: The value, or the part of it that does not fit.
+        remedy: A sentence that says what to do, where `must` does not.
+
+    Raises:
+        ConfigError: Such as `limit must be >= 0, got -1.`
+    """
+    if not fits:
+        raise ConfigError(f"{name} must {must}, got {_QUOTE.repr(got)}.{_then(remedy)}")
 
 
 def check_type(name: str, value: object, kind: Any, expected: str) -> None:
@@ -141,8 +177,70 @@ def check_type(name: str, value: object, kind: Any, expected: str) -> None:
     Raises:
         ConfigError: Such as `sampling must be a perturn.types.Sampling, got 1.0.`
     """
-    if not isinstance(value, kind):
-        raise ConfigError(f"{name} must be {expected}, got {reprlib.repr(value)}.")
+    check_fit(isinstance(value, kind), name, f"be {expected}", value)
+
+
+def required(value: T | None, name: str, reader: str, remedy: str) -> T:
+    """Return a value, or raise if it is missing.
+
+    Args:
+        value: The value; None: it is missing.
+        name: The setting, option or file.
+        reader: The clause that says who reads it.
+        remedy: What to do.
+
+    Raises:
+        ConfigError: Such as `environment is missing, and this stage plays in it; set it in the recipe.`
+    """
+    if value is None:
+        raise ConfigError(f"{name} is missing, and {reader}; {remedy}.")
+    return value
+
+
+def check_belongs(given: Mapping[str, object], there: object, owner: str, remedy: str) -> None:
+    """Raise if settings are given without what they belong to.
+
+    Args:
+        given: Values by the names of the settings; None, False and empty values are not given, and 0 is.
+        there: Whether what they belong to is there.
+        owner: What they belong to.
+        remedy: What to do.
+
+    Raises:
+        ConfigError: Such as `--repo and --private belong to --to hub; add it, or leave them out.`
+    """
+    names = [name for name, value in given.items() if value or (value == 0 and value is not False)]
+    if names and not there:
+        verb = "belongs" if len(names) == 1 else "belong"
+        raise ConfigError(f"{listed(names)} {verb} to {owner}; {remedy}.")
+
+
+def check_provided(
+    reader: str, needs: Iterable[str], provides: Collection[str], owner: str, remedy: str
+) -> None:
+    """Raise if something is needed that its owner does not provide.
+
+    Args:
+        reader: Who needs it.
+        needs: What it needs.
+        provides: What there is.
+        owner: Who would provide it.
+        remedy: What to do, such as to take another owner.
+
+    Raises:
+        ConfigError: Such as `credit Mine needs values, which training does not provide; give rows with weights.`
+    """
+    if missing := [each for each in needs if each not in provides]:
+        raise ConfigError(f"{reader} needs {listed(missing)}, which {owner} does not provide; {remedy}.")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a list in a sentence: `a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def _then(remedy: str) -> str:
+    return remedy and f" {remedy}"
 
 
 def check_none(faults: Iterable[str | None]) -> None:

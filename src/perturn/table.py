@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from perturn.errors import ConfigError, closest
+from perturn.errors import ConfigError, check_free, closest
 from perturn.io.plain_data import told
 
 if TYPE_CHECKING:
@@ -50,11 +50,8 @@ class Table(Mapping[str, T], Generic[T]):
         for point in sorted(
             _entry_points(group=self.group), key=_is_ours, reverse=True
         ):  # of two, another is to blame
-            if point.name in self._own or point.name in found:
-                raise ConfigError(
-                    f"{_package(point)} adds {point.name!r} to {self.group}, where there is one of that name; "
-                    "rename it, or uninstall the package."
-                )
+            says = f"{_package(point)} adds to {self.group} the name"
+            check_free(point.name, [*self._own, *found], says, "Rename it, or uninstall the package.")
             found[point.name] = point
         return found
 

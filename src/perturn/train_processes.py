@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from perturn.errors import ConfigError
+from perturn.errors import check_fit
 from perturn.table import locate
 
 T = TypeVar("T")
@@ -48,11 +48,9 @@ def share_of(batch_size: int, processes: int) -> int:
         ConfigError: If they cannot be divided evenly.
     """
     several = world_size() if world_size() > 1 else processes
-    if batch_size % several:
-        raise ConfigError(
-            f"batch_size must be a multiple of the {several} processes, got {batch_size}; start as many as divide "
-            "it, or set another batch_size."
-        )
+    must = f"be a multiple of the {several} processes"
+    remedy = "Start as many as divide it, or set another batch_size."
+    check_fit(batch_size % several == 0, "batch_size", must, batch_size, remedy)
     return batch_size // several
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from perturn.errors import ConfigError, check_type
+from perturn.errors import check_free, check_type
 
 Form = Literal["task", "actions", "turns", "plain"]
 """How a value crosses to another process or node: a `Task`; a list of texts; a list of (thought, action); or numbers,
@@ -60,10 +60,9 @@ class EnvironmentTraits:
     """Optional methods of its own, by name, besides the methods of the table `ABILITIES`."""
 
     def __post_init__(self) -> None:
-        if taken := sorted(_OWN & self.abilities.keys()):
-            raise ConfigError(
-                f"abilities cannot be named {', '.join(taken)}, as every environment has these; rename."
-            )
+        for name in sorted(self.abilities):
+            remedy = "Rename it, since every environment has a method of that name."
+            check_free(name, _OWN, "an environment has an ability", remedy)
 
 
 @dataclass(frozen=True)

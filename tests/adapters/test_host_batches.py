@@ -84,15 +84,17 @@ def test_values_are_read_at_the_first_token_of_a_turn_and_give_the_critics_targe
 
 
 def test_a_credit_that_a_host_cannot_feed_is_rejected_in_one_line():
-    with pytest.raises(ConfigError, match=r"^credit 'gigpo' compares turns by state keys, .*; pass keys\.$"):
+    with pytest.raises(ConfigError, match=r"^credit 'gigpo' needs state keys, .*; pass keys\.$"):
         host_credit("host", "gigpo", {STATES: "pass keys"})
     with pytest.raises(ConfigError, match=r"^credit 'turn-gae' needs values, .*; set a critic\.$"):
         host_credit("host", "turn-gae", {"values": "set a critic"})
-    with pytest.raises(ConfigError, match="'igpo' needs answer, which host does not give; run it in Perturn"):
+    with pytest.raises(
+        ConfigError, match="'igpo' needs answer, which host does not provide; run it in Perturn"
+    ):
         host_credit("host", "igpo", {})
-    with pytest.raises(ConfigError, match="'arpo' weighs branches"):
+    with pytest.raises(ConfigError, match="'arpo' needs branches of episodes"):
         host_credit("host", "arpo", {})
-    with pytest.raises(ConfigError, match="'RLOO' reads whether actions were valid"):
+    with pytest.raises(ConfigError, match="'RLOO' needs validity of actions, which host does not provide"):
         host_credit("host", RLOO(returns=Return(invalid_penalty=0.1)), {})
 
 
@@ -110,6 +112,6 @@ def test_what_entries_read_is_found_by_asking_them():
     assert set(map(frozenset, reads.values())) == {frozenset()}
     states = ("gigpo", "hgpo", "anchor-rloo", "pgpo")
     assert all(read_aspects(CREDITS[name]()) == {STATES} for name in states)
-    both = {STATES, "whether actions were valid"}
+    both = {STATES, "validity of actions"}
     assert read_aspects(CREDITS["graphgpo"]()) == read_aspects(CREDITS["g2po"]()) == both
     assert read_aspects(CREDITS["hiper"](switch="^[0-9]", by="action")) == {"texts"}

@@ -113,12 +113,15 @@ def package_is_here(package):
         ({"adapter": "gone_adapter.py"}, "neither an adapter nor a file"),
         (
             {"python": "venvs/gone/bin/python"},
-            "environment.python: there is no program 'venvs/gone/bin/python'",
+            "program 'venvs/gone/bin/python' is missing, and environment.python names it",
         ),
-        ({"function": f"{STUB}:rollout"}, "set command, function or adapter, and one of them alone"),
+        (
+            {"function": f"{STUB}:rollout"},
+            r"must have one of command, function and adapter, got \['function', 'adapter'\]",
+        ),
         (
             {"adapter": None, "command": ["python", STUB]},
-            "environment.python is for a function or an adapter",
+            "environment.python belongs to a function or an adapter; name the interpreter in command",
         ),
     ],
 )

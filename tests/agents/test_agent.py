@@ -262,7 +262,7 @@ def test_tasks_come_from_files_splits_and_functions(tmp_path):
     assert [task.id for task in one.tasks("train")] == ["train/00000", "train/00002"]
     assert [(task.id, task.split, task.data["answer"]) for task in one.tasks("test")] == [("t", "test", "x")]
     assert [task.id for task in several.tasks("train")] == ["train"]
-    with pytest.raises(ConfigError, match="has no task of split 'dev'"):
+    with pytest.raises(ConfigError, match="must have a task of split 'dev'"):
         one.tasks("dev")
     with pytest.raises(ConfigError, match="no split 'test'"):
         several.tasks("test")
@@ -275,9 +275,15 @@ def test_tasks_come_from_files_splits_and_functions(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"command": SHAKY, "function": FUNCTION}, "set command, function or adapter, and one of them alone"),
-        ({}, "set command, function or adapter"),
-        ({"command": ["no-such-program"]}, "no program 'no-such-program' on the PATH"),
+        (
+            {"command": SHAKY, "function": FUNCTION},
+            r"must have one of command, function and adapter, got \['command', 'function'\]",
+        ),
+        ({}, r"environment must have one of command, function and adapter, got \[\]"),
+        (
+            {"command": ["no-such-program"]},
+            "program 'no-such-program' is missing, and environment.command names it",
+        ),
         ({"command": "python agent.py"}, "environment.command must be a"),
         ({"function": f"{HERE / 'shaky_functions.py'}:gone"}, "cannot be loaded"),
         ({"command": SHAKY, "seconds": 0}, "must be > 0"),
@@ -334,7 +340,7 @@ def test_what_an_expert_was_paid_for_is_kept(tmp_path, monkeypatch):
 
 def test_an_agent_without_an_expert_has_none(tmp_path):
     """As any environment without one."""
-    with pytest.raises(ConfigError, match="agent-shaky_agent has no expert"):
+    with pytest.raises(ConfigError, match="an expert, which agent-shaky_agent does not provide"):
         perturn.collect("expert", agents(tmp_path, [{"id": "a"}]))
 
 

@@ -182,7 +182,7 @@ def test_an_expert_teaches_an_agent_and_tlm_dre_learns_from_pairs(place, monkeyp
 REFUSED = [
     ({"explore": {"name": "branches"}}, "explore.name=branches resumes episodes"),
     ({"protocol": {"name": "agent", "suffix": "Hurry."}}, "protocol.suffix is set"),
-    ({"worlds": {"processes": 2}}, "worlds.processes is 2"),
+    ({"worlds": {"processes": 2}}, "worlds.processes belongs to environments whose episodes share processes"),
     ({"evaluate": {"tasks": {"split": "test"}, "turns": {"limit": 3}}}, "evaluate.turns tells a policy"),
     ({"credit": {"name": "matchtir"}}, "matchtir needs tool-matches, which asks the environment"),
 ]

@@ -296,7 +296,7 @@ def test_the_runs_length_limit_holds_for_drawn_episodes(recipe, drew):
 
 @pytest.mark.parametrize(
     ("policy", "said"),
-    [("base", "policy 'base' played no .* Those that did: sft"), ("../sft", "Those that did")],
+    [("base", "policy 'base' played no .* Known: sft"), ("../sft", "Known: sft")],
 )
 def test_a_policy_that_drew_nothing_is_refused(drew, policy, said):
     with pytest.raises(ConfigError, match=said):

@@ -177,7 +177,7 @@ def test_what_a_service_cannot_do_is_rejected_before_work(
 
 def test_a_service_that_does_not_clip_is_told_of(serving, recipe_at):
     """The default of 1.0 is not kept to by SkyRL."""
-    with pytest.raises(ConfigError, match=r"align.max_grad_norm must be null, got 1: .* does not clip"):
+    with pytest.raises(ConfigError, match=r"align.max_grad_norm must be null, got 1\.0\. .* does not clip"):
         open_run(recipe_at(serving(clips=False)))
 
 
@@ -185,7 +185,10 @@ def test_another_version_of_the_client_is_rejected(serving, recipe_at, monkeypat
     """Newer clients send what SkyRL answers with HTTP 500, minutes later."""
     monkeypatch.setattr("perturn.engines.tinker.service_settings.version", lambda _: "0.38.0")
 
-    with pytest.raises(ConfigError, match=r"tinker 0.38.0 is installed, .* pip install 'tinker==0.16.\*'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"version of tinker must be 0.16, .* got '0.38.0'. Run: pip install 'tinker==0.16.\*'",
+    ):
         open_run(recipe_at(serving()))
 
 

@@ -85,7 +85,9 @@ def test_a_node_with_another_perturn_is_refused(nodes, steps, tmp_path):
     init.write_text(init.read_text().replace("__version__ =", '__version__ = "0.0.9"  #'))
     nodes.add(1, env_vars={"PYTHONPATH": str(tmp_path / "other")})
 
-    with pytest.raises(ConfigError, match=r"has perturn 0\.0\.9 \(source .*install the same on all machines"):
+    with pytest.raises(
+        ConfigError, match=r"^perturn of .* got '0\.0\.9 \(source .*Install the same on all machines"
+    ):
         ClusterWorlds(section, Worlds(), Cluster(nodes.address), 4)
-    with pytest.raises(ConfigError, match=r"replica 0 of the policy on .* has perturn 0\.0\.9"):
+    with pytest.raises(ConfigError, match=r"perturn of replica 0 of the policy on .* got '0\.0\.9"):
         Replicas(Cluster(nodes.address), Script, "none")

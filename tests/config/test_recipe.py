@@ -58,7 +58,7 @@ def test_an_unknown_entry_of_a_table_is_refused_with_the_closest_one():
             "unknown key 'explore.sampling.temprature'. Did you mean 'exp",
         ),
         ({"explore": {"sampling": {True: 1}}}, "unknown key 'explore.sampling.True'. "),
-        ({"model": {}}, "model.name is missing and has no default; set it in the recipe."),
+        ({"model": {}}, "model.name is missing, and it has no default; set it in the recipe."),
         ({"seed": "one"}, "seed must be a valid integer, unable to parse string as an integer, got 'one'."),
         ({"model": "smollm2"}, "model must be "),
         ({"sft": {"loss": "sft"}}, "sft.loss must be a valid dictionary, got 'sft'."),
@@ -158,10 +158,10 @@ def test_the_last_of_two_overrides_counts(recipe_file):
 @pytest.mark.parametrize(
     ("word", "begins"),
     [
-        ("seed", "override 'seed' must look like key=value"),
-        ("=3", "override '=3' must look like key=value"),
+        ("seed", "an override must look like key=value, such as seed=1 or align.loss.beta=0.2, got 'seed'."),
+        ("=3", "an override must look like key=value"),
         ("seed.x=3", "override 'seed.x=3': "),
-        ("name.x=3", "override 'name.x=3': name is a value, not a section."),
+        ("name.x=3", "override 'name.x=3': name must be a section, got 'small'."),
         ("seed=[", "override 'seed=[': the value is not YAML: "),
         ("align.los.beta=1", "unknown key 'align.los'. Did you mean 'align.loss'?"),
         ("seed=", "seed must be a valid integer, got None."),
@@ -181,8 +181,8 @@ def test_a_malformed_override_is_refused(recipe_file, word, begins):
     [
         (b"name: [", r"recipe .*recipe.yaml' is not YAML: while parsing"),
         (b"\xff\xfe\x00", r".*recipe.yaml cannot be read: "),
-        (b"- a\n- b\n", r"recipe .*recipe.yaml' must be a mapping of settings, got list\."),
-        (b"", r"recipe .*recipe.yaml' must be a mapping of settings, got NoneType\."),
+        (b"- a\n- b\n", r"recipe .*recipe.yaml' must be a mapping of settings, got \['a', 'b'\]\."),
+        (b"", r"recipe .*recipe.yaml' must be a mapping of settings, got None\."),
         (
             b"a: !!python/object/apply:os.system ['true']",
             r"recipe .*recipe.yaml' is not YAML: could not determine",
@@ -305,7 +305,7 @@ def environment_name(section):
         if not re.fullmatch(
             r"tau3 needs the files of \w+, which is not there\. .*|"
             r"data/\S+: expected a file, got none\. Correct the path\.|"
-            r"environment\.python: there is no program 'venvs/\w+/bin/python'.*",
+            r"program 'venvs/\w+/bin/python' is missing, and environment\.python names it.*",
             str(missing),
         ):
             raise

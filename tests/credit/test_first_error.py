@@ -187,7 +187,9 @@ def test_the_remaining_path_is_measured_as_the_credit_reads_it():
     assert sense_of(parse(Recipe, recipe)) == "shortest"
     searching = {"credit": {"name": "first-error", "distance": "searching"}}
     assert sense_of(parse(Recipe, recipe | searching)) == "searching"
-    with pytest.raises(ConfigError, match=r"both as shortest and as searching, and a run measures it once"):
+    with pytest.raises(
+        ConfigError, match=r"be alike, since a run measures .* once, got \['searching', 'shortest'\]"
+    ):
         sense_of(parse(Recipe, recipe | {"rows": {"name": "corrections", "distance": "searching"}}))
     with pytest.raises(DataError, match=r"turns\[0\]\.remaining was not measured"):
         credit([Trajectory(Task("t"), (Turn((), Action("go")),))])

@@ -163,7 +163,7 @@ def test_classes_leave_out_tasks_that_involve_another():
         ({"classes": {"MathAPI": True}}, r"classes must be a list of names, got \{'MathAPI'"),
         (
             {"classes": "MathAPI"},
-            r"classes must be a list of names, got the text 'MathAPI': write \[MathAPI\]",
+            r"classes must be a list of names, got 'MathAPI'. Write \[MathAPI\]\.",
         ),
         ({"reward": "f2"}, r"Unknown reward 'f2' of bfcl\. Did you mean 'f1'\? Known: f1, success"),
     ],
@@ -177,6 +177,6 @@ def test_a_split_without_tasks_says_what_to_do():
     """MathAPI is never alone."""
     with pytest.raises(
         ConfigError,
-        match=r"split 'test' of bfcl-.* has no task; take another split, or other settings of environment\.",
+        match=r"split 'test' of bfcl-.* must have a task, got \[\]\. Take another split, or other",
     ):
         choose_tasks(bfcl.Bfcl(classes=["MathAPI"]), Tasks("test"))

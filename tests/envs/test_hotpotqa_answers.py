@@ -148,11 +148,13 @@ def test_in_python_the_form_of_an_answer_is_given(file, tiny_folder):
     for one, weight, other in zip(episodes, found, again, strict=True):
         assert_close(weight, expected[one.key], atol=1e-6, rtol=0)
         assert torch.equal(weight, other)
-    with pytest.raises(ConfigError, match="reads the policy that acted; give model="):
+    with pytest.raises(
+        ConfigError, match=r"model is missing, and credit .* reads the policy that acted; give model="
+    ):
         weights_of(episodes, "igpo", answer=FORM)
     for form in (None, "finish"):
         with pytest.raises(
-            ConfigError, match=r"give answer=, the text of a turn .* 'Action: finish\[{answer}\]'"
+            ConfigError, match=r"answer must be the text of a turn .* 'Action: finish\[{answer}\]'"
         ):
             weights_of(episodes, "igpo", model=str(tiny_folder), answer=form)
     bare = [replace(one, task=replace(one.task, data={})) for one in episodes]
@@ -177,7 +179,10 @@ def test_an_answer_is_written_as_the_protocol_writes_actions(file):
 
     assert answer_form(read_recipe(file)) == FORM
     assert answer_form(read_recipe(file, action)) == "Action: finish[{answer}]"
-    with pytest.raises(ConfigError, match=r"protocol\.format .tools. gives answers as tool calls"):
+    with pytest.raises(
+        ConfigError,
+        match=r"protocol\.format must be react or action .* answers, got 'tools'\. Or use a credit",
+    ):
         answer_form(read_recipe(file, tools))
 
 
@@ -186,7 +191,8 @@ def test_an_environment_without_answers_is_refused_before_work(file, own_environ
     words = ["environment={name: 'own_environment:GuessNumber'}", "explore.tasks={split: train, n: 2}"]
     recipe = read_recipe(file, words)
     with pytest.raises(
-        ConfigError, match=r"environment 'own_environment:GuessNumber' does not say how an answer is"
+        ConfigError,
+        match=r"answer_action of environment 'own_environment:GuessNumber' must be a text with .*, got None",
     ):
         check(recipe)
 
@@ -203,7 +209,7 @@ def test_an_environment_without_answers_is_refused_before_work(file, own_environ
 def test_training_alone_computes_no_likelihood(train_rows, file):
     """Rows without weights are refused, for a trainer has no gold answer to ask for."""
     with pytest.raises(
-        ConfigError, match="credit IGPO needs answer, which training does not compute; give rows"
+        ConfigError, match="credit IGPO needs answer, which training does not provide; give rows"
     ):
         train_rows()
 
@@ -299,7 +305,7 @@ def test_the_loop_needs_no_gold_answer(answered, file, tiny_folder):
 def test_before_work_it_is_asked_how_answers_are_given(file, own_environment, monkeypatch):
     """The gold answer only where it is the reference."""
     words = ["environment={name: 'own_environment:GuessNumber'}", "explore.tasks={split: train, n: 2}"]
-    with pytest.raises(ConfigError, match="does not say how an answer is given"):
+    with pytest.raises(ConfigError, match=r"answer_action .* must be a text with \{answer\}.* got None"):
         check(read_recipe(file, [*words, "credit={name: siop}"]))
 
     monkeypatch.setattr(

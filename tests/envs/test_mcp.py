@@ -190,7 +190,9 @@ def test_tools_of_several_servers_are_offered_together_or_chosen(make):
 def test_two_tools_of_one_name_are_refused(make):
     world = make(servers=[{"command": SERVER}, {"command": SERVER}])
 
-    with pytest.raises(ConfigError, match="two MCP servers offer a tool 'add'"):
+    with pytest.raises(
+        ConfigError, match=r"an MCP server offers a tool 'add', and that name is taken. Leave one of the two"
+    ):
         begun(world)
 
 

@@ -322,7 +322,9 @@ def test_a_judge_without_a_grade_fails_the_episode(judged):
 
 
 def test_a_judge_and_left_out_assertions_are_an_error(copy):
-    with pytest.raises(ConfigError, match="leaves out what environment"):
+    with pytest.raises(
+        ConfigError, match=r"environment\.judge belongs to environment\.assertions=reject; leave one"
+    ):
         Tau3(assertions="leave-out", judge=JudgeSettings("m"))
 
 

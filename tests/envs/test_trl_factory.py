@@ -192,9 +192,14 @@ def test_an_episode_that_the_class_cannot_score_fails(here, tmp_path):
             "NoReward",
             {},
             ConfigError,
-            r"has no method get_reward\(\): reward functions outside",
+            r"method get_reward\(\) of NoReward is missing, and reward functions outside",
         ),
-        ("NoTools", {}, ConfigError, "no public method besides reset and get_reward"),
+        (
+            "NoTools",
+            {},
+            ConfigError,
+            "a tool of NoTools is missing, and its public methods besides reset and get_reward",
+        ),
         ("NoHints", {}, ConfigError, r"no schema can be made of tool act\(\)"),
         ("Slow", {"ask_reward": "often"}, ConfigError, "ask_reward must be one of each, end, got 'often'"),
         (

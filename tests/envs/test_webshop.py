@@ -270,7 +270,7 @@ def test_the_worked_example_is_what_the_world_says(shop, reciter):
             {"files": {"products": "nowhere.json", "attributes": "nowhere.json"}},
             "nowhere.json: expected a file, got none",
         ),
-        ({"files": {"products": "nowhere.json"}}, "files.attributes is missing and has no default"),
+        ({"files": {"products": "nowhere.json"}}, "files.attributes is missing, and it has no default"),
         (
             {"splits": {"train": (600, None)}},
             "split 'train' of webshop-1-",

@@ -17,6 +17,8 @@ LARGER = {"envs", "credit", "methods"}
 """Packages with a module for each entry of a table."""
 SHARED = {"environment", "engine", "settings", "protocol", "data"}
 """Names that modules of several packages have."""
+MOST_REJECTIONS = 120
+"""Places that reject a setting with a text of their own, rather than with a rule of `perturn.errors`."""
 
 
 def code_lines(function):
@@ -67,3 +69,9 @@ def test_names_of_modules_are_unique():
     found = Counter(file.stem for file in modules())
 
     assert {name for name, count in found.items() if count > 1} <= SHARED
+
+
+def test_most_settings_are_rejected_by_a_shared_rule():
+    found = [file.read_text(encoding="utf-8").count("ConfigError(") for file in SOURCE.rglob("*.py")]
+
+    assert 0 < sum(found) <= MOST_REJECTIONS

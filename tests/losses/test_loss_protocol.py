@@ -77,13 +77,13 @@ class _Unknown(SFT):
         (_NoReward, "loss _NoReward must have 'rewards', and has none; see perturn.losses.Loss."),
         (
             _Forgotten,
-            "loss _Forgotten has a method 'diagnostics', and its traits say diagnostics=False; write "
-            "LossTraits(diagnostics=True), or remove the method.",
+            "trait diagnostics of loss _Forgotten must be True, since the loss has a method 'diagnostics', got False. "
+            "Write LossTraits(diagnostics=True), or remove the method.",
         ),
         (
             _Missing,
-            "loss _Missing has no method 'step_statistic', and its traits say step_statistic=True; write "
-            "LossTraits(step_statistic=False), or add the method.",
+            "trait step_statistic of loss _Missing must be False, since the loss has no method 'step_statistic', "
+            "got True. Write LossTraits(step_statistic=False), or add the method.",
         ),
         (
             _MisspeltMethod,
@@ -120,8 +120,8 @@ class _NearTrait(Margin):
 @pytest.mark.parametrize(
     ("reads", "says"),
     [
-        ([_Reserved()], "has the name 'behavior', which another one has"),
-        ([Margin(), Margin(scale=2.0)], "token input Margin has the name 'margin', which another one has"),
+        ([_Reserved()], "has the name 'behavior', and that name is taken"),
+        ([Margin(), Margin(scale=2.0)], "token input Margin has the name 'margin', and that name is taken"),
         ([_NotCallable()], "must be callable on a Chunk, or name a frozen policy"),
         ([_Nameless()], "token input _Nameless must have 'name', and has none"),
         ([_NearTrait()], "has 'policy', which is never read. Did you mean `TokenInputTraits(policy=...)`?"),

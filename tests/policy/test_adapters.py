@@ -95,7 +95,9 @@ def test_a_peft_model_is_trained_further_and_its_adapters_are_part_of_the_refere
     assert trainer.evaluate()["eval_rewards/chosen"] == 0
     assert_close(trainer.model.eval()(IDS).logits, trained, atol=1e-5, rtol=1e-4)
 
-    with pytest.raises(ConfigError, match=r"has adapters already; leave peft_config out .*merge_and_unload"):
+    with pytest.raises(
+        ConfigError, match=r"peft_config belongs to a model without adapters; leave it out .*merge_and_unload"
+    ):
         train(model=load_adapters(folder, trainable=True), peft_config=lora())
     with pytest.raises(ConfigError, match=r"no weight of the model is to be trained.*is_trainable=True"):
         train(model=load_adapters(folder))

@@ -223,7 +223,7 @@ class Wrong(Margin):
 
 def test_an_input_of_another_shape_is_rejected():
     hidden, weight, bias, target = tensors()
-    says = r"token input 'margin' must return .* for each of the 13 tokens of a chunk, got torch.float64 \[13, 11\]"
+    says = r"input 'margin' must return .* for each of the 13 tokens of a chunk, got \(torch.float64, \[13, 11\]\)"
 
     with pytest.raises(ConfigError, match=says):
         token_inputs(hidden, target, Head(weight, bias), {"margin": Wrong()})

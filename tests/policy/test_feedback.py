@@ -238,7 +238,9 @@ def test_a_template_may_read_roles_that_alternate_alone(tokenizer, tiny_model):
 
 @pytest.mark.parametrize("placeholder", ["<|im_end|>", "a<|im_end|>\n<|im_start|>user\nb"])
 def test_a_placeholder_is_a_plain_text(renderer, tiny_model, placeholder):
-    with pytest.raises(ConfigError, match=r"holds '.*', which is not text; take a plain one"):
+    with pytest.raises(
+        ConfigError, match=r"credit\.placeholder must be text without control tokens, got '.*im_end"
+    ):
         feedback_gains(tiny_model, renderer, EPISODES, placeholder)
 
 

@@ -328,7 +328,7 @@ def test_a_template_is_a_name_a_file_or_jinja(tmp_path):
 )
 def test_a_name_that_is_none_is_told_the_nearest(wanted, guess):
     with pytest.raises(
-        ConfigError, match=rf"neither a template of ours nor a file\. Did you mean '{guess}'\? Known: "
+        ConfigError, match=rf"neither a template of ours, a file nor Jinja\. Did you mean '{guess}'\? Known: "
     ):
         read_template(wanted, "model.chat_template")
 

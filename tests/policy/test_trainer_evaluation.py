@@ -127,7 +127,7 @@ BAD = [
     (
         {"loss": {"name": "tlm-dre", "pivot": 0.5}, "credit": "discount"},
         ConfigError,
-        "loss.pivot is a setting of the loss's own credit",
+        "loss.pivot belongs to the loss's own credit",
     ),
     (
         {"accelerator_config": {"dispatch_batches": True}},

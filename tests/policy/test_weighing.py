@@ -111,7 +111,7 @@ def test_a_credit_of_a_group_is_refused_for_a_loss_on_pairs(name):
 def test_a_credit_of_a_group_is_refused_where_rows_are_weighed_one_by_one(section):
     """Which is what showing rows does; a group's weights would all be 0."""
     with pytest.raises(
-        ConfigError, match=r"compares the trajectories of a group, and a row by itself has none"
+        ConfigError, match=r"needs other trajectories of its group, which a row by itself does not provide"
     ):
         credit_of({"name": "ppo-clip"}, section)
 
@@ -130,7 +130,7 @@ def test_a_credit_of_a_group_takes_nothing_that_is_computed_for_turns_that_are_k
     ):
         choose_credit(LOSSES["sft"](), {"name": "sft"}, {"name": "needy"})
     chosen = choose_credit(LOSSES["ppo-clip"](), {"name": "ppo-clip"}, {"name": "needy"})
-    with pytest.raises(ConfigError, match="credit Needy needs reference, which training does not compute"):
+    with pytest.raises(ConfigError, match="credit Needy needs reference, which training does not provide"):
         asked(chosen, [])
 
 

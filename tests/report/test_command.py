@@ -40,7 +40,8 @@ def test_several_runs_are_one_page(perturn, make, run, tmp_path):
 def test_settings_without_a_run_are_refused(perturn):
     code, _, said = perturn("report", "seed=1")
 
-    assert (code, said) == (2, "error: report needs a run folder or a recipe before its settings.\n")
+    remedy = "name a run folder or a recipe before the settings"
+    assert (code, said) == (2, f"error: RUN is missing, and report shows one; {remedy}.\n")
 
 
 def test_the_page_of_a_study_is_written_in_its_folder(perturn, tmp_path):
@@ -50,9 +51,8 @@ def test_the_page_of_a_study_is_written_in_its_folder(perturn, tmp_path):
 
     assert perturn("report", study) == (0, str(study / "report.html"), "")
     assert (study / "summary.json").is_file()
-    for more in (["seed=1"], ["-o", "page.html"], [tmp_path]):
+    remedy = f"give {study} alone, which is a study and has its page in its folder"
+    given = [("KEY=VALUE", ["seed=1"]), ("--output", ["-o", "page.html"]), ("a second path", [tmp_path])]
+    for name, more in given:
         code, _, said = perturn("report", study, *more)
-        assert (code, said) == (
-            2,
-            f"error: {study} is a study, whose page lies in its folder; give it alone.\n",
-        )
+        assert (code, said) == (2, f"error: {name} belongs to a report of runs; {remedy}.\n")

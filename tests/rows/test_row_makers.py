@@ -112,7 +112,7 @@ def test_an_alignment_without_rows_pairs_with_the_expert():
             {"length": "turn", "max_extra_turns": 1},
             "rows.max_extra_turns cuts nothing with length=turn",
         ),
-        ("file", {}, "rows.path is missing and has no default"),
+        ("file", {}, "rows.path is missing, and it has no default"),
         ("pairs", {}, "unknown rows.name 'pairs'."),
     ],
 )

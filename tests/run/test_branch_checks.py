@@ -58,21 +58,21 @@ GREEDY = [
         ),
         (
             [*STEPS, "explore.name=expert-branches", "explore.sampling.temperature=0"],
-            "at temperature 0 all branches from a turn are alike",
+            "explore.branches must be 1 at temperature 0, where all branches from a turn are alike",
         ),
         (["rows.name=branch-pairs", "rows.path=own.jsonl"], "path is a setting of rows.name=file"),
         (["rows.name=branch-pairs", "explore.name=branches", "explore.every=0"], "every"),
         (
             ["rows.name=branch-pairs", "explore.name=branches", "explore.every=3"],
-            r"explore\.every is 3, and no episode has more than 3 turns",
+            r"explore\.every must be < 3, the most turns of an episode, so that some are resumed, got 3",
         ),
         (
             [*SPO, "protocol.max_turns=1"],
-            r"more than 1 turns.* let them take two or more",
+            r"explore\.every must be < 1, .*\. Let episodes take two turns or more",
         ),
         (
             [*SPO, "explore.every=4"],
-            r"explore\.every is 4, and no episode has more than 3 turns.* less than 3",
+            r"explore\.every must be < 3, the most turns of an episode, .* got 4",
         ),
         (
             GREEDY,
@@ -81,9 +81,12 @@ GREEDY = [
         ([*GREEDY, "explore.policy=sft", "explore.branches=1", "iterations=1"], "the same episode again"),
         (
             [*GREEDY, "explore.policy=base"],
-            r"explore\.branches is 2, and at temperature 0 all branches .* alike",
+            r"explore\.branches must be 1 at temperature 0, .* got 2",
         ),
-        ([*GREEDY, "explore.policy=sft", "iterations=2"], "set explore.branches=1, or explore.sampling.temp"),
+        (
+            [*GREEDY, "explore.policy=sft", "iterations=2"],
+            r"branches must be 1 .* got \d\. Or set explore\.sampling\.temp",
+        ),
         (
             ["rows.name=branch-pairs", "rows.max_extra_turns=2"],
             "max_extra_turns is a setting of rows.name=expert-pairs",

@@ -84,7 +84,9 @@ def test_in_python_it_is_the_same(tiny_folder):
 
     for one, expected in zip(found, SPA()(KEPT, contributions=shares), strict=True):
         assert_close(one, expected, atol=1e-12, rtol=0)
-    with pytest.raises(ConfigError, match="credit SPA reads the policy that acted; give model="):
+    with pytest.raises(
+        ConfigError, match="model is missing, and credit SPA reads the policy that acted; give model="
+    ):
         weights_of(EPISODES, "spa")
 
 

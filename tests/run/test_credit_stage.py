@@ -128,9 +128,9 @@ def test_an_episode_without_turns_needs_no_reference(tiny_model, tokenizer):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], r"expected credit\.name=NAME and its settings, .* got none"),
-        (["credit.gamma=0.9"], r"expected credit\.name=NAME"),
-        (["credit.name=rloo", "seed=1"], r"expected credit\.name=NAME"),
+        ([], r"what follows the run must be credit\.name=NAME and settings .*, got ''\."),
+        (["credit.gamma=0.9"], r"what follows the run must be credit\.name=NAME"),
+        (["credit.name=rloo", "seed=1"], r"what follows the run must be credit\.name=NAME"),
         (["credit.name=rlo"], r"unknown credit\.name 'rlo'\. Did you mean 'rloo'"),
         (["credit.name=rloo", "credit.gama=1"], r"unknown key 'credit\.gama'"),
         (
@@ -229,7 +229,8 @@ def test_the_credits_of_groups_can_all_be_given(explored):
     with pytest.raises(PerturnError, match=r"the expert of guess-number-1\.0 "):
         credit_run(explored, ["credit.name=matchtir"])
     with pytest.raises(
-        ConfigError, match="does not say how an answer is given, and the credit reads the likelihood"
+        ConfigError,
+        match=r"must be a text with \{answer\}, .* since the credit reads the likelihood of answers, got None",
     ):
         credit_run(explored, ["credit.name=igpo"], reference="base")
 
@@ -269,7 +270,9 @@ def test_options_of_crediting_again_are_refused_without_a_credit(explored):
 def test_weights_are_not_compared_with_themselves(explored):
     """Two settings of one credit have one name, and so one file, unless they are told apart."""
     words = ["credit.name=rloo", "credit.statistics=steps"]
-    with pytest.raises(ConfigError, match=r"rloo would compare these weights with themselves; give .* --as"):
+    with pytest.raises(
+        ConfigError, match=r"--as must differ from .* --against rloo compares with, got 'rloo'\. Give another"
+    ):
         credit_run(explored, words, against="rloo")
 
     found = credit_run(explored, words, against="rloo", name="rloo-steps")

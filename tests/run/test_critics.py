@@ -177,7 +177,9 @@ def test_in_python_critics_begin_and_learn_from_what_is_given(tiny_folder):
     for one, expected in zip(found, ARCHER()(KEPT, critics=learned.critiques), strict=True):
         assert_close(one, expected, atol=1e-12, rtol=0)
     assert any(one.abs().max() > 1e-3 for one in found)
-    with pytest.raises(ConfigError, match="credit ArCHer reads the policy that acted; give model="):
+    with pytest.raises(
+        ConfigError, match="model is missing, and credit ArCHer reads the policy that acted; give model="
+    ):
         weights_of(EPISODES, "archer")
 
 

@@ -58,7 +58,8 @@ def test_a_block_for_whose_worlds_there_is_no_room_is_refused(recipe, tmp_path):
     """Its size is the recipe's; fewer would share other batches."""
     with open_run(recipe, ["deterministic=true", "worlds.processes=2"]) as run, Session(run) as session:
         with pytest.raises(
-            ConfigError, match=r"plays 3 at the same time, but there is room for 2 worlds; lower"
+            ConfigError,
+            match=r"room for worlds must be >= 3, which deterministic plays at the same time, got 2\. Lower",
         ):
             play(session, tmp_path / "played.jsonl")
         assert len(play(session, tmp_path / "played.jsonl", size=2)) == 8

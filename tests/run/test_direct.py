@@ -51,7 +51,9 @@ def test_an_expert_that_is_not_there_is_no_failed_episode(own_environment, monke
     """A fault of the call, said once, before anything is played."""
     monkeypatch.delattr(own_environment.GuessNumber, "expert")
 
-    with pytest.raises(ConfigError, match=r"has no expert; give a model as policy\."):
+    with pytest.raises(
+        ConfigError, match=r"needs an expert, which .* does not provide; give a model as policy\."
+    ):
         perturn.collect("expert", own_environment.GuessNumber, n=2, protocol=RULES)
 
 
@@ -98,14 +100,16 @@ def test_a_credit_that_reads_a_reference_weighs_as_training_does(
 
 def test_a_credit_that_reads_a_reference_asks_for_one(explored):
     """There is no default policy."""
-    with pytest.raises(ConfigError, match="credit Confidence reads a reference policy; give model="):
+    with pytest.raises(
+        ConfigError, match="model is missing, and credit Confidence reads a reference policy; give model="
+    ):
         weights_of(explored)
     with pytest.raises(
-        ConfigError, match=r"needs tool-matches, which are computed of a run.s episodes; give `perturn"
+        ConfigError, match=r"needs tool-matches, which weigh does not provide; run `perturn credit"
     ):
         weights_of(explored, "matchtir")
     for answer in (None, 5, "no mark"):
-        with pytest.raises(ConfigError, match="give answer=, the text of a turn that gives one"):
+        with pytest.raises(ConfigError, match="answer must be the text of a turn that gives an answer"):
             weights_of(explored, "igpo", model="unread", answer=answer)
 
 
@@ -192,7 +196,7 @@ def test_an_explorer_plays_its_branches(own_environment, tiny_model, tokenizer):
     assert len(explored) == 1
     assert [one.taken_over for one in branches] == [1, 2]
     assert perturn.make_rows(found, "branch-pairs") == []
-    with pytest.raises(ConfigError, match=r"reads episodes that resume others, .*'branches'"):
+    with pytest.raises(ConfigError, match=r"an episode that resumes another is missing, .*'branches'"):
         perturn.make_rows(explored, "branch-pairs")
 
 
@@ -245,9 +249,12 @@ def test_a_credit_that_does_not_say_what_it_reads_is_refused(experts):
     ("rows", "says"),
     [
         ("expert-pairs", r"give experts=collect"),
-        ("corrections", "which only a run does"),
-        ("progress-pairs", "needs distance, which only a run computes"),
-        ("groups", "give credit="),
+        (
+            "corrections",
+            "needs distance and corrections by a world's expert, which make_rows does not provide",
+        ),
+        ("progress-pairs", "needs distance, which make_rows does not provide"),
+        ("groups", "credit is missing, and rows GroupRows are weighed by one"),
         ("group-pair", "did you mean|Did you mean"),
         (None, "rows must be a name, a section with a name, or an object of a class, got None"),
         (GroupPairs, "rows must be a name.*GroupPairs"),
@@ -262,9 +269,13 @@ def test_rows_that_lack_something_are_rejected(explored, rows, says):
 @pytest.mark.parametrize(
     ("rows", "given", "says"),
     [
-        ("group-pairs", {"credit": "rloo"}, "nothing reads credit"),
-        ("group-pairs", {"answer": "x"}, "nothing reads answer"),
-        ("groups", {"credit": "rloo", "failed": "zero"}, "failed is a setting of rows GroupRows"),
+        (
+            "group-pairs",
+            {"credit": "rloo"},
+            "credit belongs to rows of groups; leave it out, since rows GroupPairs are weighed in training",
+        ),
+        ("group-pairs", {"answer": "x"}, "answer belongs to rows of groups"),
+        ("groups", {"credit": "rloo", "failed": "zero"}, "failed belongs to the settings of rows GroupRows"),
     ],
 )
 def test_arguments_that_nothing_reads_are_rejected(explored, rows, given, says):

@@ -15,7 +15,7 @@ RULES = EpisodeProtocol("guess", format="action", system="Guess.", max_turns=3)
     ("environment", "settings", "says"),
     [
         (7, {}, "environment must be a name, a section with a name, or what makes a world, got 7"),
-        ({"size": 3}, {}, "got {'size': 3}; `perturn list environments`"),
+        ({"size": 3}, {}, "got {'size': 3}. `perturn list environments`"),
         (OWN, {"samples": 0}, "samples must be >= 1, got 0"),
         (OWN, {"concurrency": 0}, "concurrency must be >= 1, got 0"),
     ],
@@ -65,10 +65,13 @@ def test_a_policy_that_is_none_is_refused(own_environment, policy, says):
 @pytest.mark.parametrize(
     ("explore", "says"),
     [
-        ({"name": "branches", "policy": "sft"}, "only a run has"),
-        ("wrong-branches", "distance, which only a run computes"),
+        (
+            {"name": "branches", "policy": "sft"},
+            "needs a policy 'sft' of a run, which collect does not provide",
+        ),
+        ("wrong-branches", "distance, which collect does not provide"),
         ("expert-branches", "give experts="),
-        ({"name": "window", "samples": 2}, "explore has samples; give collect"),
+        ({"name": "window", "samples": 2}, "explore.samples belongs to collect itself; give collect"),
         ("branch", "did you mean|Did you mean"),
         (None, "explore must be a name, a section with a name, or an object of a class, got None"),
         ([], r"explore must be a name.*got \[\]"),

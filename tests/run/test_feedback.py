@@ -45,7 +45,9 @@ def test_in_python_it_is_the_same(explored, tiny_folder):
 
     for each, weight in zip(EPISODES, found, strict=True):
         assert rows[each.key] == pytest.approx(weight.tolist(), abs=1e-9)
-    with pytest.raises(ConfigError, match="credit InfoPO reads the policy that acted; give model="):
+    with pytest.raises(
+        ConfigError, match="model is missing, and credit InfoPO reads the policy that acted; give model="
+    ):
         weights_of(EPISODES, "infopo")
 
 

@@ -106,8 +106,8 @@ def test_changed_settings_of_a_second_run_that_was_begun_are_refused_before_the_
 @pytest.mark.parametrize(
     ("then", "begins"),
     [
-        ({"name": "x"}, "then.name must be left out; it follows from the recipe that comes before."),
-        ({"model": {"name": "x"}}, "then.model must be left out;"),
+        ({"name": "x"}, "then.name belongs to the recipe that comes before; leave it out of then."),
+        ({"model": {"name": "x"}}, "then.model belongs to the recipe that comes before;"),
         ({"aling": {}}, "unknown key 'then.aling'. Did you mean 'then.align'?"),
         ({"align": {"loss": {"name": "dpo"}, "epoch": 1}}, "unknown key 'then.align.epoch'. Did you mean"),
     ],
@@ -132,7 +132,9 @@ def test_a_mistake_that_a_check_finds_is_placed_in_then(recipe):
 def test_then_needs_a_policy_that_was_trained():
     recipe = parse(Recipe, {**small(then=PAIRS), "sft": None, "align": None})
 
-    assert "this recipe, which trains none" in refusal(following, recipe)
+    assert "then needs a trained policy, which this recipe does not provide; set sft or align." in refusal(
+        following, recipe
+    )
 
 
 def study_words(**more):
@@ -151,9 +153,9 @@ def test_a_study_refuses_a_recipe_with_then(tmp_path):
     (tmp_path / "r.yaml").write_text(json.dumps(small(then=PAIRS)))
     mixed = study_words(environments={"one": {"then": None}, "other": {}})
 
-    with pytest.raises(ConfigError, match="take `then` out with"):
+    with pytest.raises(ConfigError, match="`then` belongs to a study of its own; take it out with"):
         study_of(study_words(), tmp_path)
-    with pytest.raises(ConfigError, match="take `then` out with"):
+    with pytest.raises(ConfigError, match="`then` belongs to a study of its own; take it out with"):
         study_of(mixed, tmp_path)
 
 

@@ -290,11 +290,11 @@ def test_a_killed_choice_ends_in_the_same_branches(trees, place):
         ),
         (
             [*TRACE, "explore.per_iteration=2"],
-            "from other tasks of an iteration, of which there must be 3 or more",
+            "other tasks of an iteration must be 3 or more, to teach the predictor, got 2",
         ),
         (
             [*ARPO, "protocol.max_turns=1"],
-            r"explore begins at turn 1, .* more than 1 turns.* let them take two or",
+            r"the first turn that is resumed must be < 1, .*\. Let episodes take two turns or more",
         ),
     ],
 )

@@ -180,4 +180,7 @@ def test_a_recipe_with_a_file_of_its_own_takes_no_other(recipe, tmp_path, monkey
     with pytest.raises(SystemExit, match="2"):
         main()
 
-    assert "the recipe takes its expert's episodes from expert.file" in capsys.readouterr().err
+    assert (
+        "expert.file must be null where the expert's episodes are imported from another file"
+        in capsys.readouterr().err
+    )

@@ -161,7 +161,10 @@ def test_episodes_without_a_score_are_left_out_or_kept(bring):
     )
     account, found = bring(*records, keeps_unscored=True)
     assert (len(found), account.episodes) == (2, {"success": 1, "no_score": 1})
-    with pytest.raises(ConfigError, match="have no label"):
+    with pytest.raises(
+        ConfigError,
+        match="--keep-unscored belongs to --rows trajectories; leave it out, since labelled need the label",
+    ):
         bring(*records, keeps_unscored=True, form="labelled")
 
 
@@ -303,7 +306,7 @@ def test_the_command_does_not_write_over_its_log(perturn):
     _, _, error = perturn("calls.jsonl", "--output", "calls.jsonl")
 
     assert isinstance(error, ConfigError)
-    assert "is one of the logs" in str(error)
+    assert "--output must be another file than the logs, got 'calls.jsonl'" in str(error)
 
 
 def test_the_policy_names_every_model_of_the_episode(bring):

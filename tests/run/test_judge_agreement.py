@@ -135,7 +135,10 @@ def test_a_malformed_row_is_told_with_its_line(measure, row, said):
 
 
 def test_a_recipe_without_a_judge_is_refused(measure):
-    with pytest.raises(ConfigError, match=r"the recipe has no judge; set reward\.judge"):
+    with pytest.raises(
+        ConfigError,
+        match=r"reward\.judge is missing, and its ratings are compared with labels; set it, such as",
+    ):
         measure(words=["reward=null"])
 
 

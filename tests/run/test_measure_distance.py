@@ -37,7 +37,9 @@ def make_recipe(**sections):
 
 def test_a_recipe_that_reads_no_path_asks_no_environment(monkeypatch):
     """To name those that could say it would load them all."""
-    monkeypatch.setattr("perturn.run.stages.measure_distance.lacks", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(
+        "perturn.run.stages.measure_distance.check_abilities", lambda *_: pytest.fail("asked")
+    )
 
     check_pathfinder(make_recipe(rows={"name": "expert-pairs"}), SimpleNamespace(name="silent"))
 
@@ -118,7 +120,9 @@ def test_a_world_that_cannot_say_it_is_refused_before_work(own_environment):
         check_pathfinder(recipe, own_environment.GuessNumber())
     read = {"align": {"loss": {"name": "tlm-dre"}}, "credit": {"name": "first-error"}}
     recipe = make_recipe(environment=None, protocol=None, rows={"name": "file", "path": "p.jsonl"}, **read)
-    with pytest.raises(ConfigError, match="it has no environment, which would say"):
+    with pytest.raises(
+        ConfigError, match="environment is missing, and the recipe reads how far an episode is from its end"
+    ):
         check_pathfinder(recipe, None)
 
 
@@ -126,7 +130,7 @@ def test_two_senses_at_once_are_refused():
     """A turn holds one measure."""
     read = {"align": {"loss": {"name": "tlm-dre"}}, "credit": {"name": "first-error", "distance": "shortest"}}
 
-    with pytest.raises(ConfigError, match="read both as shortest and as searching"):
+    with pytest.raises(ConfigError, match=r"must be alike, .* got \['searching', 'shortest'\]"):
         sense_of(make_recipe(**read))
 
 

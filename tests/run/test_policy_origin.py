@@ -231,7 +231,11 @@ def unknown(folder):
         (let_go, BEST, r"policy sft of .*made was deleted; name a policy that is still there"),
         (renamed, BEST, r"prm is not a policy that .*made trains to act; name one of sft"),
         (of_no_section, IMPLICIT, r"base is not a policy that .*made trains to act; name one of sft"),
-        (of_another_world, BEST, r"explored guess-number-2\.0, and guess-number-1\.0 is scored, so nobody"),
+        (
+            of_another_world,
+            BEST,
+            r"must be guess-number-2\.0, in which .* explored, .* got 'guess-number-1\.0'",
+        ),
         (unknown, BEST, r"the run that made .*sft cannot be read: .*recipe\.yaml: unknown key 'newer'"),
         (
             lambda folder: (folder / "tasks.json").unlink(),

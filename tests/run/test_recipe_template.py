@@ -46,7 +46,8 @@ def test_rows_that_need_an_expert_are_refused_where_there_is_none(file, own_envi
     monkeypatch.delattr(own_environment.GuessNumber, "expert")
 
     with pytest.raises(
-        ConfigError, match=r"labelled come from kto, which read an expert's episodes, .* no expert"
+        ConfigError,
+        match=r"an expert .* is missing, and rows that are labelled come from kto, which read its episodes",
     ):
         write_recipe(file, environment=GUESS, model="some/model", loss="kto")
     assert not file.exists()
@@ -160,7 +161,7 @@ def test_an_existing_file_is_left_as_it_is(file):
         ({"overrides": ["sed=1"]}, "unknown key 'sed'. Did you mean 'seed'?"),
         (
             {"overrides": ["rows={name: kto}"]},
-            "are labelled, and loss 'tlm-dre' does not learn from labelled; add align.loss.name=kto",
+            "are labelled, and loss 'tlm-dre' does not learn from labelled. Known: kto. Add align.loss.name",
         ),
     ],
 )

@@ -273,7 +273,7 @@ def test_the_first_policy_is_its_own_reference_and_the_second_is_not(forks):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["credit.name=oprl"], "add reward.model"),
+        (["credit.name=oprl"], "reward.model is missing, and credit .* reads a reward model .*; add it"),
         (["credit.name=rloo", "reward={model: {}}"], "credit rloo reads no reward model of the run"),
         (["credit={name: oprl, checkpoint: sft}", "reward={model: {}}"], "reads no reward model of the run"),
         (
@@ -282,7 +282,10 @@ def test_the_first_policy_is_its_own_reference_and_the_second_is_not(forks):
         ),
         (["credit.name=progress-advantage", "iterations=1"], "would compare each policy with itself"),
         (["credit={name: progress-advantage, checkpoint: sft}"], "would compare each policy with itself"),
-        (["credit={name: progress-advantage, checkpoint: ppo-clip-001}"], "is not there before the loop"),
+        (
+            ["credit={name: progress-advantage, checkpoint: ppo-clip-001}"],
+            r"be base, sft, a folder or a Hub id, .* got 'ppo-clip-001'",
+        ),
         (["credit={name: progress-advantage, checkpoint: nowhere/model}"], "nowhere/model"),
         (
             ["credit.name=oprl", "reward.model.loss.name=sft"],
@@ -305,7 +308,9 @@ def test_stored_episodes_of_a_policy_that_is_its_own_reference_are_refused(explo
     """Another policy must be named; it may be a folder, and then weights are those of the formula."""
     with pytest.raises(ConfigError, match="policy sft is compared with itself; name a policy"):
         credit_run(explored, ["credit.name=progress-advantage"])
-    with pytest.raises(ConfigError, match=r"credit\.checkpoint is missing: the run trains no reward model"):
+    with pytest.raises(
+        ConfigError, match=r"reward\.model is missing, .*; name a policy in credit\.checkpoint"
+    ):
         credit_run(explored, ["credit.name=oprl"])
     words = ["credit", str(explored), "credit.name=oprl", f"credit.checkpoint={tiny_folder}"]
 
@@ -328,7 +333,9 @@ def test_in_python_both_policies_are_given(tiny_folder, tiny_model, tokenizer):
     for group in groups_of(EPISODES):
         for one, expected in zip(group, CREDITS["grpo"]()(group), strict=True):
             assert by_key[one.key].shape == expected.shape
-    with pytest.raises(ConfigError, match="compares a policy with its reference; give reference="):
+    with pytest.raises(
+        ConfigError, match=r"reference is missing, and credit .* compares a policy with its reference; give"
+    ):
         weights_of(EPISODES, "oprl", model=tiny_model, tokenizer=tokenizer)
 
 

@@ -215,6 +215,6 @@ def test_a_greedy_search_is_refused(place, monkeypatch, words):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
     with pytest.raises(
-        ConfigError, match=r"explore\.name=mcts resumes episodes with the sampling of explore"
+        ConfigError, match=r"explore\.sampling\.temperature must be > 0 for explore\.name=mcts: .* got 0"
     ):
         check(recipe_of(place, *TREES, "explore.sampling.temperature=0", *words))

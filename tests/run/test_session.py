@@ -100,8 +100,8 @@ def test_a_panel_without_a_number_takes_what_skip_leaves():
             "kind 'a' has 12 tasks in split 'train', but per_kind=8 and skip=5 ask for 13",
         ),
         (Tasks("train", n=20, skip=5), "24 tasks are in split 'train', but n=20 and skip=5 ask for 25"),
-        (Tasks("train", skip=12), "split 'train' of world-1.0 has no task"),
-        (Tasks("empty"), "split 'empty' of world-1.0 has no task"),
+        (Tasks("train", skip=12), "split 'train' of world-1.0 must have a task"),
+        (Tasks("empty"), "split 'empty' of world-1.0 must have a task"),
         (Tasks("dev"), "world-1.0 has no tasks for split 'dev': KeyError: 'dev'"),
     ],
 )

@@ -81,7 +81,10 @@ def test_a_window_that_cuts_no_branch_is_refused(place, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
 
-    with pytest.raises(ConfigError, match=r"explore\.turns is 2, and no branch has more than 2 turns"):
+    with pytest.raises(
+        ConfigError,
+        match=r"explore\.turns must be < 2, the most turns of a branch, so that some are cut, got 2",
+    ):
         check(recipe_of(place, *SLATE, "explore.turns=2"))
 
 

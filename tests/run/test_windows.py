@@ -354,7 +354,10 @@ def test_windows_that_nothing_goes_on_with_are_refused(place, words, says):
             ["credit.name=slate"],
             "credit slate needs branches, and explore.name=window provides none",
         ),
-        (["explore.turns=3"], "explore.turns is 3, and no episode has more than 3 turns"),
+        (
+            ["explore.turns=3"],
+            "explore.turns must be < 3, the most turns of an episode, so that an episode is cut, got 3",
+        ),
     ],
 )
 def test_windows_that_the_credit_or_the_protocol_does_not_take_are_refused(place, words, says, monkeypatch):

@@ -288,14 +288,17 @@ def test_a_stamp_reads_as_one_line():
     [
         (
             ["evaluate.sampling.temperature=0.0"],
-            "which are all alike at temperature 0; set evaluate.sampling.temp",
+            r"evaluate\.sampling\.temperature must be > 0, .* which are all alike at 0, got 0\.0",
         ),
         (
             ["evaluate.select.name=likelyhood"],
             r"unknown evaluate\.select\.name 'likelyhood'\. Did you mean 'likelihood'\?",
         ),
         (["evaluate.select.name=own_environment:nobody"], "cannot be loaded: AttributeError"),
-        (["evaluate.select.name=own_environment:__doc__"], "is neither a function that gives scores nor a"),
+        (
+            ["evaluate.select.name=own_environment:__doc__"],
+            "must be a function that gives scores, or a selector: a class",
+        ),
         (
             ["evaluate.select.name=implicit-reward"],
             "no policy here is trained; score .* Or take .*name=likelihood, frequency or a",

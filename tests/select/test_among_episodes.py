@@ -186,17 +186,20 @@ def test_the_command_says_what_the_score_is_of(recipe):
     [
         (
             ["evaluate.sampling.temperature=0.0"],
-            "which are all alike at temperature 0; set evaluate.sampling.temp",
+            r"evaluate\.sampling\.temperature must be > 0, .* which are all alike at 0, got 0\.0",
         ),
         (
             ["evaluate.select.name=outcom"],
             r"unknown evaluate\.select\.name 'outcom'\. Did you mean 'outcome'\?",
         ),
         (["evaluate.select.name=own_environment:nobody"], "cannot be loaded: AttributeError"),
-        (["evaluate.select.name=own_environment:__doc__"], "is neither a function that gives scores nor a"),
+        (
+            ["evaluate.select.name=own_environment:__doc__"],
+            "must be a function that gives scores, or a selector: a class",
+        ),
         (
             ["evaluate.select.name=own_environment:GuessNumber"],
-            r"GuessNumber' is neither a function that .* class with `traits = SelectorTraits",
+            r"be a function that .* class with `traits = SelectorTraits.*GuessNumber'",
         ),
         (["evaluate.select.samples=1"], r"evaluate\.select\.samples must be >= 2, got 1"),
         (["evaluate.select.sample=3"], r"unknown key 'evaluate\.select\.sample'\. Did you mean .*samples'\?"),

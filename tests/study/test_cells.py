@@ -86,7 +86,7 @@ def test_a_judge_of_evaluations_scores_every_policy(tmp_path, plan):
         "reward.model",
     ]
     said = refusal(lambda: plan("methods.sft={align: null, reward.model: {}}").points)
-    assert "methods.sft sets reward.model, which belongs to the alignment, and `align` is null" in said
+    assert "methods.sft.reward.model belongs to the alignment, and `align` is null" in said
 
 
 def test_what_scores_a_policy_explores_nothing(tmp_path, plan):
@@ -151,8 +151,14 @@ def test_a_method_may_sweep_other_settings_as_often(plan):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["methods.dmpo={sweep: {align.loss.beta: [1, 2, 3]}}"], "methods.dmpo tries 3 points and others 2"),
-        (["methods.dmpo={sweep: {}}"], "methods.dmpo tries 1 points and others 2"),
+        (
+            ["methods.dmpo={sweep: {align.loss.beta: [1, 2, 3]}}"],
+            "number of points of methods.dmpo must be 2, as of other methods, got 3",
+        ),
+        (
+            ["methods.dmpo={sweep: {}}"],
+            "number of points of methods.dmpo must be 2, as of other methods, got 1",
+        ),
         (["methods.dmpo={sweep: [1]}"], "must have a list of values for each key"),
         (
             [
@@ -160,7 +166,7 @@ def test_a_method_may_sweep_other_settings_as_often(plan):
                 "methods.dpo.sweep={align.beta: [1, 2]}",
                 "methods.tlm-dre.sweep={rows.threshold: [1]}",
             ],
-            "tries 1 points and",
+            "number of points of methods.tlm-dre must be 2",
         ),
         (["tune=null"], "sweep needs tasks to choose on"),
         (["tune.seeds=[7]"], "tune.seeds must be among the study's seeds [3, 4, 5], got [7]"),
@@ -200,15 +206,15 @@ def test_a_method_may_sweep_other_settings_as_often(plan):
         (["environments={here: {evaluate: {tasks: {n: 5}}}}"], "environments.here: 'evaluate.tasks' is the"),
         (
             ["methods.few={align: null, explore.samples: 9}"],
-            "methods.few sets explore.samples, which belongs to",
+            "methods.few.explore.samples belongs to the alignment",
         ),
         (
             ["methods.few={align: null, iterations: 3}"],
-            "methods.few sets iterations, which belongs to the align",
+            "methods.few.iterations belongs to the alignment",
         ),
         (
             ["methods.few={align: null, sweep: {credit.c: [1, 2]}}"],
-            "methods.few sets credit.c, which belongs to",
+            "methods.few.credit.c belongs to the alignment",
         ),
         (["baseline=dop"], "unknown baseline 'dop'. Did you mean 'dpo'?"),
         (["recipe=two.yaml"], "two.yaml' does not exist."),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from perturn.adapters.host_credits import HostCredit
-from perturn.errors import ConfigError, DataError
+from perturn.errors import DataError, check_fit
 from perturn.group import groups_of
 from perturn.types import Action, Task, Trajectory, Turn
 
@@ -128,11 +128,9 @@ def weigh_episodes(
         given = {name: [entries[index] for index in members] for name, entries in (needed or {}).items()}
         for index, weights in zip(members, credit([made[i] for i in members], **given), strict=True):
             found[index] = weights.tolist()
-            if len(found[index]) != len(made[index].turns) or not all(map(isfinite, found[index])):
-                raise ConfigError(
-                    f"credit {type(credit).__name__} must return a finite number for each of "
-                    f"{len(made[index].turns)} turns, got {found[index]!r:.120}."
-                )
+            turns, got = len(made[index].turns), found[index]
+            fits, must = len(got) == turns, f"return a finite number for each of {turns} turns"
+            check_fit(fits and all(map(isfinite, got)), f"credit {type(credit).__name__}", must, got)
     return found
 
 

@@ -8,7 +8,7 @@ from itertools import starmap
 from typing import Any
 
 from perturn.credit import Credit
-from perturn.errors import check_none
+from perturn.errors import check_provided
 from perturn.needs import keyword, name_of
 from perturn.training.credit_choice import check_credit, make_credit
 from perturn.types import Action, Task, Trajectory, Turn
@@ -46,29 +46,29 @@ def host_credit(
     else:
         check_credit(credit, type(credit).__name__)
         made, name = credit, type(credit).__name__
-    check_none(_faults(host, made, name, gives))
+    _check_given(host, made, name, gives)
     return HostCredit(host, made, STATES in read_aspects(made))
 
 
-def _faults(host: str, credit: Credit, name: str, gives: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield what a credit reads that a host does not give."""
+def _check_given(host: str, credit: Credit, name: str, gives: Mapping[str, str | None]) -> None:
+    """Reject a credit that reads what a host does not give."""
+    for need in _reads(credit):
+        hint = gives.get(need, "run it in Perturn")
+        check_provided(f"credit {name!r}", [need], [need] if hint is None else (), host, str(hint))
+
+
+def _reads(credit: Credit) -> Iterator[str]:
+    """Yield what a credit reads; what it reads of turns comes last, for which it must weigh a group."""
     if credit.traits.trains_branches:
-        yield f"credit {name!r} weighs branches of episodes, and {host} plays none; run it in Perturn."
+        yield "branches of episodes"
     if credit.traits.sets_clip:
-        yield f"credit {name!r} sets a clip range for each turn, and {host} has one for all; run it in Perturn."
-    for need in map(name_of, credit.needs):
-        hint = gives.get(need, "run it in Perturn, which computes it")
-        if hint is not None:
-            yield f"credit {name!r} needs {need}, which {host} does not give; {hint}."
-    reads = read_aspects(credit)
-    if STATES in reads and (hint := gives.get(STATES, "run it in Perturn")) is not None:
-        yield f"credit {name!r} compares turns by state keys, which {host} does not give; {hint}."
-    for aspect in reads - {STATES}:
-        yield f"credit {name!r} reads {aspect}, which {host} does not give; run it in Perturn."
+        yield "a clip range for each turn"
+    yield from map(name_of, credit.needs)
+    yield from sorted(read_aspects(credit), key=lambda aspect: aspect != STATES)
 
 
 def read_aspects(credit: Credit) -> set[str]:
-    """Return what a credit reads of turns besides their rewards: state keys, texts, whether actions were valid.
+    """Return what a credit reads of turns besides their rewards: state keys, texts, validity of actions.
 
     It is asked to weigh a small group, and the group with one of these changed. It reads what changes its numbers.
     """
@@ -102,7 +102,7 @@ _CHANGED: dict[str, Callable[[int, Turn], Turn]] = {
         observation=({"role": "user", "content": f"{at} {'done' if at % 2 else 'Nothing happens.'}"},),
         action=replace(turn.action, text=f"{at} {'<think>' if at % 2 else 'search[x]'}"),
     ),
-    "whether actions were valid": lambda at, turn: replace(turn, valid=at % 3 > 0),
+    "validity of actions": lambda at, turn: replace(turn, valid=at % 3 > 0),
 }
 """Changes of a turn, by the aspect that they change; each is given the index of the turn plus the sample."""
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from perturn.credit import CreditTraits
 from perturn.credit.turn_gae import TurnGAE
-from perturn.errors import ConfigError, check_known
+from perturn.errors import ConfigError, check_known, check_provided
 from perturn.needs import Needs, Values
 from perturn.table import guarded
 from perturn.types import Trajectory
@@ -178,10 +178,10 @@ def _function(
 
     empty = torch.zeros(1, 2, dtype=torch.float64)
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    required = {key for key, one in parameters.items() if one.default is one.empty and one.kind not in kinds}
-    if lacks := sorted(required - arguments(ReleasedBatch(empty, empty, empty)).keys()):
-        raise ConfigError(f"{name} reads {', '.join(lacks)}, which the episodes of a process do not have.")
-    return lambda batch: function(**arguments(batch))[0], "values" in required
+    reads = {key for key, one in parameters.items() if one.default is one.empty and one.kind not in kinds}
+    there = arguments(ReleasedBatch(empty, empty, empty))
+    check_provided(name, sorted(reads), there, "the episode of a small process", "take another estimator")
+    return lambda batch: function(**arguments(batch))[0], "values" in reads
 
 
 def _shared_arguments(batch: ReleasedBatch, rewards: Tensor, mask: Tensor) -> dict[str, Any]:

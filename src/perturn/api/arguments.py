@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from perturn.errors import ConfigError
+from perturn.errors import check_fit
 from perturn.types import Trajectory
 
 
@@ -20,10 +19,8 @@ def check_rows(given: Any, name: str = "rows") -> None:
     Raises:
         ConfigError: If it is a single thing, such as None or a number, or a mapping.
     """
-    if not isinstance(given, Iterable) or isinstance(given, Mapping):
-        raise ConfigError(
-            f"{name} must be pairs or trajectories, as make_rows and weigh return them, got {reprlib.repr(given)}."
-        )
+    several = isinstance(given, Iterable) and not isinstance(given, Mapping)
+    check_fit(several, name, "be pairs or trajectories, as make_rows and weigh return them", given)
 
 
 def trajectories_in(given: Any, name: str) -> list[Trajectory]:
@@ -39,9 +36,6 @@ def trajectories_in(given: Any, name: str) -> list[Trajectory]:
     several = isinstance(given, Iterable) and not isinstance(given, Mapping | str)
     found = list(given) if several else [given]
     wrong = [one for one in found if not isinstance(one, Trajectory)]
-    if wrong or not several:
-        raise ConfigError(
-            f"{name} must be a list of trajectories, as collect returns them, got "
-            f"{reprlib.repr(wrong[0] if wrong else given)}."
-        )
+    got = wrong[0] if wrong else given
+    check_fit(several and not wrong, name, "be a list of trajectories, as collect returns them", got)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from perturn.envs.world_process import ProcessWorlds, runs_here
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import Job, play, play_alone
 from perturn.episodes.seeds import make_jobs
-from perturn.errors import ConfigError, check_none, check_type
+from perturn.errors import check_belongs, check_fit, check_provided, check_type, required
 from perturn.explore import Explorer
 from perturn.explore.protocol import ExploreInputs
 from perturn.faults import closing_world
@@ -108,15 +107,15 @@ def collect(
     speaks, rates = user_of(user), judge_of(judge)
     check_type("sampling", sampling, Sampling | None, "a perturn.types.Sampling")
     earlier, experts = trajectories_in(earlier, "earlier"), trajectories_in(experts, "experts")
-    if not isinstance(iteration, int) or iteration < 1:
-        raise ConfigError(f"iteration must be a number >= 1, got {iteration!r}.")
+    check_fit(isinstance(iteration, int) and iteration >= 1, "iteration", "be a number >= 1", iteration)
     make, concurrency = _maker(environment), _at_once(environment, concurrency)
     with closing_world(make()) as env:
-        if policy == "expert" and abilities_of(env).isdisjoint(EXPERTS):
-            raise ConfigError(f"{env.name} has no expert; give a model as policy.")
+        if policy == "expert":
+            has = EXPERTS & abilities_of(env) and ["an expert"]
+            check_provided("policy 'expert'", ["an expert"], has, env.name, "give a model as policy")
         tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
         rules = told_of(_rules(protocol, env, tasks[0]), None if policy == "expert" else speaks)
-    check_none(_faults(explorer, policy, experts))
+    _check_policy(explorer, policy, experts)
     left = [one for one in earlier if unfinished(one)] if explorer.traits.resumes_earlier else []
     inputs = ExploreInputs(seed, iteration, tasks, left)
     jobs = explorer.jobs(inputs, 0)
@@ -138,14 +137,16 @@ def collect(
         return [*explored, *resumed]
 
 
-def _faults(explorer: Explorer, policy: Policy, experts: Sequence[Trajectory]) -> Iterator[str]:
-    """Yield what an explorer needs of the policy or of the expert's episodes that is not there."""
-    if explorer.traits.expert and not experts:
-        yield ("the explorer resumes an expert's episodes; give experts=collect('expert', ...).")
-    if policy == "expert" and (explorer.rounds or explorer.traits.resumes_earlier):
-        yield ("an expert's episodes are played whole and once; leave out explore=.")
-    if explorer.traits.reads_policy and isinstance(policy, Engine):
-        yield ("the explorer reads the policy, which an Engine does not show; give a model as policy.")
+def _check_policy(explorer: Explorer, policy: Policy, experts: Sequence[Trajectory]) -> None:
+    """Reject an explorer without the policy or the expert's episodes that it needs."""
+    if explorer.traits.expert:
+        remedy = "give experts=collect('expert', ...)"
+        required(experts or None, "experts", "the explorer resumes an expert's episodes", remedy)
+    resumes = explorer.rounds or explorer.traits.resumes_earlier
+    remedy = "leave it out, since an expert's episodes are played whole and once"
+    check_belongs({"explore": resumes}, policy != "expert", "a policy that is no expert", remedy)
+    reads = ["weights"] if explorer.traits.reads_policy and isinstance(policy, Engine) else []
+    check_provided("the explorer", reads, (), "an Engine", "give a model as policy")
 
 
 @dataclass(frozen=True)
@@ -234,11 +235,9 @@ def _maker(environment: World) -> Callable[[], Environment]:
         return lambda: world
     if section is None and callable(environment):
         return lambda: at_border(environment(), getattr(environment, "__name__", "environment"))
-    if section is None or "name" not in section:
-        raise ConfigError(
-            "environment must be a name, a section with a name, or what makes a world, got "
-            f"{reprlib.repr(environment)}; `perturn list environments` shows the names."
-        )
+    section, must = section or {}, "be a name, a section with a name, or what makes a world"
+    remedy = "`perturn list environments` shows the names."
+    check_fit("name" in section, "environment", must, environment, remedy)
     limits = Worlds()
     return environment_maker(section) if runs_here(section, limits) else ProcessWorlds(section, limits)
 

@@ -11,7 +11,7 @@ from perturn.config.parsing import build_entry, section_of
 from perturn.config.sections import Section
 from perturn.data.origins import best_by_task
 from perturn.episodes.episode import Job
-from perturn.errors import ConfigError
+from perturn.errors import check_belongs, check_provided
 from perturn.explore import Explorer
 from perturn.explore.protocol import ExploreInputs
 from perturn.needs import Distance
@@ -32,28 +32,20 @@ def make_explorer(explore: str | Section | Explorer, samples: int, concurrency: 
         explorer = replace(explore, samples=samples, concurrency=concurrency)
     else:
         section = section_of(explore, "explore")
-        if common := [each.name for each in fields(ExploreSettings) if each.name in section]:
-            raise ConfigError(
-                f"explore has {', '.join(common)}; give collect its arguments of these names instead."
-            )
+        common = {f"explore.{each.name}": True for each in fields(ExploreSettings) if each.name in section}
+        check_belongs(common, False, "collect itself", "give collect its arguments of these names")
         explorer = build_entry(EXPLORER, {**section, **own}, "explore")
     name = type(explorer).__name__
-    if explorer.traits.policy is not None:
-        raise ConfigError(
-            f"explorer {name} is played by the policy {explorer.traits.policy!r}, which only a run has; leave out "
-            "explore.policy, or use `perturn explore` and `perturn branch`."
-        )
+    in_a_run = "use `perturn explore` and `perturn branch`"
+    player = [f"a policy {explorer.traits.policy!r} of a run"] if explorer.traits.policy is not None else []
+    check_provided(f"explorer {name}", player, (), "collect", f"leave out explore.policy, or {in_a_run}")
     found = wanted(explorer.needs, f"explorer {name}").items()
     elsewhere = [
         key
         for key, (one, _) in found
         if key == Distance.name or one.traits.reads_world or one.traits.reads_branches
     ]
-    if elsewhere:
-        raise ConfigError(
-            f"explorer {name} needs {', '.join(elsewhere)}, which only a run computes; use `perturn explore` and "
-            "`perturn branch`."
-        )
+    check_provided(f"explorer {name}", elsewhere, (), "collect", in_a_run)
     return explorer
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perturn.api.arguments import trajectories_in
@@ -14,7 +14,7 @@ from perturn.config.row_maker_settings import ROWS, Made, RowInputs, RowMaker, R
 from perturn.config.sections import Section
 from perturn.credit import Credit
 from perturn.data.group_account import ledger
-from perturn.errors import check_none
+from perturn.errors import check_belongs, check_fit, check_provided, required
 from perturn.formats.read_rows import rows_of
 from perturn.group import groups_of
 from perturn.io.read_input import user_path
@@ -61,8 +61,8 @@ def make_rows(
     if branches is None:
         episodes, branches = _without_branches(episodes, experts)
     branches = trajectories_in(branches, "branches")
-    check_none(_weighing_faults(maker, credit, weighing))
-    check_none(_faults(maker, episodes, experts, branches))
+    _check_weighing(maker, credit, weighing)
+    _check_episodes(maker, episodes, experts, branches)
     of_expert = "expert-branches" in traits.branches and bool(experts)
     made = maker(
         RowInputs(
@@ -99,53 +99,41 @@ def _rows_of(traits: RowTraits) -> Iterable[Any]:
     return rows_of(user_path(traits.source, "rows.path"), ROWS_OF[traits.makes])
 
 
-def _faults(
+def _check_episodes(
     maker: RowMaker,
     explored: Sequence[Trajectory],
     experts: Sequence[Trajectory],
     branches: Sequence[Trajectory],
-) -> Iterator[str]:
-    """Yield why a row maker needs a run, or what it was not given."""
-    traits, name = maker.traits, type(maker).__name__
-    if traits.corrects:
-        yield (
-            f"rows {name} has a world's expert finish episodes, which only a run does; use `perturn pair`."
-        )
-    needs = {name_of(need) for need in maker.needs}
+) -> None:
+    """Reject a row maker that needs a run, or episodes that it was not given."""
+    traits, name = maker.traits, f"rows {type(maker).__name__}"
     measured = all(turn.remaining is not None for one in (*explored, *branches) for turn in one.turns)
-    if needs - {Distance.name} or (needs and not measured):
-        yield (
-            f"rows {name} needs {', '.join(sorted(needs))}, which only a run computes; use `perturn pair`."
-        )
-    if traits.expert and not experts:
-        yield (
-            f"rows {name} reads the expert's successes, and there is none; give experts=collect('expert', ...)."
-        )
-    if traits.branches and not branches:
-        yield (
-            f"rows {name} reads episodes that resume others, and there is none; collect with explore=, such as "
-            f"{' or '.join(map(repr, providers(*sorted(traits.branches))))}."
-        )
-    if traits.needs_history and any(one.history is not None for one in (*explored, *experts)):
-        yield (
-            f"rows {name} puts two episodes into one conversation, of which a policy must see all; play by rules with "
-            "history=None."
-        )
+    needs = sorted(name_of(need) for need in maker.needs)
+    needs += ["corrections by a world's expert"] if traits.corrects else []
+    check_provided(name, needs, {Distance.name} if measured else (), "make_rows", "use `perturn pair`")
+    if traits.expert:
+        reader = f"{name} reads the expert's successes"
+        required(experts or None, "experts", reader, "give experts=collect('expert', ...)")
+    if traits.branches:
+        explorers = " or ".join(map(repr, providers(*sorted(traits.branches))))
+        reader, remedy = f"{name} reads it", f"collect with explore=, such as {explorers}"
+        required(branches or None, "an episode that resumes another", reader, remedy)
+    shown = next((one.history for one in (*explored, *experts) if one.history is not None), None)
+    must = f"be None, since {name} puts two episodes into one conversation"
+    check_fit(shown is None or not traits.needs_history, "history of the rules", must, shown)
 
 
-def _weighing_faults(maker: RowMaker, credit: Any, weighing: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what rows of groups lack to be weighed, or the arguments that nothing would read."""
-    name = type(maker).__name__
+def _check_weighing(maker: RowMaker, credit: Any, weighing: Mapping[str, Any]) -> None:
+    """Reject rows of groups without what weighs them, and arguments that nothing would read."""
+    name = f"rows {type(maker).__name__}"
     if maker.traits.makes != "groups":
-        if unread := [*(["credit"] if credit is not None else []), *weighing]:
-            yield f"rows {name} are weighed in training, so nothing reads {', '.join(unread)}; leave out."
+        given = {"credit": credit is not None} | dict.fromkeys(weighing, True)
+        remedy = f"leave it out, since {name} are weighed in training"
+        check_belongs(given, False, "rows of groups", remedy)
         return
-    if "failed" in weighing:
-        yield (
-            f"failed is a setting of rows {name}; give it in the section, as rows={{'name': ..., 'failed': ...}}."
-        )
-    if credit is None:
-        yield f"rows {name} are weighed by a credit; give credit=, such as credit='rloo', or call weigh."
+    remedy = "give it in the section, as rows={'name': ..., 'failed': ...}"
+    check_belongs({"failed": "failed" in weighing}, False, f"the settings of {name}", remedy)
+    required(credit, "credit", f"{name} are weighed by one", "give it, such as credit='rloo', or call weigh")
 
 
 def _trained(

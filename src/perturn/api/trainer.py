@@ -6,7 +6,7 @@ import copy
 import shutil
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -16,7 +16,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from perturn.api.arguments import check_rows
 from perturn.episodes.seeds import seed_of
-from perturn.errors import check_none
+from perturn.errors import check_belongs, check_fit
 from perturn.policy.models import tokenizer_of
 from perturn.run.iteration_state import continue_training
 from perturn.training.credit_choice import loss_and_credit
@@ -126,7 +126,7 @@ class Trainer:
             "epochs": epochs,
             "iterations": 1 if iterations is None else iterations,
         }
-        check_none(_wrong(numbers, reference, settings))
+        _check_settings(numbers, reference, settings)
         self.model, self.tokenizer, self.iteration = model, tokenizer, 0
         self._folder = mkdtemp(prefix="perturn-")
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -185,17 +185,14 @@ class Trainer:
         return _means(trainer.state.log_history)
 
 
-def _wrong(numbers: Mapping[str, int], reference: str, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield settings of a `Trainer` that are out of their range, or that it sets itself."""
+def _check_settings(numbers: Mapping[str, int], reference: str, settings: Mapping[str, Any]) -> None:
+    """Reject settings of a `Trainer` that are out of their range, or that it sets itself."""
     for name, number in numbers.items():
-        if not isinstance(number, int) or number < 1:
-            yield f"{name} must be >= 1 and whole, got {number!r}."
-    if reference not in ("previous", "start"):
-        yield f"reference must be previous or start, got {reference!r}."
-    if taken := {"num_train_epochs", "per_device_train_batch_size", "output_dir"} & settings.keys():
-        yield (
-            f"Trainer has no {', '.join(sorted(taken))}; give minibatches= and epochs=, and save trainer.model."
-        )
+        check_fit(isinstance(number, int) and number >= 1, name, "be >= 1 and whole", number)
+    check_fit(reference in ("previous", "start"), "reference", "be previous or start", reference)
+    own = ("num_train_epochs", "output_dir", "per_device_train_batch_size")
+    remedy = "give minibatches= and epochs=, and save trainer.model"
+    check_belongs({name: name in settings for name in own}, False, "Trainer itself", remedy)
 
 
 def _means(entries: Iterable[dict[str, float]]) -> dict[str, float]:

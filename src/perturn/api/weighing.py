@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from perturn.config.parsing import section_of
 from perturn.config.sections import Section
 from perturn.credit import Credit
 from perturn.data.group_account import FAILURES, counted
-from perturn.errors import check_known, check_none
+from perturn.errors import check_fit, check_known, check_provided, required
 from perturn.group import groups_of
 from perturn.policy.models import tokenizer_of
 from perturn.quantities import compute, given, policies_of, wanted
@@ -66,7 +66,7 @@ def weigh(
     check_known(failed, FAILURES, f"unknown failed {failed!r}")
     trajectories = trajectories_in(trajectories, "trajectories")
     weigher = _made(credit)
-    check_none(_faults(weigher, model, answer, reference))
+    _check_given(weigher, model, answer, reference)
     needed: dict[str, Sequence[Any]] = {}
     comparable = counted(trajectories, failed)
     if weigher.needs and comparable:
@@ -93,25 +93,19 @@ def _made(credit: str | Section | Credit) -> Credit:
     return credit
 
 
-def _faults(weigher: Credit, model: Any, answer: Any, reference: Any) -> Iterator[str]:
-    """Yield what a credit reads that `weigh` was not given, or does not compute."""
-    name = type(weigher).__name__
-    traits = {key: one.traits for key, (one, _) in wanted(weigher.needs, f"credit {name}").items()}
+def _check_given(weigher: Credit, model: Any, answer: Any, reference: Any) -> None:
+    """Reject a credit that reads what `weigh` was not given, or does not compute."""
+    name = f"credit {type(weigher).__name__}"
+    traits = {key: one.traits for key, (one, _) in wanted(weigher.needs, name).items()}
     elsewhere = [key for key, each in traits.items() if each.reads_world or each.reads_branches]
-    if elsewhere:
-        yield (
-            f"credit {name} needs {', '.join(elsewhere)}, which are computed of a run's episodes; give `perturn credit "
-            "RUN credit.name=...`."
-        )
+    check_provided(name, elsewhere, (), "weigh", "run `perturn credit RUN credit.name=...`")
     policies = policies_of(weigher.needs)
-    if policies and model is None:
+    if policies:
         whose = "a reference policy" if REFERENCE in policies else "the policy that acted"
-        yield f"credit {name} reads {whose}; give model=."
-    if len(policies) > 1 and reference is None:
-        yield f"credit {name} compares a policy with its reference; give reference=."
+        required(model, "model", f"{name} reads {whose}", "give model=")
+    if len(policies) > 1:
+        required(reference, "reference", f"{name} compares a policy with its reference", "give reference=")
     reads_answers = any(each.reads_answers for each in traits.values())
-    if reads_answers and (not isinstance(answer, str) or answer.count(MARK) != 1):
-        yield (
-            f"credit {name} reads how likely an answer is; give answer=, the text of a turn that gives one with "
-            f"{MARK} in it, such as 'Action: finish[{MARK}]', got {answer!r:.80}."
-        )
+    fits = isinstance(answer, str) and answer.count(MARK) == 1
+    must = f"be the text of a turn that gives an answer, such as 'Action: finish[{MARK}]', for {name}"
+    check_fit(not reads_answers or fits, "answer", must, answer)

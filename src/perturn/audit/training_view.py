@@ -13,7 +13,7 @@ from perturn.chat.tokens import NO_TURN, Renderer
 from perturn.config.recipe import Recipe, read_recipe
 from perturn.config.stages import makes, stages
 from perturn.data.run_paths import RunPaths
-from perturn.errors import ConfigError
+from perturn.errors import check_known, required
 from perturn.formats.row_sources import open_source
 from perturn.policy.examples import Example
 from perturn.table import locate
@@ -116,16 +116,12 @@ def drawn_by(run: Path, policy: str) -> Drawn:
     Raises:
         ConfigError: If there are none, naming the policies that have some.
     """
-    paths, recipe = RunPaths(run), recipe_of(run)
-    if recipe is None:
-        raise ConfigError(f"--drawn names a policy of a run, and {str(run)!r} is no run; give a run folder.")
+    paths, reader = RunPaths(run), "--drawn names a policy of a run"
+    recipe = required(recipe_of(run), f"the recipe of {str(run)!r}", reader, "give a run folder")
     file = paths.drawn(policy)
     there = sorted(each.stem for each in file.parent.glob("*.jsonl"))
-    if policy not in there:
-        known = (
-            f"Those that did: {', '.join(there)}." if there else "evaluate.select in the recipe has it do so."
-        )
-        raise ConfigError(f"policy {policy!r:.80} played no episodes for Best-of-N in {run}. {known}")
+    remedy = "" if there else "Set evaluate.select in the recipe, for which a policy plays them."
+    check_known(policy, there, f"policy {policy!r:.80} played no episodes for Best-of-N in {run}", remedy)
     return Drawn(file, recipe.model.max_length, template_of(recipe.model))
 
 
@@ -151,9 +147,7 @@ def model_of(data: Path, model: str | None) -> str:
         return model or trained
     if not data.exists():
         open_source(data)
-    if model is None:
-        raise ConfigError(f"--model is missing: {str(data)!r} is no run, so name the model it is for.")
-    return model
+    return required(model, "--model", f"{str(data)!r} is no run", "name the model it is for")
 
 
 def _is_there(policy: Path) -> bool:

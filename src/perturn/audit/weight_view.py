@@ -19,7 +19,7 @@ from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.config.stages import makes
 from perturn.data.group_account import CreditRow, read_credits
 from perturn.data.run_paths import RunPaths
-from perturn.errors import ConfigError, DataError, ModelError, PerturnError
+from perturn.errors import DataError, ModelError, PerturnError, check_fit, required
 from perturn.formats.json_stream import Record
 from perturn.formats.read_rows import Row, Tally, open_rows, read_branches, read_each
 from perturn.formats.row_sources import Source
@@ -134,9 +134,9 @@ def _given(data: Path, view: View) -> dict[tuple[str, int], CreditRow]:
         return {}
     name, _ = locate("perturn.training.credit_choice:named_credit")(view.loss, view.credit)
     file = paths.credit(name, paths.mark)
-    if not file.is_file():
-        raise ConfigError(f"{file} is not there yet, so no turn has a weight; run: perturn credit {data}")
-    return {row.key: row for row in read_credits(file)}
+    there, reader = (file if file.is_file() else None), "the weights of turns are read from it"
+    found = required(there, str(file), reader, f"run `perturn credit {data}`")
+    return {row.key: row for row in read_credits(found)}
 
 
 def _refuse(source: Source, refused: list[dict[str, Any]], empty: bool) -> None:
@@ -148,8 +148,7 @@ def _refuse(source: Source, refused: list[dict[str, Any]], empty: bool) -> None:
 
 
 def _check_limit(limit: int | None) -> None:
-    if limit is not None and limit < 0:
-        raise ConfigError(f"limit must be >= 0, got {limit}.")
+    check_fit(limit is None or limit >= 0, "limit", "be >= 0", limit)
 
 
 def _tokens(side: Encoded, tokenizer: Any) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.config.sections import ModelSettings
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import ConfigError, check_known
 from perturn.io.read_input import read_text, user_path
 from perturn.types import Message
 
@@ -233,9 +233,8 @@ def read_template(wanted: str, where: str) -> str:
         return wanted
     file = user_path(wanted, where)
     if not file.exists():
-        raise ConfigError(
-            f"{where} must be a name, a file or Jinja, and {wanted!r:.200} is neither a template of ours nor a file."
-            f"{did_you_mean(wanted, TEMPLATES)}"
+        check_known(
+            wanted, TEMPLATES, f"{where} {wanted!r:.200} is neither a template of ours, a file nor Jinja"
         )
     return read_text(file, ConfigError, f"Correct {where}.", longest=1 << 20)
 

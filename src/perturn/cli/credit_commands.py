@@ -13,7 +13,7 @@ from perturn.cli._base import AsJson, DryRun, Overrides, Source, command, result
 from perturn.cli.loop_commands import do_stages
 from perturn.data.run_paths import RunPaths
 from perturn.display.progress_bars import at_work
-from perturn.errors import ConfigError
+from perturn.errors import check_belongs
 from perturn.table import guarded, locate
 
 
@@ -42,11 +42,9 @@ def credit(
     """Compute the credit of each turn, with any credit."""
     again = any(word.startswith("credit.") for word in overrides or []) or RunPaths(source).is_recorded
     if not (source.is_dir() and again):
-        if against or name or reference or drop_equal_outcomes:
-            raise ConfigError(
-                "--against, --as, --reference and --drop-equal-outcomes weigh the groups of a run again; give its "
-                "folder and credit.name=NAME."
-            )
+        own: dict[str, object] = {"--against": against, "--as": name, "--reference": reference}
+        own |= {"--drop-equal-outcomes": drop_equal_outcomes}
+        check_belongs(own, False, "weighing a run again", "give its folder and credit.name=NAME")
         do_stages("credit", source, overrides, dry_run, as_json)
         return
     with at_work("crediting"):

@@ -10,7 +10,7 @@ import typer
 from perturn.cli._base import command, existing, results
 from perturn.display.progress_bars import at_work
 from perturn.display.progress_bars import console as notices
-from perturn.errors import ConfigError, check_known
+from perturn.errors import check_belongs, check_known
 from perturn.io.user_paths import user_path
 
 TRAINED_BY_TRL = (
@@ -48,8 +48,8 @@ def export(
     from perturn.run.export_run import FORMS, export_policy, export_rows, push
 
     check_known(to, FORMS, f"unknown --to {to!r}")
-    if to != "hub" and (policy or repo or private):
-        raise ConfigError("--policy, --repo and --private belong to --to hub.")
+    of_hub = {"--policy": policy, "--repo": repo, "--private": private}
+    check_belongs(of_hub, to == "hub", "--to hub", "add it, or leave them out")
     folder = Path(f"{run.resolve().name}-{to}") if output is None else user_path(output, "output")
     if to != "hub":
         with at_work("writing rows"):

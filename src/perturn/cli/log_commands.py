@@ -12,7 +12,7 @@ import typer
 from perturn.cli._base import AsJson, command, results, say_json
 from perturn.display.progress_bars import at_work
 from perturn.display.progress_bars import console as notices
-from perturn.errors import ConfigError, DataError
+from perturn.errors import DataError, check_fit
 from perturn.io.plain_data import told
 from perturn.io.user_paths import user_path
 
@@ -92,8 +92,8 @@ def import_logs(
     paths = [user_path(file, "path of a log") for file in files]
     stem = paths[0].name.partition(".")[0] or "logs"
     target = Path(f"{stem}-{rows}.jsonl") if output is None else user_path(output, "output")
-    if target.resolve() in [path.resolve() for path in paths]:
-        raise ConfigError(f"{target} is one of the logs; write another file with --output.")
+    logs = [path.resolve() for path in paths]
+    check_fit(target.resolve() not in logs, "--output", "be another file than the logs", str(target))
     fields = Fields(session, task, score, None if model is None else _decoder(model))
     pairs = GroupPairs(threshold, per_group=None)
     settings = LogSettings(format_name, rows, fields, success_at, keep_unscored, pairs)

@@ -24,7 +24,7 @@ from perturn.cli._base import (
 )
 from perturn.cli._scores import print_summary
 from perturn.display.progress_bars import at_work
-from perturn.errors import ConfigError
+from perturn.errors import check_belongs, required
 from perturn.io.user_paths import user_path
 
 if TYPE_CHECKING:
@@ -72,11 +72,11 @@ def run(
     from perturn.run.execute import open_run, run_stages
     from perturn.run.follow_up import in_order
 
+    unread = {"--gpu-memory": gpu_memory}
+    check_belongs(unread, dry_run, "--dry-run", "leave it out, since a run takes the GPUs that are there")
     if dry_run:
         show_plan(source, overrides, None, as_json, gpu_memory)
         return
-    if gpu_memory is not None:
-        raise ConfigError("--gpu-memory is for --dry-run; a run takes the GPUs that are there.")
     for index, recipe in enumerate(in_order(resolve_recipe(source, overrides or []))):
         if index and not as_json:
             results.print(
@@ -218,11 +218,11 @@ def report(
 
     overrides = [word for word in sources if "=" in word and not os.path.exists(word)]
     paths = [user_path(word, "path") for word in sources if word not in overrides]
-    if not paths:
-        raise ConfigError("report needs a run folder or a recipe before its settings.")
+    required(paths or None, "RUN", "report shows one", "name a run folder or a recipe before the settings")
     if studies := [path for path in paths if (path / "study.yaml").is_file()]:
-        if len(paths) > 1 or overrides or output:
-            raise ConfigError(f"{studies[0]} is a study, whose page lies in its folder; give it alone.")
+        of_runs = {"KEY=VALUE": overrides, "--output": output, "a second path": paths[1:]}
+        remedy = f"give {studies[0]} alone, which is a study and has its page in its folder"
+        check_belongs(of_runs, False, "a report of runs", remedy)
         results.print(str(write_study_page(paths[0])), soft_wrap=True)
         return
     folders = []

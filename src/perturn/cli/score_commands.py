@@ -14,7 +14,7 @@ from perturn.cli._base import STOPPED, AsJson, DryRun, Overrides, command, exist
 from perturn.cli._scores import print_comparison, print_summary
 from perturn.cli.loop_commands import show_plan
 from perturn.display.progress_bars import at_work
-from perturn.errors import ConfigError
+from perturn.errors import check_belongs, required
 from perturn.io.user_paths import user_path
 from perturn.types import failed
 
@@ -57,16 +57,14 @@ def evaluate(
     words = overrides or []
     chosen: Path | Recipe
     if model is None:
-        if source is None or environment or split or n or protocol:
-            raise ConfigError(
-                "evaluate needs a recipe or a run, or both --model and --environment (to which --split, --n and "
-                "--protocol belong)."
-            )
-        chosen = user_path(source, "path")
+        own = {"--environment": environment, "--split": split, "--n": n, "--protocol": protocol}
+        check_belongs(own, False, "--model", "give --model too, or a recipe or a run without them")
+        remedy = "name one, or give --model and --environment"
+        chosen = user_path(required(source, "RECIPE-OR-RUN", "evaluate scores one", remedy), "path")
     else:
         words = [word for word in (source, *words) if word is not None]
-        if environment is None:
-            raise ConfigError("--model needs --environment; `perturn list environments` shows their names.")
+        remedy = "`perturn list environments` shows the names"
+        environment = required(environment, "--environment", "--model is scored in one", remedy)
         with at_work(f"looking at {environment}"):
             chosen = scoring_recipe(model, environment, split=split, n=n, protocol=protocol, overrides=words)
     if dry_run:

@@ -11,7 +11,7 @@ from perturn.cli._base import AsJson, Overrides, command, existing, results, say
 from perturn.cli.view_commands import list_table
 from perturn.display.progress_bars import at_work
 from perturn.display.progress_bars import console as notices
-from perturn.errors import ConfigError, check_known
+from perturn.errors import check_known, required
 
 
 @command(
@@ -47,18 +47,15 @@ def init(
     if listed:
         list_table("recipes")
         return
-    if file is None:
-        raise ConfigError("init needs the FILE to write; or --list, which shows the recipes that are there.")
+    file = required(file, "FILE", "init writes it", "name it, or give --list for the recipes that are there")
     if recipe is not None:
         copy_recipe(file, recipe)
         results.print(f"wrote {file}; next: perturn run {file} --dry-run", markup=False, soft_wrap=True)
         return
-    if environment is None or model is None:
-        raise ConfigError("init needs --environment and --model; or --from, to copy a recipe that is there.")
-
+    remedy = "give it, or --from to copy a recipe that is there"
     chosen: dict[str, Any] = {
-        "environment": environment,
-        "model": model,
+        "environment": required(environment, "--environment", "init writes a recipe for one", remedy),
+        "model": required(model, "--model", "init writes a recipe for one", remedy),
         "loss": loss,
         "lora": lora,
         "full": full,

@@ -16,7 +16,7 @@ from perturn.cluster.node_servers import WorldServer
 from perturn.cluster.ray_connection import Connection, Lost, Node, Server, check_identity, last_line
 from perturn.config.sections import Cluster, Section, Worlds
 from perturn.envs.remote_worlds import RemoteWorld, value_of
-from perturn.errors import BystanderLost, ConfigError, PerturnError, RunError
+from perturn.errors import BystanderLost, ConfigError, PerturnError, RunError, check_fit
 
 _logger = logging.getLogger(__name__)
 
@@ -194,10 +194,8 @@ class ClusterWorlds:
             raise type(error)(f"{server.node}: {error}") from error
         server.capacity = facts.pop("capacity")
         self.facts = self.facts or facts
-        if facts != self.facts:
-            raise ConfigError(
-                f"{server.node} has {facts['name']!r}, another node {self.facts['name']!r}; install the same on all."
-            )
+        name, must = f"the environment on {server.node}", f"be {self.facts['name']!r}, as on another node"
+        check_fit(facts == self.facts, name, must, facts["name"], "Install the same on all nodes.")
 
     def _refuse(self, server: _Server, error: Exception, strict: bool) -> None:
         self._refused.add(server.node.id)

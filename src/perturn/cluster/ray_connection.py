@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from perturn.config.sections import Cluster
-from perturn.errors import ConfigError, RunError, within
+from perturn.errors import ConfigError, RunError, check_fit, within
 from perturn.table import guarded, require_library
 
 _CONNECT_S = 5.0
@@ -217,7 +217,5 @@ def identity() -> str:
 
 def check_identity(where: str, theirs: str) -> None:
     """Reject an installation of perturn somewhere that differs from the one of this process."""
-    if theirs != identity():
-        raise ConfigError(
-            f"{where} has perturn {theirs}, and this process has {identity()}; install the same on all machines."
-        )
+    ours, remedy = identity(), "Install the same on all machines."
+    check_fit(theirs == ours, f"perturn of {where}", f"be {ours}, as in this process", theirs, remedy)

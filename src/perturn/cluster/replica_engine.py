@@ -17,7 +17,7 @@ from perturn.cluster.node_servers import EngineServer
 from perturn.cluster.ray_connection import Connection, Lost, Server, check_identity, last_line
 from perturn.config.sections import Cluster
 from perturn.engines.streaming import answer_all, home_of, refuse_update
-from perturn.errors import ConfigError, EngineFailure, PerturnError, RunError
+from perturn.errors import EngineFailure, PerturnError, RunError, check_fit
 from perturn.types import Action, Engine, Prompt, Sampling
 
 _logger = logging.getLogger(__name__)
@@ -208,11 +208,9 @@ class Replicas:
                 continue
             check_identity(f"replica {replica.number} of the policy on {found[0]}", found[1])
             self.name = self.name or name
-            if name != self.name:
-                raise ConfigError(
-                    f"replicas disagree in what they serve: {self.name} and {name} (on {found[0]}); if model.dtype is "
-                    "auto and the nodes are of different kinds, set it."
-                )
+            must = f"serve {self.name}, as other replicas do"
+            remedy = "If model.dtype is auto and the nodes are of different kinds, set it."
+            check_fit(name == self.name, f"the replica on {found[0]}", must, name, remedy)
             self._coming.remove(replica)
             self._living.append(replica)
 

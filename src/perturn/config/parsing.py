@@ -21,7 +21,7 @@ from perturn.bounds import EntryOf, check_values, hints_of
 from perturn.config.explorer_settings import EXPLORER
 from perturn.config.key_suggestions import entry_of, keys_of, picks, unknown_key, unknown_name
 from perturn.config.row_maker_settings import ROWS
-from perturn.errors import ConfigError, PerturnError, check_type, closest
+from perturn.errors import ConfigError, PerturnError, check_fit, check_type, closest, required
 from perturn.io.read_input import parse_yaml
 from perturn.io.yaml_scalars import quoting, text_of, value_of, value_of_key
 from perturn.table import making, name_of
@@ -118,8 +118,8 @@ def parse(
         if mark := entry_of(marked.get(str(key))):
             _require_name(value, _join(where, str(key)), partial(table_of, mark.table))
     for name, item in settings.items():
-        if name not in data and item.default is item.empty:
-            raise ConfigError(f"{_join(where, name)} is missing and has no default; set it in the recipe.")
+        there = True if name in data or item.default is not item.empty else None
+        required(there, _join(where, name), "it has no default", "set it in the recipe")
     values = {}
     for key, value in data.items():
         mark, path = entry_of(marked.get(str(key))), _join(where, key)
@@ -197,10 +197,9 @@ def _require_name(section: Any, where: str, table: Callable[[], Mapping[str, Any
         found = (str(key) for key in section if closest(str(key), ["name"], cutoff=0.75))
         if "name" not in section and (key := next(found, None)) is not None:
             raise ConfigError(unknown_key(f"{where}.{key}", None, [f"{where}.name"], ()))
-    elif section is not None:
-        raise ConfigError(
-            f"{where} must be a valid dictionary, got {section!r:.200}. Write {where}.name={section!s:.80}."
-        )
+    else:
+        remedy = f"Write {where}.name={section!s:.80}."
+        check_fit(section is None, where, "be a valid dictionary", section, remedy)
 
 
 def _settings(kind: Any) -> dict[str, inspect.Parameter]:
@@ -241,8 +240,8 @@ def _value(hint: Any, value: Any, where: str, root: Any) -> Any:
             expected = f"a section of settings, such as {where}.{_first_key(hint)}=..."
         raise ConfigError(f"{where} must be {expected}, got {value!r:.200}.") from None
     _refuse_infinite(found, where)  # a text may have become a number
-    if isinstance(value, bool) and not isinstance(found, bool):  # so may true
-        raise ConfigError(f"{where} must be a number, got {value}.")
+    is_number = isinstance(found, bool) or not isinstance(value, bool)  # true may have become 1
+    check_fit(is_number, where, "be a number", value)
     return found
 
 
@@ -294,8 +293,7 @@ def _typed_mapping(hints: Sequence[Any], value: Mapping[Any, Any], where: str) -
 def _refuse_infinite(value: Any, where: str) -> None:
     """Reject numbers that are not finite, in lists and mappings too."""
     for path, _, each in _leaves(value, where):
-        if isinstance(each, float) and not math.isfinite(each):
-            raise ConfigError(f"{path} must be a finite number, got {each}.")
+        check_fit(not isinstance(each, float) or math.isfinite(each), path, "be a finite number", each)
 
 
 def _join(where: str, key: str) -> str:
@@ -306,10 +304,8 @@ def apply_overrides(data: dict[str, Any], words: Sequence[str]) -> None:
     """Apply `a.b=value` words to a recipe's mapping, in place; the values are YAML."""
     for word in words:
         path, equals, text = word.partition("=")
-        if not equals or not path:
-            raise ConfigError(
-                f"override {word[:200]!r} must look like key=value, such as seed=1 or align.loss.beta=0.2."
-            )
+        must = "look like key=value, such as seed=1 or align.loss.beta=0.2"
+        check_fit(equals and path, "an override", must, word)
         value = parse_yaml(text, f"override {word[:80]!r}: the value", ConfigError, keep_texts=True)
         set_key(data, path, value, word)
 
@@ -325,15 +321,15 @@ def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None
     """
     said = f"override {(word or path)[:200]!r}"
     *parents, last = path.split(".")
-    if len(parents) > _DEEPEST_KEY:
-        raise ConfigError(f"{said[:90]} names a key of more than {_DEEPEST_KEY} parts; shorten it.")
+    most = f"have at most {_DEEPEST_KEY} parts before its name"
+    check_fit(len(parents) <= _DEEPEST_KEY, f"the key of {said[:90]}", most, len(parents))
     section: Any = data
-    for parent in parents:
-        if isinstance(section, dict) and section.get(parent) is None:
+    for depth, parent in enumerate(parents, 1):
+        if section.get(parent) is None:
             section[parent] = {}
-        section = section.get(parent) if isinstance(section, dict) else None
-    if not isinstance(section, dict):
-        raise ConfigError(f"{said}: {'.'.join(parents)[:200]} is a value, not a section.")
+        section = section[parent]
+        at = f"{said}: {'.'.join(parents[:depth])[:200]}"
+        check_fit(isinstance(section, dict), at, "be a section", section)
     if last == "name" and (mark := _ENTRIES.get(".".join(parents))):
         _drop_settings(section, mark, str(value))
     section[last] = value

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from perturn.bounds import EFFORT, SEED, Bound, EntryOf, check_bounds
 from perturn.config.compatibility import explorer_faults, row_faults
@@ -33,7 +33,7 @@ from perturn.config.sections import (
     refuse,
 )
 from perturn.config.shipped_recipes import shipped_names, shipped_recipe
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import ConfigError, check_known, check_type
 from perturn.io.read_input import LONGEST_YAML, parse_yaml, read_text, user_path
 
 _CODE = re.compile(r"([^:\n]+\.py):(\w+)")
@@ -184,9 +184,8 @@ def read_mapping(file: Path, what: str) -> dict[str, Any]:
     data = parse_yaml(
         read_text(file, ConfigError, longest=4 * LONGEST_YAML), said, ConfigError, keep_texts=True
     )
-    if not isinstance(data, dict):
-        raise ConfigError(f"{said} must be a mapping of settings, got {type(data).__name__}.")
-    return data
+    check_type(said, data, dict, "a mapping of settings")
+    return cast(dict[str, Any], data)
 
 
 def recipe_file(path: Path, name: str) -> Path:
@@ -196,8 +195,8 @@ def recipe_file(path: Path, name: str) -> Path:
         ConfigError: If there is neither.
     """
     found = shipped_recipe(name) if path.is_dir() or not path.exists() else None
-    if found is None and not path.exists():
-        raise ConfigError(f"recipe {str(path)!r} does not exist.{did_you_mean(name, shipped_names())}")
+    if not path.exists():
+        check_known(name, shipped_names(), f"recipe {str(path)!r} does not exist")
     return found or path
 
 

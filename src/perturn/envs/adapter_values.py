@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
-from perturn.errors import ConfigError, EnvironmentFailure, check_known, within
+from perturn.errors import EnvironmentFailure, check_fit, check_known, within
 from perturn.types import Observation, Task
 
 
@@ -17,8 +17,8 @@ def check_seeds(seeds: Mapping[str, int] | None) -> dict[str, int]:
         ConfigError: If not.
     """
     counts = dict({"train": 200, "test": 100} if seeds is None else seeds)
-    if not counts or any(count < 1 for count in counts.values()):
-        raise ConfigError(f"seeds must give each split a number of tasks >= 1, got {counts}.")
+    fits = counts and min(counts.values()) >= 1
+    check_fit(fits, "seeds", "give each split a number of tasks >= 1", counts)
     return counts
 
 

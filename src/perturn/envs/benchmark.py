@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from importlib import import_module
 
 from perturn.episodes.formats import FORMATS
-from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.errors import EnvironmentFailure, check_fit
 from perturn.errors import check_known as check_listed
 from perturn.types import Message
 
@@ -50,10 +50,9 @@ def choose_kinds(
     Raises:
         ConfigError: If there is no such kind, or it is no list of names.
     """
-    if isinstance(kinds, str):
-        raise ConfigError(f"{setting} must be a list of names, got the text {kinds!r}: write [{kinds}].")
-    if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
-        raise ConfigError(f"{setting} must be a list of names, got {kinds!r:.80}.")
+    fits = isinstance(kinds, list | tuple) and all(isinstance(kind, str) for kind in kinds)
+    remedy = f"Write [{kinds}]." if isinstance(kinds, str) else ""
+    check_fit(fits, setting, "be a list of names", kinds, remedy)
     return tuple(sorted({check_known(what, kind, known, environment) for kind in kinds})) or tuple(known)
 
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from perturn.envs.adapter_values import as_number, as_text, check_seeds, seed_tasks, task_seed
-from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
+from perturn.errors import EnvironmentFailure, WorldLost, check_fit
 from perturn.io.read_input import parse_json
 from perturn.table import require_library
 from perturn.traits import EnvironmentTraits
@@ -130,6 +130,6 @@ class OpenEnv:
 def _websocket(url: str) -> str:
     """Return the address of a server's sessions."""
     scheme, mark, rest = url.partition("://")
-    if not mark or scheme not in ("http", "https", "ws", "wss"):
-        raise ConfigError(f"base_url must begin with http://, https://, ws:// or wss://, got {url!r}.")
+    fits = mark and scheme in ("http", "https", "ws", "wss")
+    check_fit(fits, "base_url", "begin with http://, https://, ws:// or wss://", url)
     return f"{scheme.replace('http', 'ws')}://{rest.rstrip('/').removesuffix('/ws')}/ws"

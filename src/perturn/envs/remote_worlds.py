@@ -27,11 +27,12 @@ from perturn.errors import (
     EnvironmentFailure,
     PerturnError,
     WorldLost,
+    check_belongs,
+    check_fit,
     check_type,
 )
 from perturn.faults import UNAWAITED, is_unawaited, sound
 from perturn.io import plain_data
-from perturn.io.plain_data import mismatch
 from perturn.traits import Ability, EnvironmentTraits, Form, traits_of
 from perturn.types import EpisodeProtocol, Observation, Task, UserTurn
 
@@ -288,10 +289,11 @@ def declared_rules(env: Any) -> Declared:
         found |= {key: (value, f"protocol of {label}") for key, value in _settings(protocol, label).items()}
         for key, kind in _ATTRIBUTES.items():
             value = attribute(one, key)
-            if isinstance(value, kind) and not isinstance(value, bool):
+            fits = isinstance(value, kind) and not isinstance(value, bool)
+            other = not isinstance(value, str | int | float)  # such as a method of that name
+            check_fit(fits or other, f"{key} of {label}", f"be {_EXPECTED[kind]}", value)
+            if fits:
                 found[key] = (value, f"{key} of {label}")
-            elif isinstance(value, str | int | float):
-                raise ConfigError(f"{key} of {label}: {mismatch(_EXPECTED[kind], value)}. Correct it.")
         if "system" not in found and "name" not in found and (text := _docstring(type(one))):
             found["system"] = (text, f"docstring of {label}")
     return found
@@ -312,11 +314,10 @@ def _settings(protocol: Any, label: str) -> dict[str, Any]:
     if isinstance(protocol, str):
         return {"name": protocol}
     if isinstance(protocol, EpisodeProtocol):
-        if protocol.max_turns_by_kind or protocol.sampling or protocol.turns:
-            raise ConfigError(
-                f"protocol of {label} has max_turns_by_kind, sampling or turns, which only a named protocol has; "
-                'register it as an entry point "perturn.protocols" and set the attribute to its name.'
-            )
+        only = ("max_turns_by_kind", "sampling", "turns")
+        named = {key: getattr(protocol, key) for key in only}
+        remedy = 'register it as an entry point "perturn.protocols" and set the attribute to its name'
+        check_belongs(named, False, f"a named protocol, and the protocol of {label} has no name", remedy)
         given = {each.name: getattr(protocol, each.name) for each in fields(ProtocolSettings)}
         whole = {"history": "full" if protocol.history is None else protocol.history}
         return given | whole | {"example": list(protocol.example)}

@@ -16,7 +16,7 @@ from perturn.envs.async_worlds import WorldLoop
 from perturn.envs.json_rows import numbered_rows
 from perturn.envs.load_environment import load_object
 from perturn.episodes.tool_calls import ToolCall, read_action
-from perturn.errors import ConfigError, EnvironmentFailure, check_known
+from perturn.errors import EnvironmentFailure, check_known, required
 from perturn.io.read_input import user_path
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
@@ -141,14 +141,12 @@ def _tools(env: Any) -> dict[str, Callable[..., Any]]:
     """Return the methods that TRL takes for tools, in its order; reject a class without tools or a needed method."""
     label = type(env).__name__
     for method, why in _NEEDED.items():
-        if not callable(getattr(env, method, None)):
-            raise ConfigError(f"{label} has no method {method}(): {why}. Define it.")
+        found = getattr(env, method, None)
+        required(found if callable(found) else None, f"method {method}() of {label}", why, "define it")
     names = [name for name, _ in inspect.getmembers(type(env), inspect.isfunction) if name not in _NEEDED]
     tools = {name: getattr(env, name) for name in names if not name.startswith("_")}
-    if not tools:
-        raise ConfigError(
-            f"{label} has no public method besides reset and get_reward, so no tool. Define one."
-        )
+    reader = "its public methods besides reset and get_reward are the tools"
+    required(tools or None, f"a tool of {label}", reader, "define a method")
     return tools
 
 

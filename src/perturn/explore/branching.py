@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from perturn.config.sections import COUNT
 from perturn.data.forks import Forks
 from perturn.episodes.episode import Job
 from perturn.episodes.seeds import seed_of
-from perturn.errors import check_none
+from perturn.errors import check_fit
 from perturn.explore.protocol import ExploreInputs, Explorer, Forecast
 from perturn.types import Trajectory, failed, succeeded
 
@@ -68,28 +68,19 @@ class Brancher(Explorer):
         Raises:
             ConfigError: Saying what to set.
         """
-        check_none(self._faults(first, turns, setting))
-
-    def _faults(self, first: int, turns: int, setting: str) -> Iterator[str]:
-        """Yield why no episode is resumed, no branch is cut, or all branches of a turn are alike."""
-        if first >= turns:
-            remedy = (
-                f"take less than {turns}" if turns > 1 else "let them take two or more (protocol.max_turns)"
-            )
-            yield (
-                f"{f'explore.{setting} is' if setting else 'explore begins at turn'} {first}, and no episode has more "
-                f"than {turns} turns, so that none would be resumed; {remedy}."
-            )
-        if self.turns is not None and self.turns >= turns - first:
-            yield (
-                f"explore.turns is {self.turns}, and no branch has more than {turns - first} turns, so that none would "
-                "be cut; take less, or leave it out."
-            )
-        if self.branches > 1 and not self.sampling.temperature:
-            yield (
-                f"explore.branches is {self.branches}, and at temperature 0 all branches from a turn are alike; set "
-                "explore.branches=1, or explore.sampling.temperature, such as 1.0."
-            )
+        name = f"explore.{setting}" if setting else "the first turn that is resumed"
+        must = f"be < {turns}, the most turns of an episode, so that some are resumed"
+        remedy = "" if turns > 1 else "Let episodes take two turns or more (protocol.max_turns)."
+        check_fit(first < turns, name, must, first, remedy)
+        must = f"be < {turns - first}, the most turns of a branch, so that some are cut"
+        fits = self.turns is None or self.turns < turns - first
+        check_fit(fits, "explore.turns", must, self.turns, "Or leave it out.")
+        must = "be 1 at temperature 0, where all branches from a turn are alike"
+        fits, remedy = (
+            self.branches == 1 or self.sampling.temperature > 0,
+            "Or set explore.sampling.temperature.",
+        )
+        check_fit(fits, "explore.branches", must, self.branches, remedy)
 
     def expected(self, begun: int, forks: float, turns: float) -> Forecast:
         """Return the expected work of episodes, by their turns and the number of turns at which each is resumed."""

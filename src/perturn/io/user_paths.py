@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, check_fit
 from perturn.io.plain_data import short
 
 
@@ -26,8 +26,5 @@ def user_path(text: str | os.PathLike[str], where: str) -> Path:
     except (OSError, ValueError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"{where} is not a path: {short(str(text), 500)}: {reason}. Correct it.") from error
-    if "\0" in str(path):
-        raise ConfigError(
-            f"{where} is not a path: {short(str(text), 500)} holds a NUL character. Correct it."
-        )
+    check_fit("\0" not in str(path), where, "be a path without NUL characters", short(str(text), 500))
     return path

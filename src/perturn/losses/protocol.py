@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from perturn.credit import Credit
-from perturn.errors import ConfigError
+from perturn.errors import check_fit
 from perturn.losses.token_inputs import TokenInput, token_inputs
 from perturn.losses.turn_logprobs import TurnLogprobs
 from perturn.table import at_defaults, check_members, check_names
@@ -150,9 +150,7 @@ def check_loss(loss: Loss) -> None:
     check_members(loss, _MEMBERS, "loss", "perturn.losses.Loss")
     for trait, method in _METHODS.items():
         has, says = method in dir(loss), bool(getattr(loss.traits, trait))
-        if has != says:
-            raise ConfigError(
-                f"loss {kind} has {'a' if has else 'no'} method {method!r}, and its traits say {trait}={says}; "
-                f"write LossTraits({trait}={has}), or {'remove' if has else 'add'} the method."
-            )
+        must = f"be {has}, since the loss has {'a' if has else 'no'} method {method!r}"
+        remedy = f"Write LossTraits({trait}={has}), or {'remove' if has else 'add'} the method."
+        check_fit(has == says, f"trait {trait} of loss {kind}", must, says, remedy)
     token_inputs(loss.traits.reads)

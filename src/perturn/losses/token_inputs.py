@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from perturn.errors import ConfigError, check_known
+from perturn.errors import check_fit, check_free, check_known
 from perturn.table import Table, check_members, check_names
 
 FIELDS = ("policy", "reference", "behavior", "proximal")
@@ -84,11 +84,9 @@ def token_inputs(reads: Collection[str | TokenInput]) -> dict[str, TokenInput]:
             check_known(each, TOKEN_INPUTS, f"there is no token input {each!r}")
         entry = TOKEN_INPUTS[each]() if isinstance(each, str) else each
         _check(entry)
-        if entry.name in found or entry.name in FIELDS:
-            raise ConfigError(
-                f"token input {type(entry).__name__} has the name {entry.name!r}, which another one has; the names of "
-                f"all inputs that a loss reads must differ from each other and from {', '.join(FIELDS)}."
-            )
+        says = f"token input {type(entry).__name__} has the name"
+        remedy = f"All inputs that a loss reads need different names, none of {', '.join(FIELDS)}."
+        check_free(entry.name, [*found, *FIELDS], says, remedy)
         found[entry.name] = entry
     return dict(sorted(found.items()))
 
@@ -98,8 +96,6 @@ def _check(entry: TokenInput) -> None:
     members = ("name", "traits")
     check_names(type(entry), kind="token input", known=members, traits=TokenInputTraits)
     check_members(entry, members, "token input", "perturn.losses.token_inputs.TokenInput")
-    if entry.traits.policy is None and not callable(entry):
-        raise ConfigError(
-            f"token input {type(entry).__name__} must be callable on a Chunk, or name a frozen policy in "
-            "TokenInputTraits(policy=...)."
-        )
+    fits = entry.traits.policy is not None or callable(entry)
+    must = "be callable on a Chunk, or name a frozen policy in TokenInputTraits(policy=...)"
+    check_fit(fits, f"token input {type(entry).__name__}", must, entry)

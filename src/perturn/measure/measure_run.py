@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import isfinite
@@ -20,7 +20,7 @@ from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
 from perturn.display.progress_bars import at_work, track
 from perturn.envs.world_process import plays_itself
-from perturn.errors import RunError, check_none
+from perturn.errors import RunError, check_fit, check_provided, required
 from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
 from perturn.measure.advantages import FEWEST, Measured, bounds_of, measure, returns_of
@@ -133,7 +133,7 @@ def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[T
         PerturnError: If the run has none that can be continued.
     """
     recipe, paths = run.recipe, run.paths
-    check_none(_faults(recipe, wanted))
+    _check_continued(recipe, wanted)
     refuse_unknown(recipe, wanted.credits)
     stage = _stage(run, wanted.iteration)
     explored = list(read_trajectories(paths.trajectories(stage.name)))
@@ -145,36 +145,26 @@ def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[T
     return stage, explored, chosen
 
 
-def _faults(recipe: Recipe, wanted: Wanted) -> Iterator[str]:
-    """Yield why the episodes of a run cannot be continued as wanted."""
-    if recipe.explore is None or recipe.environment is None:
-        yield (
-            "perturn measure continues episodes that a run has explored; give a run whose recipe has explore and "
-            "environment."
-        )
-        return
-    if plays_itself(recipe.environment):
-        yield (
-            f"environment {recipe.environment['name']!r} plays its episodes itself, so that they cannot be continued "
-            "from a turn."
-        )
-    if recipe.judge is not None:
-        yield (
-            "the rewards of this run are a judge's, and continuations are not rated; measure a run with the rewards of "
-            "its environment."
-        )
-    if not recipe.explore.sampling.temperature:
-        yield (
-            "the episodes were sampled at temperature 0, at which all continuations are alike; explore with "
-            "explore.sampling.temperature, such as 1.0."
-        )
-    if wanted.continuations < FEWEST or wanted.episodes < 1:
-        yield (
-            f"--continuations must be at least {FEWEST}, two for each half, and --episodes at least 1; got "
-            f"{wanted.continuations} and {wanted.episodes}."
-        )
-    if not wanted.width > 0:
-        yield (f"--width must be > 0, got {wanted.width}.")
+def _check_continued(recipe: Recipe, wanted: Wanted) -> None:
+    """Reject a run whose episodes cannot be continued as wanted."""
+    reader, remedy = "perturn measure continues explored episodes in it", "give a run whose recipe has it"
+    explore = required(recipe.explore, "explore", "perturn measure continues its episodes", remedy)
+    environment = required(recipe.environment, "environment", reader, remedy)
+    needs = ["episodes that can be resumed"] if plays_itself(environment) else []
+    remedy = "measure an environment that is played turn by turn"
+    check_provided("perturn measure", needs, (), f"environment {environment['name']!r}", remedy)
+    must = "be null, since continuations are not rated by a judge"
+    remedy = "Measure a run with the rewards of its environment."
+    check_fit(recipe.judge is None, "reward.judge", must, recipe.judge, remedy)
+    temperature = explore.sampling.temperature
+    must = "be > 0, since all continuations are alike at 0"
+    check_fit(
+        temperature, "explore.sampling.temperature", must, temperature, "Explore with 1.0, for example."
+    )
+    must, number = f"be >= {FEWEST}, two for each half", wanted.continuations
+    check_fit(number >= FEWEST, "--continuations", must, number)
+    check_fit(wanted.episodes >= 1, "--episodes", "be >= 1", wanted.episodes)
+    check_fit(wanted.width > 0, "--width", "be > 0", wanted.width)
 
 
 def _stage(run: Run, iteration: int | None) -> Stage:

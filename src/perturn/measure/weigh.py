@@ -12,7 +12,7 @@ from perturn.config.recipe import Recipe
 from perturn.config.stages import Stage
 from perturn.credit import CREDITS, Credit
 from perturn.data.run_paths import RunPaths
-from perturn.errors import ConfigError, PerturnError, RunError
+from perturn.errors import PerturnError, RunError, check_fit
 from perturn.measure.advantages import Floats
 from perturn.quantities import wanted
 from perturn.run.served_policy import engine_settings
@@ -76,8 +76,7 @@ def refuse_unknown(recipe: Recipe, names: Sequence[str]) -> None:
     Raises:
         PerturnError: If there is none of a name, or its settings are wrong.
     """
-    if not names:
-        raise ConfigError("--credits names no credit; name one, such as rloo, or all.")
+    check_fit(names, "--credits", "name a credit, such as rloo, or all", names)
     for name in names:
         if name != "all":
             make_credit(_section(recipe, name))

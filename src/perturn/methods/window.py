@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from perturn.extend import COUNT, ConfigError, ExploreInputs, Explorer, ExplorerTraits, Job, seed_of
+from perturn.extend import COUNT, ExploreInputs, Explorer, ExplorerTraits, Job, check_fit, seed_of
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,8 @@ class Window(Explorer):
 
     def check(self, turns: int, tasks: int) -> None:
         """Reject a window that cuts no episode."""
-        if self.turns >= turns:
-            raise ConfigError(
-                f"explore.turns is {self.turns}, and no episode has more than {turns} turns, so that none would be "
-                "cut; take less, or explore.name=rollouts."
-            )
+        must = f"be < {turns}, the most turns of an episode, so that an episode is cut"
+        check_fit(self.turns < turns, "explore.turns", must, self.turns, "Or take explore.name=rollouts.")
 
     def jobs(self, inputs: ExploreInputs, number: int) -> list[Job]:
         """Return the episodes that the iteration before left unfinished, and then the new ones.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perturn.errors import ConfigError
+from perturn.errors import check_fit
 from perturn.free_memory import return_waste
 from perturn.losses.token_entropy import TokenEntropy
 from perturn.losses.token_inputs import Chunk, PolicyInput
@@ -131,11 +131,9 @@ def _values(chunk: Chunk, inputs: tuple[PolicyInput, ...]) -> list[Tensor]:
         found = [chunk.logprobs.gather(-1, chunk.target[:, None]).squeeze(-1)]
         for each in inputs:
             value = each(chunk)
-            if value.shape != chunk.target.shape or not value.is_floating_point():
-                raise ConfigError(
-                    f"token input {each.name!r} must return a floating-point number for each of the "
-                    f"{len(chunk.target)} tokens of a chunk, got {value.dtype} {list(value.shape)}."
-                )
+            fits = value.shape == chunk.target.shape and value.is_floating_point()
+            must = f"return a floating-point number for each of the {len(chunk.target)} tokens of a chunk"
+            check_fit(fits, f"token input {each.name!r}", must, (value.dtype, list(value.shape)))
             found.append(value)
     return found
 

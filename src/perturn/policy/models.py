@@ -28,7 +28,15 @@ from perturn.chat.tokens import Renderer
 from perturn.config.sections import Shape
 from perturn.engines import Loaded
 from perturn.engines.local.weight_files import copy_weights, stored_weights
-from perturn.errors import ConfigError, ModelError, PerturnError
+from perturn.errors import (
+    ConfigError,
+    ModelError,
+    PerturnError,
+    check_belongs,
+    check_fit,
+    check_known,
+    required,
+)
 from perturn.rotary import too_long, usable_length
 from perturn.table import guarded, locate, require_library
 
@@ -53,13 +61,12 @@ def tokenizer_of(model: Any, given: Any = None) -> Any:
     """
     config = getattr(model, "config", None)
     name = model if isinstance(model, str) else config and config.name_or_path
-    if name is None:
-        raise ConfigError(
-            f"a model must be a Hub id, a folder or a transformers model, or to play an Engine, got {model!r:.80}."
-        )
-    if given is None and not name:
-        raise ConfigError("the model does not say what it was loaded from; give its tokenizer as tokenizer=.")
-    return given or load_tokenizer(name)
+    must = "be a Hub id, a folder or a transformers model, or to play an Engine"
+    check_fit(name is not None, "a model", must, model)
+    if given is not None:
+        return given
+    reader = "the model does not say what it was loaded from"
+    return load_tokenizer(required(name or None, "a tokenizer", reader, "give it as tokenizer="))
 
 
 def dequantize(source: Path, file: str, target: Path) -> None:
@@ -200,11 +207,9 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
     require_library("peft", "peft_config", "lora")
     from peft import PeftModel, get_peft_model
 
-    if isinstance(model, PeftModel):
-        raise ConfigError(
-            "the model has adapters already; leave peft_config out to train them further, or merge them first with "
-            "model.merge_and_unload()."
-        )
+    remedy = "leave it out to train the model's own adapters, or call model.merge_and_unload() first"
+    plain = not isinstance(model, PeftModel)
+    check_belongs({"peft_config": True}, plain, "a model without adapters", remedy)
     wanted = getattr(peft_config, "target_modules", None)
     with guarded("adapters cannot be added"), torch.random.fork_rng(), warnings.catch_warnings():
         # peft asks transformers by an old name
@@ -216,12 +221,9 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
     ):  # peft passes over a name that no module has, where another one matches
         found = adapted.targeted_module_names
         missing = [name for name in wanted if not any(f".{each}".endswith(f".{name}") for each in found)]
-        if missing:
-            known = sorted({each.rpartition(".")[2] for each in found})
-            raise ConfigError(
-                f"target_modules names {', '.join(map(repr, sorted(missing)))}, which the model does not have; "
-                f"adapters were added to {', '.join(known)} alone."
-            )
+        known = sorted({each.rpartition(".")[2] for each in found})
+        for name in sorted(missing):
+            check_known(name, known, f"target_modules names {name!r}, which the model does not have")
     if hasattr(adapted.get_output_embeddings(), "base_layer"):
         raise ConfigError(
             "the output layer gets an adapter, which packed training would pass over; take it out of target_modules, "

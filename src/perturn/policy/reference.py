@@ -28,7 +28,7 @@ from perturn.chat.tokens import NO_TURN, Encoded
 from perturn.config.sections import TOKEN_BUDGET
 from perturn.credit import ClipCredit, Credit
 from perturn.data.cache_folders import evict, reference_bytes, remove_abandoned
-from perturn.errors import ConfigError, DataError
+from perturn.errors import ConfigError, DataError, check_provided
 from perturn.io.atomic_write import replacing
 from perturn.losses import Loss, TurnLogprobs
 from perturn.losses.protocol import CoupledLoss
@@ -256,16 +256,11 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
     Raises:
         ConfigError: If it needs what it is not given, or gives anything but one finite number per turn.
     """
-    missing = sorted(keywords(credit.needs) - needed.keys())
-    if missing:
-        raise ConfigError(
-            f"credit {type(credit).__name__} needs {', '.join(missing)}, which training does not compute; give rows "
-            "with weights, which rows.name=groups in a recipe computes before it trains."
-        )
+    name, reads = f"credit {type(credit).__name__}", sorted(keywords(credit.needs))
+    remedy = "give rows with weights, which rows.name=groups in a recipe computes before it trains"
+    check_provided(name, reads, needed, "training", remedy)
     found = credit(group, **needed)
-    _check_numbers(
-        found, group, f"credit {type(credit).__name__} must return", "a finite floating-point number"
-    )
+    _check_numbers(found, group, f"{name} must return", "a finite floating-point number")
     return [weight.detach() for weight in found]
 
 

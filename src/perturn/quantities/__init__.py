@@ -6,10 +6,10 @@
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from perturn.envs.load_environment import load_object
-from perturn.errors import ConfigError, did_you_mean
+from perturn.errors import ConfigError, check_fit, check_known
 from perturn.needs import Need, keyword, name_of
 from perturn.quantities.protocol import Computed, Ground, Planned, Quantity, QuantityTraits, Source
 from perturn.table import Table, check_names, making, missing_methods
@@ -40,21 +40,16 @@ def kind_of(name: str, reader: str = "the credit") -> type[Quantity]:
     Raises:
         ConfigError: If there is no such quantity.
     """
-    if ":" not in name and name not in QUANTITIES:
-        raise ConfigError(
-            f"{reader} needs {name!r}, and nothing computes it.{did_you_mean(name, QUANTITIES)} Known: "
-            f"{', '.join(QUANTITIES)}; a package adds its own as an entry point of perturn.quantities."
-            f"{missing_methods()}"
-        )
+    if ":" not in name:
+        remedy = f"A package adds its own as an entry point of perturn.quantities.{missing_methods()}"
+        check_known(name, QUANTITIES, f"{reader} needs {name!r}, and nothing computes it", remedy)
     kind: Any = load_object(name) if ":" in name else QUANTITIES[name]
-    if not (isinstance(kind, type) and issubclass(kind, Quantity)):
-        raise ConfigError(
-            f"{reader} needs {name!r}, which must be a subclass of perturn.quantities.Quantity."
-        )
+    fits = isinstance(kind, type) and issubclass(kind, Quantity)
+    check_fit(fits, f"{name!r}, which {reader} needs,", "be a subclass of perturn.quantities.Quantity", kind)
     check_names(kind, kind="quantity", known=_NAMES, traits=QuantityTraits)
-    if kind.__abstractmethods__ or "traits" not in dir(kind):
-        raise ConfigError(f"quantity {name!r} must have traits, a QuantityTraits, and a method compute.")
-    return kind
+    made = not kind.__abstractmethods__ and "traits" in dir(kind)
+    check_fit(made, f"quantity {name!r}", "have traits, a QuantityTraits, and a method compute", kind)
+    return cast(type[Quantity], kind)
 
 
 def find(need: str | Need, reader: str = "the credit") -> tuple[Quantity, Need]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from perturn.config.recipe import Recipe
 from perturn.config.stages import policy_of, reward_model_of, stages
-from perturn.errors import ConfigError
+from perturn.errors import ConfigError, check_fit, required
 from perturn.needs import Need, Progress
 from perturn.policy.models import empty_model
 from perturn.quantities.protocol import (
@@ -72,25 +72,19 @@ class ProgressLogprobs(Quantity):
             PerturnError: Saying what to set.
         """
         recipe, reads = planned.recipe, role_of(request) == REWARD
-        if reads and recipe.reward_model is None:
-            raise ConfigError(
-                "credit.checkpoint is missing: the run trains no reward model, which the credit reads; name one, such "
-                "as a policy of the run that learned from pairs."
-                if planned.stored
-                else f"{planned.reader} reads a reward model that learns in each iteration; add reward.model, such "
-                "as reward: {model: {}}, or name a trained one in credit.checkpoint."
-            )
+        if reads:
+            remedy = "add it, such as reward: {model: {}}, or name a trained one in credit.checkpoint"
+            of_run = "name a policy in credit.checkpoint, such as one of the run that learned from pairs"
+            reader = f"{planned.reader} reads a reward model that learns in each iteration"
+            required(recipe.reward_model, "reward.model", reader, of_run if planned.stored else remedy)
         names = planned.references
         if names and all(progress_policy(request, recipe, number) == name for number, name in names.items()):
             raise ConfigError(_own_reference(planned))
         named = request.checkpoint
         if planned.stored or named in (None, "base", policy_of(recipe, 0)):
             return
-        if is_of_run(recipe, named):
-            raise ConfigError(
-                f"credit.checkpoint: policy {named} is not there before the loop; name base, sft, a "
-                "folder, or a Hub id."
-            )
+        must = "be base, sft, a folder or a Hub id, which are there before the loop"
+        check_fit(not is_of_run(recipe, named), "credit.checkpoint", must, named)
         empty_model(named)
 
     def compute(self, request: Progress, episodes: Sequence[Trajectory], source: Source) -> Computed:

@@ -23,7 +23,16 @@ from perturn.display.live_iterations import Iterations, doing, shows_iterations
 from perturn.display.progress_bars import at_work, console
 from perturn.envs.world_process import plays_itself
 from perturn.episodes.episode import misfit
-from perturn.errors import ConfigError, DataError, RunError, check_known, check_none, within
+from perturn.errors import (
+    ConfigError,
+    DataError,
+    RunError,
+    check_known,
+    check_none,
+    check_provided,
+    required,
+    within,
+)
 from perturn.faults import closing_world
 from perturn.formats.read_rows import Row, open_rows, rows_of
 from perturn.free_memory import release_memory
@@ -96,15 +105,17 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
         refuse_other(ruled(follows) if begun else follows)
     refuse_changed(recipe, command)
     check_trackers(recipe.report_to)
-    if command is not None and all(stage.command != command for stage in stages(recipe)):
+    if command is not None:
         sections = {
             "collect": "explore",
-            "pair": "pair",
-            "credit": "groups",
+            "pair": "rows that are pairs",
+            "credit": "rows.name=groups",
             "train": "base, sft or align",
             "evaluate": "evaluate",
         }
-        raise ConfigError(f"the recipe has no stage of `{command}`; add the section {sections[command]}.")
+        found = next((stage for stage in stages(recipe) if stage.command == command), None)
+        reader, remedy = "the recipe does not ask for one", f"add {sections[command]}"
+        required(found, f"a stage of `{command}`", reader, remedy)
     if not (recipe.base or recipe.sft or recipe.align) or command not in (None, "train"):
         return
     without = "do without training: perturn collect, pair, evaluate or report"
@@ -131,11 +142,9 @@ def _gpu_faults(recipe: Recipe) -> Iterator[str]:
 
 def _refuse_offload(recipe: Recipe) -> None:
     """Reject `cpu_offload` where there is no GPU. A dry run may ask what it costs."""
-    if recipe.launch.cpu_offload and _waiting_trainings(recipe) and not locate("torch.cuda:is_available")():
-        raise ConfigError(
-            "launch.cpu_offload keeps parts of the model out of the memory of a GPU, and this machine has none; leave "
-            "it out."
-        )
+    if recipe.launch.cpu_offload and _waiting_trainings(recipe):
+        has = ["a GPU"] if locate("torch.cuda:is_available")() else []
+        check_provided("launch.cpu_offload", ["a GPU"], has, "this machine", "leave it out")
 
 
 def _waiting_trainings(recipe: Recipe) -> list[str]:

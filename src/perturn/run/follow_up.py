@@ -11,7 +11,7 @@ from perturn.config.recipe import Recipe
 from perturn.config.stages import policy_of
 from perturn.data.run_folder import run_folder
 from perturn.data.run_paths import RunPaths
-from perturn.errors import ConfigError
+from perturn.errors import check_belongs, check_provided
 
 _SHARED = (
     "model",
@@ -41,12 +41,10 @@ def following(recipe: Recipe) -> Recipe | None:
     """
     if recipe.then is None:
         return None
-    if given := next((key for key in _GIVEN if key in recipe.then), None):
-        raise ConfigError(f"then.{given} must be left out; it follows from the recipe that comes before.")
-    if recipe.sft is None and recipe.align is None:
-        raise ConfigError(
-            "then starts from the last policy of this recipe, which trains none; set sft or align."
-        )
+    given = {f"then.{key}": True for key in _GIVEN if key in recipe.then}
+    check_belongs(given, False, "the recipe that comes before", "leave it out of then")
+    trained = ["a trained policy"] if recipe.sft or recipe.align else []
+    check_provided("then", ["a trained policy"], trained, "this recipe", "set sft or align")
     last = RunPaths(run_folder(recipe)).checkpoint(policy_of(recipe, recipe.iterations))
     shared = {key: value for key, value in to_mapping(recipe).items() if key in _SHARED}
     shared["model"]["name"] = str(last)

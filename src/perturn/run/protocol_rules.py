@@ -17,7 +17,7 @@ from perturn.envs.named_protocols import PROTOCOLS
 from perturn.envs.remote_worlds import rules_of
 from perturn.envs.world_process import ProcessWorlds, runs_here
 from perturn.episodes.formats import FORMATS
-from perturn.errors import ConfigError, PerturnError, check_known, did_you_mean, within
+from perturn.errors import ConfigError, PerturnError, check_known, required, within
 from perturn.faults import closing_world
 from perturn.run.task_lists import choose_tasks
 from perturn.types import Environment, EpisodeProtocol, Sampling, Task
@@ -72,11 +72,10 @@ def rules_for(protocol: str | None, env: Environment, task: Callable[[], Task]) 
         return Rules({"name": protocol}, {})
     declared = rules_of(env)
     named, source = declared.get("name", ("default", ""))
-    if named not in PROTOCOLS and not {"system", "max_turns"} <= declared.keys() and "name" in declared:
-        raise ConfigError(
-            f"{source} is {named!r}, which names no protocol.{did_you_mean(str(named), PROTOCOLS)} Make it one of "
-            "these, or a dict of settings such as {'format': 'action', 'max_turns': 20, 'system': '...'}."
-        )
+    if not {"system", "max_turns"} <= declared.keys() and "name" in declared:
+        remedy = "{'format': 'action', 'max_turns': 20, 'system': '...'}"
+        remedy = f"Make it one of these, or a dict of settings such as {remedy}."
+        check_known(named, PROTOCOLS, f"{source} is {named!r}, which names no protocol", remedy)
     chosen = {"name": (named, source), **declared}
     if named not in PROTOCOLS:
         chosen.setdefault("max_turns", (MAX_TURNS, "default"))
@@ -206,18 +205,16 @@ def make_protocol(settings: ProtocolSettings | None) -> EpisodeProtocol:
     Raises:
         ConfigError: If there are none, the format is unknown, or an unnamed protocol lacks its rules.
     """
-    if settings is None or settings.name is None:
-        missing = "protocol" if settings is None else "protocol.name"
-        raise ConfigError(f"{missing} is missing, and this stage plays by one; set it in the recipe.")
+    missing = ("this stage plays by one", "set it in the recipe")
+    settings = required(settings, "protocol", *missing)
+    name = required(settings.name, "protocol.name", *missing)
     if settings.format is not None:
         check_known(settings.format, FORMATS, f"unknown protocol.format {settings.format!r}")
-    named = PROTOCOLS.get(settings.name)
-    if named is None and (settings.max_turns is None or settings.system is None):
-        hint = did_you_mean(settings.name, PROTOCOLS)
-        raise ConfigError(
-            f"protocol {settings.name!r} is not a named one, so set protocol.system and protocol.max_turns.{hint}"
-        )
-    rules = named or EpisodeProtocol(settings.name)
+    named = PROTOCOLS.get(name)
+    if settings.max_turns is None or settings.system is None:
+        says = f"protocol {name!r} is not a named one, so set protocol.system and protocol.max_turns"
+        check_known(name, PROTOCOLS, says)
+    rules = named or EpisodeProtocol(name)
     own = {key: value for key in _OWN_RULES if (value := getattr(settings, key)) is not None}
     if own.get("history") == "full":
         own["history"] = None
@@ -229,7 +226,7 @@ def make_protocol(settings: ProtocolSettings | None) -> EpisodeProtocol:
         own["name"] = f"{named.name}-custom"
     if settings.format not in (None, rules.format) and rules.example and "example" not in own:
         raise ConfigError(
-            f"the worked example of protocol {settings.name!r} is written in format {rules.format!r}, not "
+            f"the worked example of protocol {name!r} is written in format {rules.format!r}, not "
             f"{settings.format!r}; set protocol.example to one of yours, or to [] for none."
         )
     with within("protocol."):

@@ -19,7 +19,7 @@ from perturn.config.shipped_recipes import shipped_names, shipped_recipe
 from perturn.envs.abilities import abilities_of
 from perturn.envs.load_environment import environment_maker
 from perturn.envs.named_protocols import PROTOCOLS
-from perturn.errors import ConfigError, check_known
+from perturn.errors import ConfigError, check_fit, check_known, required
 from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
 from perturn.io.yaml_scalars import value_of
@@ -108,11 +108,8 @@ def _check_rows(recipe: Recipe, losses: Mapping[str, Any]) -> None:
         return
     kind, name = recipe.rows.traits.makes, recipe.align.loss["name"]
     fitting = [each for each, traits in losses.items() if traits and traits.rows == kind]
-    if name not in fitting:
-        raise ConfigError(
-            f"the rows of this recipe are {kind}, and loss {name!r} does not learn from {kind}; add align.loss.name="
-            f"{' or '.join(fitting)}."
-        )
+    says = f"the rows of this recipe are {kind}, and loss {name!r} does not learn from {kind}"
+    check_known(name, fitting, says, "Add align.loss.name with one of these.")
 
 
 def _short(chosen: Mapping[str, Any]) -> Iterator[str]:
@@ -152,11 +149,8 @@ def _rows(kind: str, has_expert: bool) -> dict[str, Any]:
         if one and one.traits.makes == kind and not (one.traits.branches or one.traits.corrects or one.needs)
     }
     found = next((name for name, traits in fitting.items() if has_expert or not traits.expert), None)
-    if found is None:
-        raise ConfigError(
-            f"rows that are {kind} come from {' or '.join(fitting)}, which read an expert's episodes, and this "
-            "environment has no expert; choose another --loss."
-        )
+    reader = f"rows that are {kind} come from {' or '.join(fitting)}, which read its episodes"
+    found = required(found, "an expert of this environment", reader, "choose another --loss")
     several = kind == "groups" or not has_expert
     return {
         **({"iterations": 4} if several else {}),
@@ -227,11 +221,9 @@ def _panels(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     half = min(count(env, "train") // 2, _MOST_TASKS)
     split = next((each for each in EVALUATION_SPLITS if count(env, each)), "train")
     evaluated = min(count(env, split), _MOST_TASKS)
-    if not half:
-        raise ConfigError(
-            f"environment {env.name!r} has fewer than 2 tasks in split 'train', so that none could be taught and "
-            "another explored; let tasks('train') list more."
-        )
+    must = "have 2 tasks or more, so that one can be taught and another explored"
+    there, remedy = _number(env, "train"), "Let tasks('train') list more."
+    check_fit(half, f"split 'train' of environment {env.name!r}", must, there, remedy)
     return (
         {"split": "train", key: half},
         {"split": "train", key: half, "skip": half},

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from perturn.data.store import TrajectoryStore
 from perturn.display.progress_bars import console
 from perturn.episodes.play_many import Job
-from perturn.errors import ConfigError
+from perturn.errors import check_fit
 
 
 def tell_filled(what: str, counts: Mapping[str, int]) -> None:
@@ -31,8 +31,6 @@ def require_worlds(what: str, wanted: int, most: int) -> None:
     Raises:
         ConfigError: Saying what to set.
     """
-    if most < wanted:
-        raise ConfigError(
-            f"{what}: deterministic plays {wanted} at the same time, but there is room for {most} worlds; lower their "
-            "concurrency, which is the size of a block, or raise worlds.processes."
-        )
+    must = f"be >= {wanted}, which deterministic plays at the same time"
+    remedy = "Lower their concurrency, which is the size of a block, or raise worlds.processes."
+    check_fit(most >= wanted, f"{what}: room for worlds", must, most, remedy)

@@ -30,7 +30,7 @@ from perturn.episodes.formats import FORMATS
 from perturn.episodes.lockstep_blocks import blocks_of, play_blocks
 from perturn.episodes.play_many import Job, play
 from perturn.episodes.world_threads import Hear
-from perturn.errors import ConfigError
+from perturn.errors import required
 from perturn.faults import closing_world
 from perturn.free_memory import release_memory
 from perturn.run.failure_limits import Failures
@@ -67,9 +67,8 @@ def world_maker(recipe: Recipe) -> WorldMaker:
     Raises:
         PerturnError: If there is no such environment, a setting is wrong, it cannot start, or there is no cluster.
     """
-    section = recipe.environment
-    if section is None:
-        raise ConfigError("environment is missing, and this stage plays in it; set it in the recipe.")
+    remedy = "set it in the recipe"
+    section = required(recipe.environment, "environment", "this stage plays in it", remedy)
     if recipe.cluster is not None and not plays_itself(section):
         sections = (recipe.explore, recipe.evaluate)
         most = max((part.concurrency for part in sections if part), default=1)

@@ -16,7 +16,15 @@ from typing_extensions import TypedDict
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Tasks
 from perturn.data.run_files import read_note
-from perturn.errors import ConfigError, EnvironmentFailure, PerturnError, RunError, check_known, within
+from perturn.errors import (
+    ConfigError,
+    EnvironmentFailure,
+    PerturnError,
+    RunError,
+    check_fit,
+    check_known,
+    within,
+)
 from perturn.faults import UNAWAITED, is_unawaited, task_fault
 from perturn.io.atomic_write import write_whole
 from perturn.io.plain_data import told
@@ -91,11 +99,9 @@ def look_up(recipe: Recipe, env: Environment) -> Panels:
     for name, panel in named.items():
         with within(f"{name}.tasks: "):
             found |= {} if panel is None else {name: choose_tasks(env, panel)}
-    most = recipe.explore and recipe.explore.per_iteration
-    if most and most > len(found["explore"]):
-        raise ConfigError(
-            f"explore.per_iteration must be at most the {len(found['explore'])} tasks of explore.tasks, got {most}."
-        )
+    most, there = recipe.explore and recipe.explore.per_iteration, len(found.get("explore", ()))
+    must = f"be at most the {there} tasks of explore.tasks"
+    check_fit(not most or most <= there, "explore.per_iteration", must, most)
     return Panels(env.name, found)
 
 
@@ -126,10 +132,8 @@ def choose_tasks(env: Environment, panel: Tasks) -> list[Task]:
     for kind in panel.kinds or ():
         check_known(kind, kinds, f"kinds: split {panel.split!r} has no task of kind {kind!r:.60}")
     chosen = [task for kind, tasks in groups.items() for task in _picked(kind, tasks, panel)]
-    if not chosen:
-        raise ConfigError(
-            f"split {panel.split!r} of {env.name} has no task; take another split, or other settings of environment."
-        )
+    remedy = "Take another split, or other settings of environment."
+    check_fit(chosen, f"split {panel.split!r} of {env.name}", "have a task", chosen, remedy)
     return chosen
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_args
 from perturn.config.evaluation_settings import SELECT, Candidates
 from perturn.config.parsing import build
 from perturn.envs.load_environment import load_object
-from perturn.errors import ConfigError, check_known
+from perturn.errors import ConfigError, check_fit, check_known
 from perturn.select import SELECTORS
 from perturn.select.protocol import (
     ActionScorer,
@@ -38,11 +38,9 @@ def make_selector(section: Mapping[str, Any]) -> Selector:
         selector: Selector = build(SELECTORS, section, SELECT, _SHARED)
         return selector
     found = load_object(name)
-    if not callable(found) or (isinstance(found, type) and _traits(found) is None):
-        raise ConfigError(
-            f"{SELECT}.name: {name!r} is neither a function that gives scores nor a selector, which is a class with "
-            "`traits = SelectorTraits(...)`."
-        )
+    fits = callable(found) and not (isinstance(found, type) and _traits(found) is None)
+    must = "be a function that gives scores, or a selector: a class with `traits = SelectorTraits(...)`"
+    check_fit(fits, f"{SELECT}.name", must, name)
     made: Selector = build({name: found if isinstance(found, type) else object}, section, SELECT, _SHARED)
     if not isinstance(found, type):
         return Function(name, found)

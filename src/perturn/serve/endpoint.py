@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perturn.engines.engine_process import EngineProcess
-from perturn.errors import ConfigError, RunError
+from perturn.errors import ConfigError, RunError, required
 from perturn.serve.desk import Desk
 from perturn.serve.exchange import Refusal
 from perturn.serve.record import Record
@@ -230,11 +230,9 @@ def _check_key(key: str | None, host: str) -> None:
     Raises:
         ConfigError: Without the key in its text.
     """
-    if key is None and host not in LOOPBACK:
-        raise ConfigError(
-            f"an endpoint at {host} can be reached from elsewhere, so choose its API key: set PERTURN_API_KEY, or "
-            "serve at 127.0.0.1."
-        )
+    if host not in LOOPBACK:
+        reader = f"an endpoint at {host} can be reached from elsewhere"
+        required(key, "PERTURN_API_KEY", reader, "set it to an API key of your choice, or serve at 127.0.0.1")
     if key is not None and not re.fullmatch(r"[A-Za-z0-9_-]{8,200}", key):
         raise ConfigError("an API key must be 8 to 200 letters, digits, _ or -; what was given is not shown.")
 

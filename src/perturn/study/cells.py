@@ -22,7 +22,7 @@ from perturn.config.recipe import Recipe
 from perturn.config.sections import Cluster
 from perturn.config.stages import policy_of, stages, suffix_of
 from perturn.data.run_folder import run_folder
-from perturn.errors import ConfigError, check_none, within
+from perturn.errors import check_belongs, check_fit, check_none, within
 from perturn.io.yaml_scalars import as_yaml_1_1
 from perturn.select.lookup import traits_of
 from perturn.study.settings import SWEEP, Study, Test
@@ -182,20 +182,19 @@ class Plan:
             if own is None
             else own
         )
-        if not isinstance(swept, Mapping) or not all(
-            isinstance(each, list) and each for each in swept.values()
-        ):
-            raise ConfigError(
-                f"methods.{method}.sweep must have a list of values for each key, got {swept!r:.200}."
-            )
+        lists = swept.values() if isinstance(swept, Mapping) else [None]
+        fits = all(isinstance(each, list) and each for each in lists)
+        check_fit(fits, f"methods.{method}.sweep", "have a list of values for each key", swept)
         found: list[Point] = [{}]
         for key, values in swept.items():
             found = [{**point, key: _number(value)} for point in found for value in values]
-        if (swept or own is not None) and len(found) != self._budget:
-            raise ConfigError(
-                f"methods.{method} tries {len(found)} points and others {self._budget}, so tuning would not be equal; "
-                "give each method as many, by a `sweep` of its own if need be."
+        if swept or own is not None:
+            name, must = (
+                f"the number of points of methods.{method}",
+                f"be {self._budget}, as of other methods",
             )
+            remedy = "Give each method as many, by a `sweep` of its own if need be."
+            check_fit(len(found) == self._budget, name, must, len(found), remedy)
         return found
 
     @cached_property
@@ -372,9 +371,9 @@ def refuse_without_alignment(study: Study, method: str, data: Mapping[str, Any])
     """
     own, gone = study.methods[method], without_alignment(data)
     swept = own.get(SWEEP)
-    for key, value in {**own, **(swept if isinstance(swept, Mapping) else {})}.items():
-        if value is not None and any(f"{key}.".startswith(f"{each}.") for each in gone):
-            raise ConfigError(
-                f"methods.{method} sets {key}, which belongs to the alignment, and `align` is null; remove "
-                "the one or the other."
-            )
+    given = {
+        f"methods.{method}.{key}": True
+        for key, value in {**own, **(swept if isinstance(swept, Mapping) else {})}.items()
+        if value is not None and any(f"{key}.".startswith(f"{each}.") for each in gone)
+    }
+    check_belongs(given, False, "the alignment, and `align` is null", "remove the one or the other")

@@ -10,7 +10,7 @@ import yaml
 
 from perturn.data.run_lock import RunLock
 from perturn.display.progress_bars import console
-from perturn.errors import ConfigError
+from perturn.errors import check_fit
 from perturn.io.atomic_write import write_whole, writing
 from perturn.study.cell_processes import Processes
 from perturn.study.cluster_cells import Nodes
@@ -92,22 +92,17 @@ def cells_at_once(board: Board, workers: int | None = None) -> int | None:
     if cluster is not None:
         gpus = cluster.engine_gpus
         name, given = ("engine_gpus", gpus) if gpus else ("engine_cpus", cluster.engine_cpus)
-        if processes > max(1, given):
-            raise ConfigError(
-                f"launch.processes={processes} needs as many devices for a cell, and cluster.{name}={given:g} gives it "
-                f"{given:g}; set cluster.{name}={processes}, or launch.processes=1."
-            )
+        must = f"be <= {given:g}, which cluster.{name} gives a cell"
+        remedy = f"Set cluster.{name}={processes}, or launch.processes=1."
+        check_fit(processes <= max(1, given), "launch.processes", must, processes, remedy)
         return workers
     cores, here = usable_cores(), locate("perturn.policy.models:device")().type
     if processes == 1:
         return workers or (cores if here == "cpu" else 1)
     most = max(1, cores // processes) if here == "cpu" else 1
-    if workers is not None and workers > most:
-        what = f"{cores} cores" if here == "cpu" else "GPUs of this machine, which all cells would train on"
-        raise ConfigError(
-            f"{workers} workers with launch.processes={processes} would be {workers * processes} training processes on "
-            f"the {what}; set workers={most}, or launch.processes=1."
-        )
+    what = f"{cores} cores" if here == "cpu" else "GPUs of this machine, which all cells would train on"
+    must = f"be <= {most}, since each has launch.processes={processes} on the {what}"
+    check_fit(workers is None or workers <= most, "workers", must, workers, "Or set launch.processes=1.")
     return workers or most
 
 

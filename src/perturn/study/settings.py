@@ -12,7 +12,7 @@ from perturn.bounds import SEED, check_bounds
 from perturn.config.parsing import apply_overrides, parse, refuse_secrets
 from perturn.config.recipe import read_mapping, recipe_file
 from perturn.config.sections import COUNT, HeldOutTasks, refuse
-from perturn.errors import ConfigError, check_known
+from perturn.errors import ConfigError, check_belongs, check_known
 from perturn.io.read_input import user_path
 from perturn.io.yaml_scalars import as_yaml_1_1
 from perturn.types import Sampling
@@ -223,11 +223,10 @@ def _check_one_recipe(study: Study, recipe: Mapping[str, Any]) -> None:
         for laid in study.environments.values() or [{}]
         if laid.get("then", recipe.get("then")) is not None
     ]
-    if kept:
-        raise ConfigError(
-            "a study compares runs of one recipe; take `then` out with `environments: {NAME: {then: null}}`, and give "
-            "it a study of its own."
-        )
+    remedy = (
+        "take it out with `environments: {NAME: {then: null}}`, since a study compares runs of one recipe"
+    )
+    check_belongs({"`then`": kept}, False, "a study of its own", remedy)
 
 
 def _check_pairs(study: Study, methods: Collection[str], baseline: str) -> None:

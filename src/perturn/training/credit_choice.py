@@ -9,7 +9,7 @@ from typing import Any
 from perturn.config.parsing import build
 from perturn.credit import CREDITS, Credit, CreditTraits
 from perturn.envs.load_environment import load_object
-from perturn.errors import ConfigError, check_none, check_type
+from perturn.errors import check_belongs, check_none, check_provided, check_type
 from perturn.losses import LOSSES, Loss
 from perturn.losses.protocol import check_loss
 from perturn.needs import Distance, Need, Reference, names_of
@@ -90,12 +90,9 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
     if section is None:
         return loss.credit
     replaced: Any = loss.credit
-    unread = sorted(settings.keys() & {each.name for each in fields(replaced)})
-    if unread:
-        raise ConfigError(
-            f"loss.{unread[0]} is a setting of the loss's own credit, which `credit:` replaces; write it under "
-            "credit, or leave one of the two out."
-        )
+    unread = {f"loss.{each.name}": True for each in fields(replaced) if each.name in settings}
+    owner = "the loss's own credit, which `credit:` replaces"
+    check_belongs(unread, False, owner, "write it under credit, or leave one of the two out")
     credit = make_credit(section)
     check_none(_misfits(credit, loss, str(section.get("name")), str(settings.get("name"))))
     return credit
@@ -183,9 +180,7 @@ def credit_of(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> Cre
         ConfigError: If there is no such loss or credit, a setting is wrong, or the credit compares the rows of a group.
     """
     _, credit = named_credit(loss, section)
-    if credit.traits.needs_group:
-        raise ConfigError(
-            f"credit {type(credit).__name__} compares the trajectories of a group, and a row by itself has none; name "
-            "a credit that weighs turns alone, such as uniform."
-        )
+    reads = ["other trajectories of its group"] if credit.traits.needs_group else []
+    remedy = "name a credit that weighs turns alone, such as uniform"
+    check_provided(f"credit {type(credit).__name__}", reads, (), "a row by itself", remedy)
     return credit

@@ -13,7 +13,7 @@ from torch import Tensor
 from perturn.chat.tokens import Encoded
 from perturn.credit import Credit
 from perturn.data.group_account import counts
-from perturn.errors import ConfigError, DataError, PerturnError
+from perturn.errors import DataError, PerturnError, check_fit
 from perturn.formats.read_rows import Row, Tally, read_row
 from perturn.formats.trl_rows import ONLY_KTO, label_of
 from perturn.group import Group, groups_of
@@ -258,12 +258,9 @@ def _check_lengths(needed: Needed, counting: int) -> None:
         ConfigError: Naming the entry.
     """
     for name, values in needed.items():
-        if len(values) != counting:
-            raise ConfigError(
-                f"{name} must have one entry for each of the {counting} trajectories that count in the statistics "
-                f"of their groups, got {len(values)}; those that FAILED have none (see "
-                "perturn.data.group_account.counted)."
-            )
+        must = f"have one entry for each of the {counting} trajectories that count in their groups"
+        remedy = "Trajectories that FAILED have none (see perturn.data.group_account.counted)."
+        check_fit(len(values) == counting, name, must, len(values), remedy)
 
 
 def weigh_rows(examples: Sequence[Example], rows: Sequence[Row], credit: Credit) -> list[Example]:

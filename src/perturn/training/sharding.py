@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, Trainer
 from transformers.trainer import FSDP_MODEL_NAME, OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils.peft_utils import ADAPTER_SAFE_WEIGHTS_NAME
 
-from perturn.errors import ConfigError, ModelError
+from perturn.errors import ConfigError, ModelError, check_fit, check_provided
 from perturn.policy.models import resuming
 
 _WEIGHTS, _OPTIMIZER = f"{FSDP_MODEL_NAME}_0", "optimizer_0"
@@ -61,18 +61,13 @@ def divide(model: nn.Module, processes: int, cpu_offload: bool) -> None:
         ConfigError: If it cannot be divided.
     """
     for name, weight in model.named_parameters():
-        if not weight.ndim or len(weight) < processes:
-            raise ConfigError(
-                f"launch.sharding=fsdp2 divides weights by their first dimension among {processes} processes, and "
-                f"{name} has the shape {tuple(weight.shape)}; take fewer processes, or launch.sharding=none."
-            )
+        must = f"have a first dimension >= {processes}, the processes of launch.sharding=fsdp2"
+        fits, remedy = weight.ndim and len(weight) >= processes, "Or take launch.sharding=none."
+        check_fit(fits, f"weight {name}", must, tuple(weight.shape), remedy)
     kinds = {kind for each in model.modules() for kind in getattr(each, "_no_split_modules", None) or ()}
     layers = [each for each in model.modules() if type(each).__name__ in kinds]
-    if not layers:
-        raise ConfigError(
-            f"launch.sharding=fsdp2 needs a model that names its layers, and {type(model).__name__} names none; take "
-            "launch.sharding=none."
-        )
+    has, owner = ["names of layers"] if layers else [], type(model).__name__
+    check_provided("launch.sharding=fsdp2", ["names of layers"], has, owner, "take launch.sharding=none")
     policy = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
     for layer in layers:
         fully_shard(layer, offload_policy=policy)
@@ -121,8 +116,8 @@ class ShardedTrainer(Trainer):
         state: Any = self.accelerator.state
         if self.args.fsdp and not self.is_fsdp_enabled:
             plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
-            if plugin.fsdp_version != 2:
-                raise ConfigError(f"fsdp_config.version must be 2 on CPUs, got {plugin.fsdp_version}.")
+            version = plugin.fsdp_version
+            check_fit(version == 2, "fsdp_config.version", "be 2 on CPUs", version)
             state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, plugin
             self.is_fsdp_enabled = True
         elif os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and not self.is_fsdp_enabled:

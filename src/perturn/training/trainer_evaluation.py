@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
-from perturn.errors import ConfigError, DataError, did_you_mean
+from perturn.errors import DataError, check_fit, did_you_mean
 from perturn.losses import TurnLogprobs
 from perturn.policy.examples import Example
 from perturn.policy.logprobs import continuing
@@ -80,11 +80,9 @@ def refuse_best_metric(metric: str | None, sets: Sets | None) -> None:
     """
     if metric is None or not isinstance(sets, dict):
         return
-    if not any(metric.removeprefix("eval_").startswith(f"{name}_") for name in sets):
-        raise ConfigError(
-            f"metric_for_best_model must be a metric of one set of eval_dataset, got {metric!r}; set it to "
-            f"{f'eval_{next(iter(sets))}_loss'!r}, for example."
-        )
+    fits = any(metric.removeprefix("eval_").startswith(f"{name}_") for name in sets)
+    must = f"be a metric of one set of eval_dataset, such as {f'eval_{next(iter(sets))}_loss'!r}"
+    check_fit(fits, "metric_for_best_model", must, metric)
 
 
 class RowValues:

@@ -15,7 +15,7 @@ from transformers.trainer import OPTIMIZER_NAME
 from perturn.bounds import SEED, bounds, texts
 from perturn.config.peer_settings import peers
 from perturn.config.sections import Sft, Train
-from perturn.errors import ConfigError, check_none, closest, within
+from perturn.errors import ConfigError, check_fit, closest, within
 from perturn.policy.examples import LOSS_ON, SHARED_PREFIX
 from perturn.table import guarded
 
@@ -125,9 +125,9 @@ class TurnConfig(TrainingArguments):
         super().__post_init__()  # type: ignore[no-untyped-call]
         if not torch.accelerator.is_available():  # pinned memory speeds copies to one
             self.dataloader_pin_memory = False
-        check_none(self._out_of_bounds())
+        self._check_bounds()
         self._check_optimizer()
-        check_none(self._unread())
+        self._check_read()
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Return the warmup steps of the learning rate; none for a single step, or training would change nothing."""
@@ -135,38 +135,35 @@ class TurnConfig(TrainingArguments):
             return 0
         return int(super().get_warmup_steps(num_training_steps))
 
-    def _out_of_bounds(self) -> Iterator[str]:
-        """Yield numbers outside their bounds, of which a recipe's are declared at its own settings."""
+    def _check_bounds(self) -> None:
+        """Reject numbers outside their bounds, of which a recipe's are declared at its own settings."""
         hints = get_type_hints(Train, include_extras=True)
         limits = [("seed", SEED), ("data_seed", SEED)]
         limits += [
             (name, bound) for name in ("token_budget", "learning_rate") for bound in bounds(hints[name])
         ]
         for name, bound in limits:
-            if (side := bound.broken_by(getattr(self, name) or 0)) is not None:
-                yield f"{name} must be {side}, got {getattr(self, name)}."
+            side = bound.broken_by(getattr(self, name) or 0)
+            check_fit(side is None, name, f"be {side}", getattr(self, name))
 
-    def _unread(self) -> Iterator[str]:
-        """Yield settings that packed rows do not support, that no loss reads, or that name nothing."""
-        if self.accelerator_config.dispatch_batches:  # type: ignore[union-attr]
-            yield (
-                "accelerator_config.dispatch_batches must be off, got True; each process reads and packs its own rows."
-            )
-        if self.train_sampling_strategy not in ("random", "sequential"):
-            yield (
-                f"train_sampling_strategy must be random or sequential, got {self.train_sampling_strategy!r}; packs "
-                "have no padding, so rows of like length need not come together."
-            )
-        if self.label_smoothing_factor:
-            yield (
-                f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}; no loss here smooths labels."
-            )
+    def _check_read(self) -> None:
+        """Reject settings that packed rows do not support, that no loss reads, or that name nothing."""
+        dispatches = self.accelerator_config.dispatch_batches  # type: ignore[union-attr]
+        remedy = "Each process reads and packs its own rows."
+        check_fit(not dispatches, "accelerator_config.dispatch_batches", "be off", dispatches, remedy)
+        order, must = self.train_sampling_strategy, "be random or sequential"
+        remedy = "Packs have no padding, so rows of like length need not come together."
+        check_fit(order in ("random", "sequential"), "train_sampling_strategy", must, order, remedy)
+        smooths, remedy = self.label_smoothing_factor, "No loss here smooths labels."
+        check_fit(not smooths, "label_smoothing_factor", "be 0", smooths, remedy)
         earlier = self.optimizer_from
-        if earlier is not None and not (Path(earlier) / OPTIMIZER_NAME).is_file():
-            yield f"optimizer_from: {earlier} holds no {OPTIMIZER_NAME}; name a checkpoint of a training."
+        fits = earlier is None or (Path(earlier) / OPTIMIZER_NAME).is_file()
+        check_fit(
+            fits, "optimizer_from", f"be a checkpoint of a training, with its {OPTIMIZER_NAME}", earlier
+        )
         for name, known in (("shared_prefix", SHARED_PREFIX), ("loss_on", LOSS_ON)):
-            if getattr(self, name) not in known:
-                yield f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}."
+            value = getattr(self, name)
+            check_fit(value in known, name, f"be one of {', '.join(known)}", value)
 
     def _check_optimizer(self) -> None:
         """Make the optimizer and the schedule of its learning rate once, for a weight of no use."""
@@ -215,18 +212,17 @@ def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:
     Raises:
         ConfigError: If it names none.
     """
-    if not isinstance(value, dict) or "name" not in value:
-        example = {"loss": "tlm-dre", "credit": "discount"}[name]
-        raise ConfigError(f"{name} must name a {name}, such as {{'name': '{example}'}}, got {value!r}.")
-    return value
+    found, example = value if isinstance(value, dict) else {}, {"loss": "tlm-dre", "credit": "discount"}[name]
+    check_fit("name" in found, name, f"name a {name}, such as {{'name': '{example}'}}", value)
+    return found
 
 
 def share_kept(episodes: int | None, train: Sized | None) -> float:
     """Return training rows over the episodes that were asked for."""
     if episodes is None or train is None:
         return 1.0
-    if episodes < len(train):
-        raise ConfigError(f"episodes must be >= the {len(train)} training rows, got {episodes}.")
+    must = f"be >= the {len(train)} training rows"
+    check_fit(episodes >= len(train), "episodes", must, episodes)
     return len(train) / episodes
 
 

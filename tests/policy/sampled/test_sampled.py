@@ -295,12 +295,12 @@ def test_an_action_without_its_log_probabilities_is_refused_before_work(train, g
         (
             {"credit": "turn-gae"},
             ConfigError,
-            "credit TurnGAE needs values, which training does not compute; give rows with weights",
+            "credit TurnGAE needs values, which training does not provide; give rows with weights",
         ),
         (
             {"credit": "matchtir"},
             ConfigError,
-            "credit MatchTIR needs tool_matches, which training does not compute; give rows with weights",
+            "credit MatchTIR needs tool_matches, which training does not provide; give rows with weights",
         ),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else None,

@@ -16,7 +16,7 @@ from perturn.config.sections import Lora, Train
 from perturn.display.progress_bars import console
 from perturn.engines.tinker.service import Service
 from perturn.engines.tinker.stored_policy import StoredPolicy, stored_policy
-from perturn.errors import ConfigError
+from perturn.errors import check_fit
 from perturn.io.atomic_write import replacing
 
 _conventions: dict[tuple[TinkerSettings, str], Convention] = {}
@@ -49,11 +49,9 @@ class ServiceTraining:
         """
         assert settings.lora is not None
         convention = self._convention(settings.lora.rank)
-        if settings.max_grad_norm is not None and not convention.clips:
-            raise ConfigError(
-                f"{name}.max_grad_norm must be null, got {settings.max_grad_norm:g}: {self._settings.host} does not "
-                "clip gradients (its steps were as large with grad_clip_norm as without)."
-            )
+        most, host = settings.max_grad_norm, self._settings.host
+        remedy = f"{host} does not clip gradients (its steps were as large with grad_clip_norm as without)."
+        check_fit(most is None or convention.clips, f"{name}.max_grad_norm", "be null", most, remedy)
 
     def begin(
         self, start: str, told: Sequence[str], seed: int, lora: Lora | None, resumes: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -10,7 +10,7 @@ from perturn.backends.protocol import BackendTraits, Training
 from perturn.bounds import EFFORT, Bound
 from perturn.config.sections import Lora, Train
 from perturn.engines.tinker.service_settings import ServiceSettings
-from perturn.errors import check_none
+from perturn.errors import check_fit
 from perturn.table import locate
 
 _ALPHA = 32
@@ -31,7 +31,7 @@ class TinkerSettings(ServiceSettings):
 
     def check(self, trainings: Mapping[str, Train], model: str, goes_on: bool) -> None:
         """Check that the service answers, scales gradients in a known way, and supports the recipe."""
-        check_none(_faults(trainings))
+        _check_trainings(trainings)
         self.check_client()
         opened = locate("perturn.backends.tinker.service_training:ServiceTraining")(self, model)
         try:
@@ -46,21 +46,18 @@ class TinkerSettings(ServiceSettings):
         return opened
 
 
-def _faults(trainings: Mapping[str, Train]) -> Iterator[str]:
-    """Yield settings of trainings that the API has not."""
+def _check_trainings(trainings: Mapping[str, Train]) -> None:
+    """Reject settings of trainings that the API has not."""
     fixed = Lora(alpha=_ALPHA)
     for name, settings in trainings.items():
         if settings.lora is None:
             continue
         for key in ("alpha", "dropout", "target_modules"):
-            if (given := getattr(settings.lora, key)) != getattr(fixed, key):
-                yield (
-                    f"{name}.lora.{key} must be {getattr(fixed, key)}, got {given}; the Tinker API has no setting for "
-                    "it."
-                )
-        if settings.gradient_checkpointing:
-            yield f"{name}.gradient_checkpointing must be off with backend.name=tinker; the service decides that."
-    ranks = {name: settings.lora.rank for name, settings in trainings.items() if settings.lora}
-    if len(set(ranks.values())) > 1:
-        said = ", ".join(f"{name}.lora.rank={rank}" for name, rank in ranks.items())
-        yield f"all trainings must have adapters of one rank, since each continues the last one's adapters; got {said}."
+            given, only = getattr(settings.lora, key), getattr(fixed, key)
+            remedy = "The Tinker API has no setting for it."
+            check_fit(given == only, f"{name}.lora.{key}", f"be {only}", given, remedy)
+        off, must = not settings.gradient_checkpointing, "be off with backend.name=tinker"
+        check_fit(off, f"{name}.gradient_checkpointing", must, True, "The service decides that.")
+    ranks = {f"{name}.lora.rank": each.lora.rank for name, each in trainings.items() if each.lora}
+    must = "be one rank, since each training continues the adapters of the last one"
+    check_fit(len(set(ranks.values())) < 2, " and ".join(ranks), must, list(ranks.values()))

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from perturn.bounds import EFFORT, SECONDS, check_bounds
 from perturn.engines.api_keys import key_in
-from perturn.errors import ConfigError
+from perturn.errors import check_fit
 from perturn.table import require_library
 
 CLIENT = "0.16"
@@ -78,9 +78,7 @@ class ServiceSettings:
         """
         require_library("tinker", "the Tinker API", "tinker")
         found = version("tinker")
-        if found.rpartition(".")[0] != CLIENT:
-            raise ConfigError(
-                f"tinker {found} is installed, and Perturn was tested with tinker {CLIENT} (with SkyRL 0.3.0, which "
-                f"answers what newer clients send with HTTP 500); run: pip install 'tinker=={CLIENT}.*'"
-            )
+        why = "with which Perturn was tested (SkyRL 0.3.0 answers what newer clients send with HTTP 500)"
+        must, remedy = f"be {CLIENT}, {why}", f"Run: pip install 'tinker=={CLIENT}.*'"
+        check_fit(found.rpartition(".")[0] == CLIENT, "the installed version of tinker", must, found, remedy)
         self.read_key()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from perturn.engines.protocol import Serving
 from perturn.engines.tinker.service_settings import ServiceSettings
 from perturn.engines.tinker.stored_policy import stored_policy
-from perturn.errors import ConfigError
+from perturn.errors import required
 from perturn.table import locate
 from perturn.traits import EngineTraits
 from perturn.types import Engine
@@ -29,11 +29,9 @@ class TinkerEngineSettings(ServiceSettings):
 
     def open(self, serving: Serving) -> Engine:
         """Open the policy at the service; conversations become tokens here."""
-        if serving.load_tokens is None:
-            raise ConfigError(
-                "engine tinker serves policies of a run, or a base model to `perturn serve`, alone."
-            )
-        tokens, context = serving.load_tokens()
+        reader = "engine tinker turns conversations into tokens with it"
+        remedy = "serve a policy of a run, or a base model with `perturn serve`"
+        tokens, context = required(serving.load_tokens, "the tokenizer", reader, remedy)()
         engine: Engine = locate("perturn.engines.tinker.engine:TinkerEngine")(
             self,
             tokens,

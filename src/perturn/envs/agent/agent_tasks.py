@@ -8,7 +8,7 @@ from typing import Any
 
 from perturn.envs.json_rows import read_rows
 from perturn.envs.load_environment import load_object
-from perturn.errors import ConfigError, DataError, check_known
+from perturn.errors import DataError, check_fit, check_known
 from perturn.faults import task_fault
 from perturn.types import Task
 
@@ -36,11 +36,11 @@ def read_tasks(
         check_known(split, source, f"environment.tasks has no split {split!r}")
         return _tasks(source[split], split, listed, divided=False)
     found = _tasks(source, split, listed, divided=True)
-    if not found:
-        raise ConfigError(
-            f"{source} has no task of split {split!r}; give its rows a key `split`, or set environment.tasks to a "
-            "source for each split, such as {train: train.jsonl, test: test.jsonl}."
-        )
+    remedy = "{train: train.jsonl, test: test.jsonl}"
+    remedy = (
+        f"Give its rows a key `split`, or set environment.tasks to a source for each split, such as {remedy}."
+    )
+    check_fit(found, source, f"have a task of split {split!r}", found, remedy)
     return found
 
 

@@ -28,7 +28,7 @@ from perturn.envs.world_process import without_secrets
 from perturn.episodes.engine_abilities import EngineAbilities
 from perturn.episodes.episode import Episode, Job
 from perturn.episodes.prompts import system_prompt
-from perturn.errors import ConfigError, EnvironmentFailure, RunError
+from perturn.errors import EnvironmentFailure, RunError, check_belongs, check_fit, required
 from perturn.io.plain_data import told
 from perturn.traits import EnvironmentTraits
 from perturn.types import EpisodeProtocol, Observation, Task, Trajectory
@@ -99,12 +99,11 @@ class Agent:
                 engine `api` such as `base_url` and `api_key_env`.
             name: Name and version, stamped on every trajectory. None: `agent-` and the name of the program.
         """
-        if sum(each is not None for each in (command, function, adapter)) != 1:
-            raise ConfigError("environment: set command, function or adapter, and one of them alone.")
-        if python is not None and command is not None:
-            raise ConfigError(
-                "environment.python is for a function or an adapter; name it in command instead."
-            )
+        agents = {"command": command, "function": function, "adapter": adapter}
+        given = [key for key, value in agents.items() if value is not None]
+        check_fit(len(given) == 1, "environment", "have one of command, function and adapter", given)
+        remedy = "name the interpreter in command instead"
+        check_belongs({"environment.python": python}, command is None, "a function or an adapter", remedy)
         self._passed = tuple(pass_env or ())
         self._python = None if python is None else _program(python, "python")
         self._adapted = None if adapter is None else f"{adapter_file(adapter)}:rollout"
@@ -195,8 +194,7 @@ class Agent:
             elif function is not None:
                 adapted_rows(self._python, function, (), self._passed)
             return function_of(name, self._python)
-        if not command:
-            raise ConfigError("environment.command is empty; write such as [python, my_agent.py].")
+        check_fit(command, "environment.command", "name a program, such as [python, my_agent.py]", command)
         program, *arguments = command
         is_this = program in ("python", "python3")
         return Command([sys.executable if is_this else _program(program, "command"), *arguments])
@@ -231,11 +229,8 @@ def _program(program: str, setting: str) -> str:
     Raises:
         ConfigError: If there is none.
     """
-    if (found := shutil.which(program)) is None:
-        raise ConfigError(
-            f"environment.{setting}: there is no program {program!r} on the PATH; correct it, or set it up."
-        )
-    return found
+    name, reader = f"program {program!r}", f"environment.{setting} names it"
+    return required(shutil.which(program), name, reader, "correct it, or put it on the PATH")
 
 
 def _label(command: Sequence[str] | None, function: str | None) -> str:

@@ -8,7 +8,7 @@ from perturn.envs.alfworld.pddl import Problem, parse_problem
 from perturn.envs.alfworld.shortest import shortest
 from perturn.envs.alfworld.world import World
 from perturn.envs.benchmark import NO_EPISODE
-from perturn.errors import ConfigError, EnvironmentFailure
+from perturn.errors import EnvironmentFailure, check_fit
 from perturn.types import Observation
 
 
@@ -71,8 +71,6 @@ def check_grammar(grammar: str) -> Grammar:
     Raises:
         ConfigError: If there is none.
     """
-    if grammar not in GRAMMARS:
-        raise ConfigError(
-            f"grammar must be '0.4' (move X to Y) or '0.3' (put X in/on Y), written in quotes; got {grammar!r}."
-        )
+    must = "be '0.4' (move X to Y) or '0.3' (put X in/on Y), written in quotes"
+    check_fit(grammar in GRAMMARS, "grammar", must, grammar)
     return GRAMMARS[grammar]

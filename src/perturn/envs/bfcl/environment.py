@@ -31,7 +31,7 @@ from perturn.envs.bfcl.data import (
     schemas,
 )
 from perturn.episodes.tool_calls import NO_CALL, ToolAction, ToolCall, read_action, write_action
-from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
+from perturn.errors import DataError, EnvironmentFailure, check_fit, did_you_mean
 from perturn.io.read_input import user_path
 from perturn.traits import EnvironmentTraits
 from perturn.types import Observation, Task
@@ -87,9 +87,8 @@ class Bfcl:
                 is all 8.
             reward: `success` or `f1`.
         """
-        if category not in CATEGORIES:
-            why = " (its tools change in the middle of a task)" if category == "miss_func" else ""
-            raise ConfigError(f"category must be one of {', '.join(CATEGORIES)}, got {category!r}{why}.")
+        why = "Its tools change in the middle of a task." if category == "miss_func" else ""
+        check_fit(category in CATEGORIES, "category", f"be one of {', '.join(CATEGORIES)}", category, why)
         self._long_context = category == "long_context"
         installed = package_data()
         self._folder = user_path(data, "environment.data") if data is not None else installed

@@ -20,7 +20,7 @@ from perturn.envs.load_environment import load_object
 from perturn.envs.mcp.mcp_servers import McpServers, ServerSettings
 from perturn.envs.user_talk import UserTalk
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
-from perturn.errors import ConfigError, DataError, EnvironmentFailure, did_you_mean
+from perturn.errors import DataError, EnvironmentFailure, check_fit, did_you_mean
 from perturn.errors import check_known as check_listed
 from perturn.io.read_input import check_shape, user_path
 from perturn.traits import EnvironmentTraits
@@ -91,10 +91,8 @@ class Mcp:
             parse(ServerSettings, each, f"environment.servers[{number}]")
             for number, each in enumerate(servers)
         ]
-        if not self._servers:
-            raise ConfigError(
-                "environment.servers must name a server, such as [{command: [python, -m, my_server]}]."
-            )
+        must = "name a server, such as [{command: [python, -m, my_server]}]"
+        check_fit(self._servers, "environment.servers", must, servers)
         self._rows = _read(file)
         self._reward: Callable[..., Any] | None = None if reward is None else load_object(reward)
         self._tools = tools

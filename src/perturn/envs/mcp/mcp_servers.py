@@ -21,7 +21,7 @@ import psutil
 from perturn.engines.event_loop import EventLoop
 from perturn.envs.json_rows import whole
 from perturn.envs.world_process import without_secrets
-from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
+from perturn.errors import ConfigError, EnvironmentFailure, WorldLost, check_free
 from perturn.io.plain_data import mended
 
 _DIE_WITH_PARENT = (
@@ -165,10 +165,8 @@ class McpServers:
             ) from error
 
     def _offer(self, tool: Any, session: Any, words: str) -> None:
-        if tool.name in self._sessions:
-            raise ConfigError(
-                f"two MCP servers offer a tool {tool.name!r}; leave one out, or set environment.tools."
-            )
+        remedy = "Leave one of the two servers out, or set environment.tools."
+        check_free(tool.name, self._sessions, "an MCP server offers a tool", remedy)
         self._sessions[tool.name] = session
         function = {"name": tool.name, "description": tool.description or "", "parameters": tool.inputSchema}
         self.tools.append({"type": "function", "function": function})

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from perturn.envs.benchmark import NO_EPISODE, check_installed, check_known, choose_kinds, short_hash
 from perturn.envs.scienceworld.jvm import Simulator
-from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.errors import EnvironmentFailure, check_fit, did_you_mean
 from perturn.traits import EnvironmentTraits
 from perturn.types import EpisodeProtocol, Observation, Task
 
@@ -132,8 +132,8 @@ class ScienceWorld:
         self.name = f"scienceworld-{metadata.version('scienceworld')}"
         self.kinds = choose_kinds(kinds, _known_kinds(), "scienceworld")
         self.simplification = _check_simplification(simplification, self.kinds)
-        if not re.fullmatch(r"[1-9]\d*[kmgKMG]?", jvm_memory):
-            raise ConfigError(f"jvm_memory must be a number and k, m or g, such as 512m; got {jvm_memory!r}.")
+        fits = re.fullmatch(r"[1-9]\d*[kmgKMG]?", jvm_memory)
+        check_fit(fits, "jvm_memory", "be a number and k, m or g, such as 512m", jvm_memory)
         self.jvm_memory = jvm_memory
         self._simulator: Simulator | None = None
         self._closer: weakref.finalize[..., ScienceWorld] | None = None
@@ -288,9 +288,6 @@ def _check_simplification(simplification: str, kinds: tuple[str, ...]) -> str:
     for name in names:
         check_known("simplification", name, SIMPLIFICATIONS, "scienceworld")
     electrical = [kind for kind in kinds if "power-component" in kind or "conductivity" in kind]
-    if "noElectricalAction" in names and electrical:
-        raise ConfigError(
-            f"simplification noElectricalAction makes {', '.join(electrical)} unsolvable: "
-            "leave them out of kinds."
-        )
+    must = "leave out what simplification noElectricalAction makes unsolvable"
+    check_fit("noElectricalAction" not in names or not electrical, "kinds", must, electrical)
     return ",".join(names)

@@ -17,7 +17,7 @@ from perturn.envs.tau3.assertions import AssertionJudge
 from perturn.envs.tau3.domains import DOMAINS, Row, files_of, methods_of, open_domain, schema, state_of
 from perturn.envs.user_talk import UserTalk
 from perturn.episodes.tool_calls import ToolAction, ToolCall, read_action, write_action
-from perturn.errors import ConfigError, EnvironmentFailure, did_you_mean
+from perturn.errors import ConfigError, EnvironmentFailure, check_belongs, did_you_mean
 from perturn.io.plain_data import mended
 from perturn.traits import EnvironmentTraits
 from perturn.types import Message, Observation, Task
@@ -90,10 +90,8 @@ class Tau3:
         check_known("assertions", assertions, ("reject", "leave-out"), "tau3")
         self._domain = open_domain(domain, data)
         digest = short_hash(json.dumps([self._domain.policy, *self._domain.rows.values()], sort_keys=True))
-        if judge is not None and assertions == "leave-out":
-            raise ConfigError(
-                "environment.assertions leaves out what environment.judge checks; leave one of them out."
-            )
+        judged, remedy = {"environment.judge": judge}, "leave one of the two settings out"
+        check_belongs(judged, assertions == "reject", "environment.assertions=reject", remedy)
         asserted = {key for key, row in self._domain.rows.items() if _assertions(row)}
         self._judge = AssertionJudge(judge) if judge is not None and asserted else None
         self._left_out = asserted if assertions == "leave-out" else set[str]()

@@ -10,7 +10,7 @@ from itertools import accumulate, chain
 from math import log, nan
 from typing import Any, ClassVar
 
-from perturn.extend import OPENS, ConfigError, DataError, ModelError, Need, Trajectory, Turn, failed
+from perturn.extend import OPENS, DataError, ModelError, Need, Trajectory, Turn, check_fit, failed
 from perturn.extend.quantity_tools import (
     ACTED,
     NO_TURN,
@@ -100,11 +100,7 @@ def _check_placeholder(renderer: Renderer, placeholder: str) -> None:
     tokenizer = renderer.tokenizer
     control = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     held = control & set(tokenizer(placeholder, add_special_tokens=False)["input_ids"])
-    if held:
-        raise ConfigError(
-            f"credit.placeholder {placeholder!r:.80} holds {tokenizer.decode(sorted(held))!r:.80}, which is not text; "
-            "take a plain one."
-        )
+    check_fit(not held, "credit.placeholder", "be text without control tokens", placeholder)
 
 
 def masked_turns(renderer: Renderer, trajectory: Trajectory, placeholder: str) -> dict[int, Encoded]:

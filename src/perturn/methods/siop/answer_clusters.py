@@ -9,7 +9,7 @@ from math import log
 from typing import ClassVar
 from unicodedata import normalize
 
-from perturn.extend import ConfigError, Need, Task, Trajectory, check_type, failed, groups_of, guarded
+from perturn.extend import Need, Task, Trajectory, check_fit, check_type, failed, groups_of, guarded
 from perturn.extend.quantity_tools import (
     ACTED,
     MARK,
@@ -126,11 +126,8 @@ def _labels(same: str, task: Task, answers: Sequence[str]) -> list[Hashable]:
         function: Labels = load_object(same)
         found = list(function(task, list(answers)))
         hash(tuple(found))
-    if len(found) != len(answers):
-        raise ConfigError(
-            f"credit.same {same!r:.80} must give a label for each answer: {len(answers)} to task {task.id!r:.80}, got "
-            f"{len(found)} labels."
-        )
+    must = f"give a label for each of the {len(answers)} answers to task {task.id!r:.80}"
+    check_fit(len(found) == len(answers), f"credit.same {same!r:.80}", must, found)
     return found
 
 

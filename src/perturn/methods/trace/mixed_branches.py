@@ -10,7 +10,6 @@ from typing import Annotated, ClassVar, Literal, Protocol
 
 from perturn.extend import (
     COUNT,
-    ConfigError,
     ExploredBrancher,
     ExploreInputs,
     ExplorerTraits,
@@ -19,6 +18,7 @@ from perturn.extend import (
     Job,
     Need,
     Trajectory,
+    check_fit,
     failed,
     fork_counts,
     seed_of,
@@ -88,11 +88,8 @@ class MixedBranches(ExploredBrancher):
     def check(self, turns: int, tasks: int) -> None:
         """Reject a predictor that too few others teach, and settings with which nothing is resumed or cut."""
         others = tasks if self.others == "tasks" else tasks * self.samples
-        if 0 < others < LEAST:
-            raise ConfigError(
-                f"the predictor learns from other {self.others} of an iteration, of which there must be {LEAST} or "
-                f"more, got {others}; explore more tasks."
-            )
+        name, must = f"other {self.others} of an iteration", f"be {LEAST} or more, to teach the predictor"
+        check_fit(others == 0 or others >= LEAST, name, must, others, "Explore more tasks.")
         self.check_turns(1, turns)
 
     def choose(self, inputs: ExploreInputs) -> list[Forks]:

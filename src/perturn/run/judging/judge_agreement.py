@@ -18,7 +18,7 @@ from perturn.data.run_paths import RunPaths
 from perturn.engines.judging.judge import Judgment, Question
 from perturn.engines.judging.transcripts import question, questions
 from perturn.envs.json_rows import read_rows
-from perturn.errors import ConfigError, DataError
+from perturn.errors import DataError, required
 from perturn.formats.read_rows import read_row
 from perturn.io.read_input import check_shape
 from perturn.run.judging.judged_rewards import open_judge
@@ -60,11 +60,8 @@ def measure_agreement(recipe: Recipe, file: Path) -> dict[str, Any]:
         ConfigError: If the recipe has no judge.
         DataError: If a row is malformed, or a label is off the scale.
     """
-    settings = recipe.judge
-    if settings is None:
-        raise ConfigError(
-            "the recipe has no judge; set reward.judge, such as reward.judge={model: m, rubric: r}."
-        )
+    remedy = "set it, such as reward.judge={model: m, rubric: r}"
+    settings = required(recipe.judge, "reward.judge", "its ratings are compared with labels", remedy)
     items = list(_read(file, settings))
     folder = RunPaths(run_folder(recipe))
     with open_judge(settings, folder.judge if folder.is_run else None) as judge:

@@ -15,7 +15,7 @@ from perturn.config.row_maker_settings import RowInputs
 from perturn.data.records import line_of, parse_line
 from perturn.data.store import write_records
 from perturn.episodes.sequences import Cause
-from perturn.errors import ConfigError, DataError, StorageError, check_known, did_you_mean
+from perturn.errors import DataError, StorageError, check_belongs, check_known, did_you_mean
 from perturn.formats.logs.log_entries import Call, Fields, LostEntry, Rollout, Score, Trace
 from perturn.formats.logs.read_logs import format_of, read_log
 from perturn.formats.row_sources import Location
@@ -106,10 +106,9 @@ class LogSettings:
 
     def __post_init__(self) -> None:
         check_known(self.form, FORMS, f"unknown kind of rows {self.form!r}")
-        if self.keeps_unscored and self.form != "trajectories":
-            raise ConfigError(
-                f"episodes without a score have no label, so they cannot be rows of {self.form}; leave them out."
-            )
+        remedy = f"leave it out, since {self.form} need the label that a score gives"
+        unscored = {"--keep-unscored": self.keeps_unscored}
+        check_belongs(unscored, self.form == "trajectories", "--rows trajectories", remedy)
 
 
 def import_logs(files: Sequence[Location], output: Path, settings: LogSettings | None = None) -> LogAccount:

@@ -6,7 +6,7 @@ from perturn.config.recipe import Recipe
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.load_environment import load_object
 from perturn.episodes.formats import FORMATS
-from perturn.errors import ConfigError
+from perturn.errors import check_fit
 from perturn.quantities.answer_turns import MARK
 from perturn.run.protocol_rules import make_protocol
 from perturn.traits import traits_of
@@ -26,17 +26,16 @@ def answer_form(recipe: Recipe) -> str:
     name = str((recipe.environment or {}).get("name"))
     entry = load_object(name) if ":" in name else ENVIRONMENTS.get(name)
     action = traits_of(entry).answer_action
-    if action is None or action.count(MARK) != 1:
-        raise ConfigError(
-            f"environment {name!r} does not say how an answer is given, and the credit reads the likelihood of "
-            f"answers; give its class traits = EnvironmentTraits(answer_action=...), a text with {MARK} such as "
-            f"'finish[{MARK}]', or use a credit that reads no answers, such as rloo."
-        )
+    must = (
+        f"be a text with {MARK}, such as 'finish[{MARK}]', since the credit reads the likelihood of answers"
+    )
+    remedy = "Set it in EnvironmentTraits, or use a credit that reads no answers, such as rloo."
+    said = action or ""
+    check_fit(said.count(MARK) == 1, f"trait answer_action of environment {name!r}", must, action, remedy)
     rules = make_protocol(recipe.protocol)
     written = FORMATS[rules.format]
-    if written.native:
-        raise ConfigError(
-            f"protocol.format {rules.format!r} gives answers as tool calls, whose likelihood is not computed; take "
-            "format react or action, or a credit without, such as rloo."
-        )
-    return written.write(THOUGHT, action)
+    others = " or ".join(key for key, each in FORMATS.items() if not each.native)
+    must = f"be {others} for a credit that reads the likelihood of answers"
+    remedy = "Or use a credit that reads no answers, such as rloo."
+    check_fit(not written.native, "protocol.format", must, rules.format, remedy)
+    return written.write(THOUGHT, said)

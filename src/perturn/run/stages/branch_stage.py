@@ -15,7 +15,7 @@ from perturn.data.forks import Forks
 from perturn.data.origins import best_by_task
 from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_records, read_trajectories, write_records
-from perturn.errors import ConfigError, RunError
+from perturn.errors import RunError, check_fit
 from perturn.explore import Explorer
 from perturn.explore.protocol import ExploreInputs
 from perturn.needs import Distance
@@ -50,11 +50,10 @@ def check_explorer(recipe: Recipe, tasks: Sequence[Task]) -> None:
     if explorer.rounds and not explorer.sampling.temperature and not explorer.traits.expert:
         explorers = {policy_of(recipe, iteration) for iteration in range(recipe.iterations)}
         policy = explorer.traits.policy
-        if explorer.rounds > 1 or policy is None or explorers == {policy}:
-            raise ConfigError(
-                f"explore.name={name} resumes episodes with the sampling of explore, which at temperature 0 is the "
-                "same episode again; set explore.sampling.temperature, such as 1.0."
-            )
+        others_play = explorer.rounds == 1 and policy is not None and explorers != {policy}
+        must = f"be > 0 for explore.name={name}: an episode that is resumed at 0 is the same episode again"
+        remedy = "Set it, such as to 1.0."
+        check_fit(others_play, "explore.sampling.temperature", must, explorer.sampling.temperature, remedy)
     if tasks:
         longest = max(map(make_protocol(recipe.protocol).limit, tasks))
         explorer.check(longest, explorer.per_iteration or len(tasks))

@@ -21,7 +21,7 @@ from perturn.episodes.prompts import system_prompt
 from perturn.episodes.replay import play_script
 from perturn.episodes.seeds import make_jobs
 from perturn.episodes.world_threads import Hear
-from perturn.errors import ConfigError, DataError, EngineFailure, RunError
+from perturn.errors import ConfigError, DataError, EngineFailure, RunError, check_fit
 from perturn.explore.protocol import ExploreInputs
 from perturn.faults import closing_world
 from perturn.formats.read_rows import rows_of
@@ -151,10 +151,9 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
         DataError: If a row is malformed, a pair, or of another environment.
     """
     recipe = run.recipe
-    if recipe.expert is not None and recipe.expert.file is not None:
-        raise ConfigError(
-            "the recipe takes its expert's episodes from expert.file; join the files, or remove that."
-        )
+    taken = None if recipe.expert is None else recipe.expert.file
+    must = "be null where the expert's episodes are imported from another file"
+    check_fit(taken is None, "expert.file", must, taken, "Join the files, or remove it.")
     with closing_world(make_environment(recipe.environment or {})) as env:
         tasks = look_up(recipe, env).expert
         reads_own = "read_experts" in abilities_of(env) and not _is_ours(file)

@@ -18,7 +18,7 @@ from perturn.data.run_folder import resolve_recipe
 from perturn.data.run_paths import RunPaths, begun
 from perturn.data.store import read_trajectories
 from perturn.envs.abilities import check_abilities
-from perturn.errors import ConfigError, RunError
+from perturn.errors import ConfigError, RunError, check_fit
 from perturn.faults import closing_world
 from perturn.group import groups_of
 from perturn.quantities import Computed, Planned, carried_by, compute, figures_of, given, policies_of, wanted
@@ -261,24 +261,19 @@ def _section(words: Sequence[str]) -> dict[str, Any]:
     data: dict[str, Any] = {}
     apply_overrides(data, words)
     section = data.pop("credit", None)
-    if data or not isinstance(section, dict) or not section.get("name"):
-        got = ", ".join(words) or "none"
-        raise ConfigError(
-            f"expected credit.name=NAME and its settings, such as credit.gamma=0.9, got {got:.200}."
-        )
-    return section
+    found: dict[str, Any] = section if isinstance(section, dict) else {}
+    must = "be credit.name=NAME and settings of that credit, such as credit.gamma=0.9"
+    check_fit(not data and found.get("name"), "what follows the run", must, " ".join(words))
+    return found
 
 
 def _named(section: Mapping[str, Any], name: str | None, against: str | None) -> str:
     """Name of the files of the weights."""
     label = _label(section) if name is None else name
-    if not re.fullmatch(r"[\w.,=+-]*[\w+]", label):
-        raise ConfigError(f"--as must be usable as a file's name, got {label!r:.80}.")
-    if against is not None and _label({"name": against}) == label:
-        raise ConfigError(
-            f"--against {against} would compare these weights with themselves; give them another name, such as --as "
-            "again."
-        )
+    check_fit(re.fullmatch(r"[\w.,=+-]*[\w+]", label), "--as", "be usable as a file's name", label)
+    other = None if against is None else _label({"name": against})
+    must = f"differ from the name of the weights that --against {against} compares with"
+    check_fit(label != other, "--as", must, label, "Give another name, such as --as again.")
     return label
 
 

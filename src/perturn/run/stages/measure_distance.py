@@ -11,11 +11,11 @@ from perturn.config.recipe import Recipe
 from perturn.config.row_maker_settings import sense_in
 from perturn.config.stages import rows_name
 from perturn.display.progress_bars import track
-from perturn.envs.abilities import check_abilities, lacks
+from perturn.envs.abilities import check_abilities
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import Job, episode
 from perturn.episodes.replay import play_script, replay
-from perturn.errors import ConfigError, EngineFailure, EnvironmentFailure
+from perturn.errors import EngineFailure, EnvironmentFailure, check_fit, required
 from perturn.faults import closing_world
 from perturn.run.protocol_rules import make_protocol
 from perturn.run.session import world_maker
@@ -28,11 +28,11 @@ def sense_of(recipe: Recipe) -> str | None:
     rows = sense_in(recipe.rows.needs) if recipe.rows else None
     credits = locate("perturn.run.stages.training_checks:distances_read")(recipe)
     explorer = sense_in(recipe.explore.needs) if recipe.explore else None
-    if len({rows, explorer, *credits} - {None}) > 1:
-        raise ConfigError(
-            "the remaining path is read both as shortest and as searching, and a run measures it once; set "
-            "rows.distance, explore.distance and credit.distance alike."
-        )
+    senses = {rows, explorer, *credits} - {None}
+    readers = "rows.distance, explore.distance and credit.distance"
+    check_fit(
+        len(senses) < 2, readers, "be alike, since a run measures the remaining path once", sorted(senses)
+    )
     return rows or next(iter(credits), None)
 
 
@@ -41,12 +41,10 @@ def check_pathfinder(recipe: Recipe, env: Environment | None) -> None:
     scored = recipe.evaluate and recipe.evaluate.distance
     if not (sense_of(recipe) or (recipe.explore and sense_in(recipe.explore.needs)) or scored):
         return
-    problem = lacks(env, "remaining") if env else "it has no environment, which would say"
-    if problem:
-        raise ConfigError(
-            f"the recipe reads how far an episode is from its end: {problem}, or take rows, credit and explorer that "
-            "do not read it, and leave evaluate.distance out."
-        )
+    reader = "the recipe reads how far an episode is from its end"
+    otherwise = "take rows, credit and explorer that do not read it, and leave evaluate.distance out"
+    world = required(env, "environment", f"{reader}, which the environment says", f"set it, or {otherwise}")
+    check_abilities(world, "remaining", reader=reader, otherwise=otherwise)
 
 
 def measured_pairs(recipe: Recipe, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:

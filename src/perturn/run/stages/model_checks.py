@@ -8,7 +8,7 @@ import torch
 
 from perturn.chat.tokens import Renderer
 from perturn.config.recipe import REWARD_MODEL, Recipe
-from perturn.errors import ConfigError, within
+from perturn.errors import check_fit, within
 from perturn.policy.adapters import lora_config
 from perturn.policy.models import add_adapters, check_vocabulary, context_length, empty_model, new_model
 from perturn.run.session import backend_settings
@@ -45,8 +45,8 @@ def check_model(recipe: Recipe, trains: bool, renderer: Renderer | None) -> None
     if trains and here:
         locate("perturn.policy.logprobs:check_architecture")(model)
     limit, most = context_length(model), recipe.model.max_length
-    if limit is not None and most is not None and most > limit:
-        raise ConfigError(f"model.max_length must be <= {limit}, the model's own limit, got {most}.")
+    fits = limit is None or most is None or most <= limit
+    check_fit(fits, "model.max_length", f"be <= {limit}, the model's own limit", most)
     for name, settings in ((name, recipe.training(name)) for name in ("sft", REWARD_MODEL, "align")):
         if settings is not None and settings.lora is not None and here:
             with within(f"{name}.lora: "):

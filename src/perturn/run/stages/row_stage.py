@@ -13,7 +13,7 @@ from perturn.config.stages import Stage, mark, rows_name
 from perturn.data.run_folder import Run
 from perturn.data.store import read_pairs, read_records, read_trajectories, write_pairs, write_records
 from perturn.display.progress_bars import mention
-from perturn.errors import ConfigError, RunError
+from perturn.errors import RunError, check_fit
 from perturn.formats.read_rows import rows_of
 from perturn.io.read_input import user_path
 from perturn.needs import Distance, name_of
@@ -114,11 +114,10 @@ def check_made(recipe: Recipe) -> None:
     if recipe.rows is None:
         return
     traits = recipe.rows.traits
-    if traits.needs_history and make_protocol(recipe.protocol).history is not None:
-        raise ConfigError(
-            f"rows.name={rows_name(recipe)} puts two episodes into one conversation, of which a policy must see all; "
-            "set protocol.history=full."
-        )
+    if traits.needs_history:
+        history = make_protocol(recipe.protocol).history
+        must = f"be full, since rows.name={rows_name(recipe)} puts two episodes into one conversation"
+        check_fit(history is None, "protocol.history", must, history)
     if traits.reads_logprobs:
         reader = f"rows.name={rows_name(recipe)} reads the log-probabilities of what was sampled"
         require_weights(recipe, reader, "rows.takeover=random")

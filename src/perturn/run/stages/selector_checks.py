@@ -5,7 +5,7 @@ from __future__ import annotations
 from perturn.config.evaluation_settings import SELECT
 from perturn.config.recipe import Recipe
 from perturn.config.stages import learned_from, stages
-from perturn.errors import ConfigError, PerturnError, RunError, check_none
+from perturn.errors import ConfigError, PerturnError, RunError, check_fit, check_none
 from perturn.run.policy_origin import Maker, find_maker, is_made_elsewhere
 from perturn.run.protocol_rules import evaluation_sampling
 from perturn.run.served_policy import engine_settings
@@ -39,11 +39,9 @@ def check_selection(recipe: Recipe, maker: Maker | None = None) -> None:
         return
     section = recipe.evaluate.select
     traits = make_selector(section).traits
-    if not evaluation_sampling(recipe).temperature:
-        raise ConfigError(
-            f"{SELECT} chooses among several samples, which are all alike at temperature 0; set "
-            "evaluate.sampling.temperature, such as 1.0."
-        )
+    temperature = evaluation_sampling(recipe).temperature
+    must = f"be > 0, since {SELECT} chooses among several samples, which are all alike at 0"
+    check_fit(temperature, "evaluate.sampling.temperature", must, temperature, "Set it, such as to 1.0.")
     try:
         check_none([_problem(recipe, traits, section["among"], maker)])
     except PerturnError as error:
@@ -118,9 +116,7 @@ def _panels_elsewhere(recipe: Recipe, environment: str) -> Panels:
         raise RunError(
             f"{SELECT}: nothing tells which tasks were explored before {recipe.model.name}; restore it from a copy."
         )
-    if panels.environment != environment:
-        raise ConfigError(
-            f"{SELECT}: {maker.folder} explored {panels.environment}, and {environment} is scored, so nobody can tell "
-            "whether its tasks are held out; score the same world in the same version, or take another selector."
-        )
+    must = f"be {panels.environment}, in which {maker.folder} explored, to tell whether tasks are held out"
+    remedy = "Score the same world in the same version, or take another selector."
+    check_fit(panels.environment == environment, f"{SELECT}: the scored world", must, environment, remedy)
     return panels
