@@ -60,7 +60,7 @@ def runs_here(section: Section, settings: Worlds) -> bool:
     Raises:
         ConfigError: If processes are asked for, and the environment's episodes have some of their own.
     """
-    owner = f"environments whose episodes share processes, and those of {section['name']} do not"
+    owner = f"environments whose episodes share processes, unlike {section['name']}"
     remedy = "leave it out, and set concurrency to the number of episodes at a time"
     check_belongs({"worlds.processes": settings.processes or None}, not plays_itself(section), owner, remedy)
     if settings.processes is None:
