@@ -127,7 +127,8 @@ def _judge(run: RecordedRun, first: RecordedRun) -> tuple[str, tuple[str, ...]]:
         return f"a protocol ({file}) is missing, so nothing says whether the tasks are equal.", ()
     panel = [key for key in _PANEL if ours.get(key) != theirs.get(key)]
     if panel:
-        return f"the tasks are not the same: {', '.join(panel)} differ.", ()
+        names = ["task list" if key == "panel_sha256" else key for key in panel]
+        return f"the tasks are not the same: {', '.join(names)} differ.", ()
     rows = settings_that_differ([flat(theirs), flat(ours)])
     kept = [(key, values) for key, values in rows if key not in _FREE]
     return "", tuple(f"{key}: {values[0]}, {values[1]}" for key, values in kept)

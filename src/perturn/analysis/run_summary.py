@@ -291,7 +291,7 @@ def headline(summary: Mapping[str, Any]) -> str | None:
     alike = len({rows[name]["n"] for name in shown}) == 1
     labels = [f"start ({shown[0]})", f"last ({shown[1]})"] if online else shown
     scores = [
-        f"{label} {number(row['mean_score'])} [{interval(row['interval'])}]{'' if alike else _n(row)}"
+        f"{label} {number(row['mean_score'])} {interval(row['interval'])}{'' if alike else _n(row)}"
         for label, row in zip(labels, (rows[name] for name in shown), strict=True)
     ]
     end = f"; n = {rows[start]['n']}, 95\u00a0% intervals." if alike else "; 95\u00a0% intervals."

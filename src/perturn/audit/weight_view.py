@@ -252,12 +252,12 @@ def _legend(console: Console) -> None:
         Text.assemble(
             ("no loss", "dim"),
             "  ",
-            ("highest weight, or a positive advantage", _STYLES["high"]),
+            ("highest weight, or positive advantage", _STYLES["high"]),
             "  ",
-            ("lower weight, or a negative advantage", _STYLES["low"]),
+            ("lower weight, or negative advantage", _STYLES["low"]),
             "  ",
-            ("one weight for all, or none", _STYLES["one"]),
-            "  [turn: p=confidence w=weight clip=factor on the clip range, where there is one]",
+            ("equal weights, or weight 0", _STYLES["one"]),
+            "  [turn: p=confidence w=weight clip=factor on the clip range, if the credit sets one]",
         )
     )
 

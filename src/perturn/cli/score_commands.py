@@ -67,7 +67,7 @@ def evaluate(
         words = [word for word in (source, *words) if word is not None]
         if environment is None:
             raise ConfigError("--model needs --environment; `perturn list environments` shows their names.")
-        with at_work(f"looking at {environment}"):
+        with at_work(f"opening {environment}"):
             chosen = scoring_recipe(model, environment, split=split, n=n, protocol=protocol, overrides=words)
     if dry_run:
         show_plan(chosen, words, "evaluate", as_json)
@@ -80,7 +80,7 @@ def evaluate(
         return
     print_summary(summary)
     results.print(
-        f"episodes and protocol: {run.folder}; a page of them: perturn report {run.folder}", soft_wrap=True
+        f"episodes and protocol: {run.folder}; to see them: perturn report {run.folder}", soft_wrap=True
     )
 
 
@@ -112,7 +112,7 @@ def compare(
             if each.row:
                 print_comparison(each.row)
             else:
-                results.print(f"{each.a} against {each.b}: not compared: {each.refused}", markup=False)
+                results.print(f"{each.a} and {each.b} were not compared: {each.refused}", markup=False)
             for line in each.differs:
                 results.print(f"  the protocols differ: {line}", markup=False, soft_wrap=True)
         if len(found) > 1:

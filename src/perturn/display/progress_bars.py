@@ -204,7 +204,7 @@ class Work:
         if self._effort and self._effort.amount:
             parts.append(f"{self._effort.amount:.0f} {self._effort.unit}")
         parts += [*self.rates(), *([self.note] if self.note else [])]
-        parts.append(clock(self.seconds) if parts else f"at work for {clock(self.seconds)}")
+        parts.append(clock(self.seconds) if parts else f"{clock(self.seconds)} so far")
         if (left := self.seconds_left) is not None:
             parts.append(f"about {clock(left)} left")
         return f"{self.what}: {', '.join(parts)}"

@@ -149,25 +149,30 @@ def sentences(found: Mapping[str, Any], one: str, other: str) -> list[str]:
         other: Name of the other.
     """
     parts = (
-        ("Rank correlation over all turns", found["across"], "a credit weighs all turns alike"),
         (
-            "Rank correlation over the turns of an episode, mean",
-            found["within"],
-            "no episode has turns that both weigh differently",
+            "Rank correlation of the weights over all turns",
+            found["across"],
+            "one credit gives all turns the same weight",
         ),
-        ("Share of turns with the same sign", found["agreement"], "no turn has a weight by both"),
+        (
+            "Rank correlation over the turns of one episode, averaged",
+            found["within"],
+            "in every episode, at least one credit gives all turns the same weight",
+        ),
+        ("Share of turns with the same sign", found["agreement"], "no turn has a weight from both credits"),
     )
     said = [
-        f"{one} against {other}: {found['turns']} turns of {found['episodes']} episodes that either trains."
+        f"{one} compared with {other}: {found['turns']} turns of {found['episodes']} episodes that at least one of the "
+        "two trains."
     ]
     for says, value, otherwise in parts:
         if value is None:
-            said.append(f"{says}: none, for {otherwise}.")
+            said.append(f"{says}: none, because {otherwise}.")
         else:
             ends = interval((value["low"], value["high"]))
-            said.append(f"{says}: {value['mean']:.3f} [{ends}] ({value['n']} tasks).")
+            said.append(f"{says}: {value['mean']:.3f} {ends} ({value['n']} tasks).")
     left = found["zero"]
-    return [*said, f"Turns at 0: {left[0]} by {one} alone, {left[1]} by {other} alone."]
+    return [*said, f"Turns of weight 0: {left[0]} in {one} alone, {left[1]} in {other} alone."]
 
 
 def against_own(

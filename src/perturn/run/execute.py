@@ -304,7 +304,7 @@ def run_stages(
             elif command and waits:
                 waiting.append((stage.name, waits[0]))
             elif not run.is_done(stage.name) and take_over(stage):
-                console.print(f"{stage.name}: taken over", style="dim")
+                console.print(f"{stage.name}: copied from another run", style="dim")
             else:
                 with doing(stage, iterations):
                     if command is None:

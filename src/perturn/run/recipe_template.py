@@ -44,12 +44,12 @@ _ROWS = {"expert-pairs": {"threshold": 0.4}}
 _WIDTH = 110
 _DOES = {
     "protocol": "the rules of an episode",
-    "sft": "learn the expert's episodes",
-    "explore": "the policy plays",
-    "rows": "compare episodes",
-    "credit": "one number for each turn",
-    "align": "learn from that number",
-    "evaluate": "score every policy on held-out tasks",
+    "sft": "train on the expert's episodes",
+    "explore": "sample episodes of the policy",
+    "rows": "make training rows from episodes",
+    "credit": "give each turn its weight",
+    "align": "train on the rows",
+    "evaluate": "score each policy on held-out tasks",
 }
 """Section of a short recipe -> what it does."""
 
@@ -267,9 +267,9 @@ def _protocol(env: Any, form: str) -> dict[str, Any]:
 def _header(file: Path, environment: str, model: str, full: bool) -> str:
     says = (
         "# Lines with a key right after # are defaults: remove the #, and the # of their section, to change them.\n"
-        "# Learning rates and panels are places to start from, not results.\n"
+        "# Learning rates and task lists are starting points that nobody has tuned.\n"
         if full
-        else "# Places to start from, not results. Every setting there is, with its meaning: perturn init --full\n\n"
+        else "# These values are starting points that nobody has tuned. All settings: perturn init --full\n\n"
     )
     return (
         f"# {model} on {environment}.\n"

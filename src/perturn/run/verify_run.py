@@ -143,10 +143,8 @@ def print_verified(found: Verified, console: Console) -> None:
         console.print(f"- {remedy}", markup=False, soft_wrap=True)
     manifest = RunPaths(Path(found.run)).manifest.name
     whole = found.sealed - sum(one.file != manifest for one in found.damaged)
-    console.print(
-        f"{found.run}: {whole} of {found.sealed} finished files are what was written", soft_wrap=True
-    )
+    console.print(f"{found.run}: {whole} of {found.sealed} finished files are undamaged", soft_wrap=True)
     for change in found.changed_inputs:
         console.print(f"changed input: {change}", style="yellow", markup=False, soft_wrap=True)
     if found.unsealed:
-        console.print(f"not covered: {', '.join(found.unsealed)}", style="dim", markup=False, soft_wrap=True)
+        console.print(f"not checked: {', '.join(found.unsealed)}", style="dim", markup=False, soft_wrap=True)

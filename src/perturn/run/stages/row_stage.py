@@ -51,8 +51,11 @@ def make_rows(session: Session, stage: Stage) -> None:
             locate("perturn.run.stages.group_stage:weigh")(session, stage, made, counts)
             return
         rows = list(made.rows)
-        said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-        mention(f"{'pairs' if traits.makes == 'pairs' else 'rows'}: {len(rows)}; counts: {said}")
+        said = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items() if count)
+        mention(
+            f"{'pairs' if traits.makes == 'pairs' else 'rows'}: {len(rows)} from {len(inputs.explored)} explored "
+            f"episodes ({said})"
+        )
         whose = " and the expert's" if traits.expert else ""
         if made.lacks and (traits.starts_over or recipe.iterations == 1):
             raise RunError(

@@ -286,10 +286,10 @@ def _say_agreement(run: Run, stage: Stage) -> None:
     if not file.is_file():
         return
     found = Agreement(**json.loads(file.read_text(encoding="utf-8")))
-    console.print(f"sampling and training differ by, over {found}")
+    console.print(f"log-probabilities of sampling and of training: absolute difference over {found}")
     if found.median > _ROUNDING:
         console.print(
-            "that is more than rounding explains: were the episodes sampled from other weights?",
+            "This is more than rounding. Check that the episodes were sampled with the weights of the reference.",
             style="yellow",
         )
 
