@@ -28,19 +28,19 @@ TABLES = {
 """Kind -> where its table is."""
 
 LISTED = {
-    "losses": "Losses that the alignment minimizes. Recipe key: align.loss.name.",
-    "token-inputs": "Values of each token that a loss may read. Python: LossTraits.reads.",
-    "credits": "Methods that give each turn its weight. Recipe key: credit.name.",
-    "quantities": "Values computed from episodes for the credits and losses that read them.",
-    "explorers": "Ways to sample the episodes of an iteration. Recipe key: explore.name.",
-    "rows": "Ways to make training rows from episodes. Recipe key: rows.name.",
-    "selectors": "Scores that best-of-n and reranking select by. Recipe key: evaluate.select.name.",
-    "environments": "Environments with tasks to play. Recipe key: environment.name.",
-    "engines": "Inference engines that sample actions. Recipe key: engine.name.",
-    "backends": "Places where policies are trained. Recipe key: backend.name.",
-    "protocols": "Rules of an episode, such as its turn limit. Recipe key: protocol.name.",
-    "templates": "Chat templates for conversations of many turns. Recipe key: model.chat_template.",
-    "recipes": "Recipes of the package. Command: perturn run NAME.",
+    "losses": "Losses that the alignment minimizes: align.loss.name.",
+    "token-inputs": "Values of each token that a loss may read: LossTraits.reads.",
+    "credits": "Methods that give each turn its weight: credit.name.",
+    "quantities": "Values of turns that credits and losses read.",
+    "explorers": "Ways to sample the episodes of an iteration: explore.name.",
+    "rows": "Ways to make training rows from episodes: rows.name.",
+    "selectors": "Scores for best-of-n and reranking: evaluate.select.name.",
+    "environments": "Environments with tasks to play: environment.name.",
+    "engines": "Inference engines that sample actions: engine.name.",
+    "backends": "Where policies are trained: backend.name.",
+    "protocols": "Rules of an episode, such as its turn limit: protocol.name.",
+    "templates": "Chat templates for many turns: model.chat_template.",
+    "recipes": "Recipes of the package: perturn run NAME.",
 }
 """Kind -> a line on it, of all that `perturn list` shows."""
 

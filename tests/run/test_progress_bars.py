@@ -158,7 +158,7 @@ def test_a_log_never_stays_silent(shown):
             until_said(file, "^evaluating a policy with a long name: 2/4 episodes, ")
     lines = file.getvalue().splitlines()
 
-    assert re.fullmatch(r"a stage: at work for 0:00:\d\d", lines[0])
+    assert re.fullmatch(r"a stage: 0:00:\d\d so far", lines[0])
     within = [
         line for line in lines if line.startswith("evaluating a policy with a long name: 2/4 episodes, ")
     ]

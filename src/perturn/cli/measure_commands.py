@@ -122,7 +122,10 @@ def _print(found: Mapping[str, Any]) -> None:
 
 def _table(title: str, columns: Mapping[str, str], found: Mapping[str, Any], *, cost: bool = False) -> Table:
     shown = Table(
-        box=None, padding=(0, 1, 0, 0), title=escape(f"{title}, 95 % intervals"), title_justify="left"
+        box=None,
+        padding=(0, 1, 0, 0),
+        title=escape(f"{title}; below each value its 95 % interval"),
+        title_justify="left",
     )
     shown.add_column("credit", no_wrap=True)
     for column in (*columns.values(), *(["cost"] if cost else [])):
@@ -138,4 +141,4 @@ def _cell(estimate: Any) -> str:
     if not estimate:
         return "-"
     mean, low, high = ("?" if each is None else f"{each:.2f}" for each in estimate)
-    return mean if low == high == "?" else f"{mean}\n[{low}, {high}]"
+    return mean if low == high == "?" else f"{mean}\n{low} {high}"

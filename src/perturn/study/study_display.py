@@ -138,8 +138,8 @@ def summary_line(board: Board) -> str:
     others = ", ".join(board.plan.study.share)
     there = f", {lent} are copied from {others}" if others else ""
     lines = [
-        f"{board.plan.study.folder}: {len(runs)} runs with {stages} stages, of which {made} are computed{there} and the "
-        f"others are shared between runs. {board.unknown} scores are of points that are not chosen yet."
+        f"{board.plan.study.folder}: {len(runs)} runs with {stages} stages, of which {made} are computed{there} and "
+        f"the others are shared between runs. {board.unknown} scores are of points that are not chosen yet."
     ]
     if any(kept):
         lines.append(f"The run folders of {sum(kept)} cells were deleted; their scores still count.")
