@@ -56,7 +56,7 @@ EFFORT = Effort()
 class Outside:
     """Mark of a setting that names files outside the run folder. A run keeps digests of these files.
 
-    The setting may be a text, or a list or mapping of texts. A text that names nothing is no input.
+    The setting may be a text, or a list or mapping of texts. An empty text is not an input.
     """
 
     kind: Literal["path", "rows", "model", "code", "template", "maybe"]

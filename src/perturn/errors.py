@@ -146,7 +146,7 @@ def check_type(name: str, value: object, kind: Any, expected: str) -> None:
 
 
 def check_none(faults: Iterable[str | None]) -> None:
-    """Raise if there is a fault; the faults after the first one are not looked for. None and "" are no faults.
+    """Raise if there is a fault; the faults after the first one are not looked for. None and "" are not faults.
 
     Raises:
         ConfigError: With the first fault.

@@ -57,7 +57,7 @@ def _plain(value: Any) -> Any:
 
 
 def observation_faults(answer: object) -> list[str]:
-    """Return faults of an environment's answer, each with its remedy; numpy scalars are no fault."""
+    """Return faults of an environment's answer, each with its remedy; numpy scalars are allowed."""
     answer = plain_observation(answer)
     if is_unawaited(answer):
         return [UNAWAITED]
@@ -123,7 +123,7 @@ def sound(answer: Observation, call: str) -> Observation:
 
 
 def is_unawaited(answer: object) -> bool:
-    """Return whether an answer is a coroutine or the like, which is no answer; a coroutine is closed."""
+    """Return whether an answer is an awaitable, which is not a valid answer; a coroutine is closed."""
     if inspect.iscoroutine(answer):
         answer.close()  # or Python would warn of it too
     return inspect.isawaitable(answer) or inspect.isasyncgen(answer)

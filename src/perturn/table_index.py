@@ -25,7 +25,7 @@ TABLES = {
     "protocols": "perturn.envs.named_protocols:PROTOCOLS",
     "templates": "perturn.chat.templates:TEMPLATES",
 }
-"""Kind -> where its table is."""
+"""For each kind of entry, where its table is."""
 
 LISTED = {
     "losses": "Losses that the alignment minimizes: align.loss.name.",
@@ -42,7 +42,7 @@ LISTED = {
     "templates": "Chat templates for many turns: model.chat_template.",
     "recipes": "Recipes of the package: perturn run NAME.",
 }
-"""Kind -> a line on it, of all that `perturn list` shows."""
+"""For each kind of entry, a line that describes it, as `perturn list` shows it."""
 
 
 def table(kind: str) -> Mapping[str, Any]:
@@ -120,7 +120,7 @@ _NEEDS = {
     "needs_behavior": ("behavior", ""),
     "needs_proximal": ("proximal", "a pass of the policy over the rows before the first step"),
 }
-"""Claim of a loss on itself -> name of that which it reads, and its cost."""
+"""For each requirement that a loss declares, the name of the input that it reads, and its cost."""
 
 
 def _first_line(entry: Any) -> str:

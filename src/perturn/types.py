@@ -288,7 +288,7 @@ class Observation:
     """Commands the world would understand now, if it says them. A protocol decides whether the policy is told."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """In the answer to `reset`: schemas of the tools that the policy may call in this episode, in the chat-template
-    form. A world that offers some is sent its actions as `perturn.episodes.tool_calls.read_action` reads them."""
+    form. An environment with tools receives its actions as `perturn.episodes.tool_calls.read_action` reads them."""
     results: tuple[str, ...] = ()
     """Results of the action's calls, one text per call in their order; `text` is then the user's next
     message, if anything."""

@@ -46,7 +46,7 @@ def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
     assert all(step.state == "to do" and step.seconds > 0 and step.memory_gb > 0 for step in plan.steps)
     assert plan.startup > 0
     assert plan.seconds == pytest.approx(plan.startup + sum(step.seconds for step in plan.steps))
-    assert "4 expert episodes played now: 1.0 turns" in plan.how[0]
+    assert "4 expert episodes played now; on average 1.0 turns" in plan.how[0]
     assert not (tmp_path / "runs").exists()
 
 
@@ -234,7 +234,7 @@ def test_episodes_of_ones_own_are_counted_and_give_the_lengths(recipe, tmp_path)
     plan = make_plan(recipe, [f"expert.file={tmp_path / 'own.jsonl'}"], None)
 
     assert next(step.work for step in plan.steps if step.name == "sft").startswith("8 episodes, 1 epochs")
-    assert plan.how[0].startswith("Lengths: 9 recorded expert episodes: 1.0 turns")
+    assert plan.how[0].startswith("Lengths: 9 recorded expert episodes; on average 1.0 turns")
 
 
 def test_what_is_done_shows_what_it_took(recipe):

@@ -135,7 +135,7 @@ def model_of(data: Path, model: str | None) -> str:
     If the policy was deleted, as in earlier iterations, take the policy that this iteration made.
 
     Raises:
-        ConfigError: If no model is given and the data is no run.
+        ConfigError: If no model is given and the data is not a run.
         DataError: If there is no such data, so that no model is looked up for it.
     """
     recipe = recipe_of(data)

@@ -14,7 +14,7 @@ PROVIDED = {
     "models": "a model in this process",
     "token-inputs": "numbers of whole distributions, such as the entropy",
 }
-"""Thing that a backend may provide -> in words."""
+"""Things that a backend may provide, each with its description."""
 
 
 @dataclass(frozen=True)

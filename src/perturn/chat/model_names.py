@@ -145,7 +145,7 @@ def _file_digest(file: Path, size: int, changed: int) -> bytes:
 
 
 def base_of(folder: Path) -> str | None:
-    """Name of the model that a folder of adapters names; None if it is no such folder, or names none.
+    """Return the base model that a folder of adapters names; None if the folder has no adapters or names none.
 
     A name that begins with `../` is a folder beside the adapters, if it is there, such as another policy of the run.
 

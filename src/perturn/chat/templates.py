@@ -180,7 +180,7 @@ _CLOCK = re.compile(r"""strftime_now\(\s*["'](.*?)["']""")
 _MARK = re.compile(
     r"<[|｜][^<>\s]+>|<[^<>|\s]+[|｜]>|</?s>|<bos>|<\w+_of_turn>|\[(?!/?INST)/?[A-Za-z_]{3,}\]"
 )
-"""Control tokens in a text; [INST] is no token of Llama 2."""
+"""Control tokens in a text; [INST] is not a token of Llama 2."""
 _EMPTY_THOUGHT = re.compile(r"(?:<think>\s*|(?<=>))</think>\s*|<\|channel>thought\n<channel\|>")
 _DOUBLE = re.compile(r"</think>\s*<think>")
 """Empty thoughts before thoughts, where a template does not see those within a text."""

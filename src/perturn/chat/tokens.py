@@ -157,7 +157,7 @@ class Renderer:
             every_turn: Whether turns that are not trained, or empty, count as turns that carry loss too.
 
         Raises:
-            DataError: If the trajectory has no turn, or none that carries loss, or not even the first one fits.
+            DataError: If the trajectory has no turn, no turn carries loss, or not even the first turn fits.
         """
         self._check_turns(trajectory)
         silent = set() if every_turn else silent_turns(trajectory)
@@ -197,7 +197,7 @@ class Renderer:
         """Reject a trajectory that the chat template rejects; nothing is tokenized, so this is fast.
 
         Raises:
-            DataError: If its turns or thoughts are none that training takes.
+            DataError: If training does not accept its turns or thoughts.
             ModelError: If the template cannot render it.
         """
         self._check_turns(trajectory)

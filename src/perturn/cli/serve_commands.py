@@ -1,4 +1,4 @@
-"""The command that puts a policy behind the protocols of agent programs."""
+"""The command that serves a policy through the protocols of agent programs."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _MOMENT_S = 0.003
 _POLL_S = 10.0
 """Seconds that a replica may wait for an answer before it says that there is none yet."""
 _LOSSES_IN_A_ROW = 16
-"""Replicas that may be lost without an answer in between: what kills each of them is no accident."""
+"""Replicas that may be lost without an answer in between. If more are lost, the failures are not an accident."""
 
 
 @dataclass(eq=False)

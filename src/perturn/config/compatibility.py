@@ -22,13 +22,13 @@ IMPOSED = {
     "cut-branches": "branches that are not over",
     "dependent-branches": "branches at turns that depend on the other samples of the task",
 }
-"""Property of an explorer's episodes that their readers must take -> in words."""
+"""Property of an explorer's episodes that the parts which read them must accept, with its description."""
 _PROVIDED = {
     "tree": "a tree",
     "regular-branches": "branches at regular turns",
     "turn-branches": "branches at every turn (explore.every=1)",
 }
-"""Episodes that an explorer provides -> in words, where they differ from the name."""
+"""Description of the episodes that an explorer provides, where it differs from the name."""
 
 Needs = Iterable[str | Collection[str]]
 """Needs of a reader of the explorer; of a collection any one will do."""

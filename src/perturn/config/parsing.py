@@ -50,7 +50,7 @@ def refuse_secrets(data: Any) -> None:
 
 
 def _leaves(data: Any, where: str = "", key: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Yield (path, name of the setting, value) of everything that is no mapping or list."""
+    """Yield (path, name of the setting, value) of each value that is neither a mapping nor a list."""
     if isinstance(data, Mapping):
         for name, value in data.items():
             yield from _leaves(value, _join(where, str(name)), str(name))
@@ -87,7 +87,7 @@ def parse(
     table: Mapping[str, Any] | None = None,
     guarded: bool = False,
 ) -> T:
-    """Turn mapping into a settings dataclass, nested ones included; or any class made with keyword arguments.
+    """Make a settings dataclass from a mapping, nested ones included; or any class made with keyword arguments.
 
     Args:
         kind: The class.
@@ -146,13 +146,13 @@ def build(
     root: Any = None,
     guarded: bool = True,
 ) -> Any:
-    """Turn section into the object its `name` picks from a table, made with its other keys.
+    """Make the object that the `name` of a section picks from a table, with the section's other keys.
 
     Args:
         table: Name -> class.
         section: `name` and settings.
         where: Dotted path of the section in the recipe.
-        also: Keys of the section that are no settings of the object.
+        also: Keys of the section that are not settings of the object.
         root: The dataclass of the whole recipe, for messages; None: the section stands alone.
         guarded: Whether whatever the class raises is told in a line; else it is the caller's to tell.
     """

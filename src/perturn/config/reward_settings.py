@@ -36,7 +36,7 @@ class RewardModel(Train):
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """A judge: a model that rates episodes or their turns by a rubric, behind any engine.
+    """A judge: a model that rates episodes or their turns by a rubric, on any engine.
 
     The lowest rating is a reward of 0, the highest one of `weight`. Several ratings of one thing are averaged. What was
     answered is kept in the run, so that nothing is asked twice.

@@ -251,7 +251,7 @@ class Align(Train):
 
 @dataclass(frozen=True)
 class User:
-    """A simulated user: a model that speaks where the environment hands over the user's turn, behind any engine."""
+    """A simulated user: a model that speaks wherever the environment asks for the user's turn, on any engine."""
 
     model: Annotated[str, MODEL]
     """Folder, Hub id or bundled name; with `engine.name=api` the model's name at its server."""

@@ -49,7 +49,7 @@ def reference_bytes() -> int:
     """Return the most that a folder of reference log-probabilities may take; `PERTURN_REFERENCE_GB` overrides it.
 
     Raises:
-        ConfigError: If that is no size.
+        ConfigError: If the text is not a size.
     """
     said = os.environ.get("PERTURN_REFERENCE_GB", "")
     try:

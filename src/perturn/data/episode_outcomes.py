@@ -75,7 +75,7 @@ def read_outcomes(file: Path) -> list[Outcome]:
     """Return the outcomes of a file of trajectories; none if it is not there.
 
     Raises:
-        RunError: If a complete line is no trajectory.
+        RunError: If a complete line is not a trajectory.
     """
     if not file.exists():
         return []

@@ -114,7 +114,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Return the manifest of a run folder; None if there is none.
 
     Raises:
-        RunError: If it is no manifest.
+        RunError: If the file is not a manifest.
     """
     file = RunPaths(folder).manifest
     manifest = read_note(file, Manifest)

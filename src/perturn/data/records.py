@@ -321,7 +321,7 @@ def flatten(content: Any, where: str) -> Any:
     """Return parts of text as one text; any other content as it is, since many chat templates take text alone.
 
     Raises:
-        DataError: If a part is no text.
+        DataError: If a part is not text.
     """
     if not isinstance(content, list):
         return content
@@ -353,7 +353,7 @@ def tool_text(content: Any, where: str) -> str:
     """Return the result of a tool as text: text and its parts as they are, any other data as JSON text.
 
     Raises:
-        DataError: If it holds a part that is no text, such as an image.
+        DataError: If it holds a part that is not text, such as an image.
     """
     if isinstance(content, str):
         return content

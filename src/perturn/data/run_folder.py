@@ -261,7 +261,7 @@ def resolve_recipe(path: Path | Recipe, overrides: Sequence[str] = ()) -> Recipe
 
     Raises:
         ConfigError: If the recipe is wrong.
-        RunError: If the folder is no run folder.
+        RunError: If the folder is not a run folder.
     """
     if isinstance(path, Recipe):
         return path

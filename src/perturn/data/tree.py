@@ -19,7 +19,7 @@ class Node:
     passed: list[Trajectory] = field(default_factory=list)
     """The episodes that begin with them, in the order in which they were played."""
     children: dict[object, Node] = field(default_factory=dict)
-    """Next action -> node, in the order in which they were first tried."""
+    """Nodes by the next action, in the order in which the actions were first tried."""
 
     @property
     def drawn(self) -> int:

@@ -117,7 +117,7 @@ T = TypeVar("T")
 console = Console(stderr=True)
 """Where progress and notices go, so that standard output stays for results."""
 EVERY = 15.0
-"""Seconds between two lines about work that is under way, where there is no terminal."""
+"""Seconds between two lines about the work under way, if the output is not a terminal."""
 _WIDTH = 24
 """Columns of a bar."""
 

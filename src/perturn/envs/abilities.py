@@ -129,8 +129,7 @@ class Pathfinder(Protocol):
             sense: `shortest`: by who knows all of the world. `searching`: by the expert who takes over there, and
                 knows no more than the episode has shown.
 
-        Returns:
-            Number of turns [actions + 1]; None: there is no way any more.
+        Returns: Number of turns [actions + 1]; None if the success can no longer be reached.
         """
         ...
 
@@ -142,7 +141,7 @@ class Corrector(Expert, Protocol):
         """Return a (thought, action) per turn that solves the task after another's actions, to be verified by playing.
 
         The expert knows what the episode has shown. The world replays the actions by itself, and leaves a running
-        episode alone. None: there is no way any more, or the expert finds none.
+        episode alone. None if the success can no longer be reached, or the expert finds no way.
         """
         ...
 

@@ -77,7 +77,7 @@ def outcome_of(text: Any, reward: Any, terminated: Any, truncated: Any, info: An
     solved. Values of the wrong types are kept, so that whoever reads the observation can say what is wrong.
 
     Raises:
-        EnvironmentFailure: If `info` is no mapping, or its commands are one text.
+        EnvironmentFailure: If `info` is not a mapping, or its commands are one text instead of a list.
     """
     admissible = admissible_of(info)
     success, valid = (info.get(name) for name in ("success", "valid"))
@@ -96,7 +96,7 @@ def admissible_of(info: Any) -> tuple[str, ...]:
     """Return the commands that an `info` lists.
 
     Raises:
-        EnvironmentFailure: If it is no mapping, or they are one text.
+        EnvironmentFailure: If it is not a mapping, or the commands are one text instead of a list.
     """
     if not isinstance(info, Mapping):
         raise EnvironmentFailure(

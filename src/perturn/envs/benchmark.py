@@ -48,7 +48,7 @@ def choose_kinds(
         setting: Which setting names them.
 
     Raises:
-        ConfigError: If there is no such kind, or it is no list of names.
+        ConfigError: If there is no such kind, or the value is not a list of names.
     """
     if isinstance(kinds, str):
         raise ConfigError(f"{setting} must be a list of names, got the text {kinds!r}: write [{kinds}].")

@@ -26,7 +26,7 @@ _NEEDED = {
     "reset": "it begins an episode",
     "get_reward": "reward functions outside of the class stay in TRL, so here the class must own its reward",
 }
-"""Public methods that are no tools, and what each is for."""
+"""Public methods that are not tools, and what each is for."""
 
 
 class TrlFactory:

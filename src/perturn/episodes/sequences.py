@@ -244,7 +244,7 @@ def comparable(message: Message, *, reads_thoughts: bool = True) -> str:
         reads_thoughts: Whether the thought of an assistant message counts.
 
     Raises:
-        DataError: If its content is no text.
+        DataError: If its content is not text.
     """
     role, content = message["role"], message.get("content")
     if role == "assistant":

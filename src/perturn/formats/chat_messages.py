@@ -148,7 +148,7 @@ def _read_said(given: dict[str, Any], role: str, where: str, unread: set[str]) -
 
 
 def _said(given: Mapping[str, Any], where: str) -> Said:
-    """Return text and thought of the content; a refusal is the text where there is no other."""
+    """Return text and thought of the content; a refusal is the text if there is no other text."""
     content = flatten_said(given.get("content", ""), f"{where}.content")
     said = content if isinstance(content, Said) else Said(content)
     if not isinstance(said.text, str):

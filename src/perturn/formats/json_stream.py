@@ -67,8 +67,8 @@ def read_json_lines(stream: IO[bytes], name: str) -> Generator[Record]:
 def read_json_values(stream: IO[bytes], name: str) -> Generator[Record]:
     """Yield the objects of a JSON array, or objects one after the other, wherever they begin.
 
-    A value that is no object gives a record with its error, and reading goes on. Text that is no JSON gives such a
-    record too and ends the reading, because the end of that text is not known.
+    A value that is not an object gives a record with its error, and reading continues. Text that is no JSON gives such
+    a record too and ends the reading, because the end of that text is not known.
     """
     opened = io.TextIOWrapper(cast(Any, stream), "utf-8-sig", newline="")
     try:

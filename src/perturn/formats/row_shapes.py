@@ -1,4 +1,4 @@
-"""Forms of other trainers -> TRL's columns, and the name of the form that a row was recognised as."""
+"""Convert forms of other trainers into TRL's columns, and name the form that a row was recognised as."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def question_of(others: dict[str, Any], where: str) -> list[Message]:
     """Take the question of a row from its columns, with the exchanges of `history` before it; none if there is none.
 
     Raises:
-        DataError: If `history` is no list of exchanges.
+        DataError: If `history` is not a list of exchanges.
     """
     name = next((each for each in ASKS if isinstance(others.get(each), str)), None)
     if name is None:
@@ -345,7 +345,7 @@ def exchanges(pairs: list[Any], where: str) -> list[Message]:
     """Return the messages of exchanges, each a question with its answer: a list of both, or ms-swift's object.
 
     Raises:
-        DataError: If one is no exchange of texts.
+        DataError: If an exchange is not two texts.
     """
     found: list[Message] = []
     for index, pair in enumerate(pairs):

@@ -16,7 +16,7 @@ _SPACE = re.compile(r"\s*")
 
 
 def skip_space(text: str, at: int) -> int:
-    """Return where the next character stands that is no white space."""
+    """Return the position of the next character that is not white space."""
     space = _SPACE.match(text, at)
     return at if space is None else space.end()
 

@@ -65,7 +65,7 @@ def read_text(
     """Return the text of a file in UTF-8, with or without a byte order mark.
 
     Raises:
-        PerturnError: Of the kind `refusal`, if the file cannot be read, is no text, or is too long.
+        PerturnError: Of the kind `refusal`, if the file cannot be read, is not text, or is too long.
     """
     try:
         with file.open("rb") as opened:

@@ -98,7 +98,7 @@ def _construct(_: Any, node: yaml.ScalarNode) -> Written | WrittenInt | WrittenF
 
 
 def _whole(text: str) -> int:
-    """Return the number of a text; a leading 0 alone is no octal number."""
+    """Return the number of a text; a leading 0 alone does not make it octal."""
     digits = text.replace("_", "")
     return int(digits, 0) if re.match(r"[-+]?0[box]", digits) else int(digits)
 

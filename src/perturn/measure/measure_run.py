@@ -130,7 +130,7 @@ def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[T
     """Return the exploration that is measured, all its episodes, and the episodes that are continued.
 
     Raises:
-        PerturnError: If the run has none that can be continued.
+        PerturnError: If the run has no episode that can be continued.
     """
     recipe, paths = run.recipe, run.paths
     check_none(_faults(recipe, wanted))

@@ -78,8 +78,8 @@ def encode_example(
             where the row itself does not say.
 
     Raises:
-        DataError: If both sides are the same tokens, or a side has no turn that fits, none of its own, or none that
-            carries loss.
+        DataError: If both sides are the same tokens, or a side has no turn that fits, no turn of its own, or no turn
+            that carries loss.
     """
     said = None
     if isinstance(row, WeightedTrajectory):

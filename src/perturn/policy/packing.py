@@ -43,7 +43,7 @@ WORTH_SHARING = 32
 
 
 def lay_out(trajectories: Sequence[Encoded], *, share: bool = True, start: int = 0) -> Batch:
-    """Turn trajectories into one flat batch without padding.
+    """Pack trajectories into one flat batch without padding.
 
     Args:
         trajectories: As tokens. Sequences without loss, and tokens after the last loss token of a sequence, are left
@@ -294,7 +294,7 @@ def empty_pack() -> Batch:
 
 
 def collate(examples: Sequence[Example], start: int = 0) -> Batch:
-    """Turn examples into one packed batch: all chosen sides, then all rejected sides, after a common beginning.
+    """Pack examples into one batch: all chosen sides, then all rejected sides, after a common beginning.
 
     Adds `pairs`, the number of examples [1]. Where the examples have them, adds `reference`, `behavior` and `proximal`
     [loss tokens], `inputs/NAME` [loss tokens], `weight` [turns], and `statistic` [pairs] or [pairs, numbers]. Where

@@ -240,17 +240,17 @@ def _panels(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
 
 
 def _number(env: Any, split: str) -> int:
-    """Return tasks of a split; 0 if there is no such split."""
+    """Return the number of tasks of a split; 0 if there is no such split."""
     return sum(_kinds(env, split).values())
 
 
 def _per_kind(env: Any, split: str) -> int:
-    """Return tasks of the kind that has fewest; 0 if there is no such split."""
+    """Return the number of tasks of the kind that has the fewest; 0 if there is no such split."""
     return min(_kinds(env, split).values(), default=0)
 
 
 def _kinds(env: Any, split: str) -> Counter[str]:
-    """Return tasks of each kind; none if there is no such split."""
+    """Return the number of tasks of each kind; empty if there is no such split."""
     try:
         return Counter(task.kind for task in env.tasks(split))
     except Exception:  # noqa: BLE001  environments are code of others; here we only ask what there is

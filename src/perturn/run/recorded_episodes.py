@@ -26,7 +26,7 @@ def drop_broken(store: TrajectoryStore, blocks: Iterable[Sequence[Job]]) -> int:
 
 
 def require_worlds(what: str, wanted: int, most: int) -> None:
-    """Reject to play a block for whose worlds there is no room.
+    """Raise an error if the machine has no room for the worlds of a block.
 
     Raises:
         ConfigError: Saying what to set.

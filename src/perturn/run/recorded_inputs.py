@@ -110,7 +110,7 @@ def _again(noted: Mapping[str, Any], thorough: bool = False) -> dict[str, Any]:
 
 
 def _reader(recipe: Recipe, setting: str, command: str | None, done: Collection[str]) -> str | None:
-    """Return the first stage to be done that reads a setting; None: none does."""
+    """Return the first stage to be done that reads a setting; None if no stage does."""
     commands = _READERS.get(re.split(r"\W", setting)[0])
     for stage in stages(recipe):
         asked = command in (None, stage.command) and (commands is None or stage.command in commands)

@@ -88,7 +88,7 @@ def capacity(recipe: Recipe, make: WorldMaker, concurrency: int) -> int:
 
 
 def make_renderer(recipe: Recipe, path: str) -> Renderer:
-    """Turn conversation into tokens for a model of the recipe.
+    """Return what encodes conversations as tokens, for a model of the recipe.
 
     Raises:
         ModelError: If its chat template cannot be used for many turns, or not with tools where actions are calls.
@@ -299,7 +299,7 @@ class Session:
             again: Play failed episodes again even if they are few.
             blocks: Episodes in a block, where it is blocks that are played.
             protocol: Rules of the episodes, if they differ from the run's rules.
-            behind: Whether another stage runs meanwhile, and shows its own progress.
+            behind: Whether another stage runs at the same time, and shows its own progress.
 
         Returns:
             Counts of what the file holds.

@@ -47,7 +47,7 @@ def verify(folder: Path) -> Verified:
     Nothing is written, and the run may be at work.
 
     Raises:
-        RunError: If it is no run folder, or nothing in it is finished.
+        RunError: If it is not a run folder, or no file in it is finished.
     """
     own = begun(folder).manifest
     manifest = read_manifest(folder)

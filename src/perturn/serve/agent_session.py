@@ -162,7 +162,7 @@ class Session:
         """Set the reward of the episode, or of the turn that a response was.
 
         Raises:
-            Refusal: If there is no such response, or the reward is no finite number.
+            Refusal: If there is no such response, or the reward is not a finite number.
         """
         is_number = isinstance(reward, Real) and not isinstance(reward, bool)
         if not is_number or abs(reward) > 1e100 or not math.isfinite(reward):

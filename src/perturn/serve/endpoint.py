@@ -31,7 +31,7 @@ _KEEP_ALIVE = 120
 
 
 class Endpoint:
-    """A policy behind OpenAI's and Anthropic's protocols, which records each session as a trajectory.
+    """Serves a policy through OpenAI's and Anthropic's protocols, and records each session as a trajectory.
 
     An agent program is given `url(session)` and `key` (or `session_key(session)`) and is otherwise unchanged:
 

@@ -228,7 +228,7 @@ def checked(values: Sequence[float], name: str, bounds: Bounds) -> Floats:
 
 
 def check_confidence(confidence: float) -> None:
-    """Reject a confidence that is no share between 0 and 1."""
+    """Reject a confidence that is not between 0 and 1."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
 

@@ -220,7 +220,7 @@ def smallest_difference(error: float, freedom: float, *, level: float = 0.05, po
         The difference, in the unit of the error.
 
     Raises:
-        ValueError: If level or power are no shares between 0 and 1, or the power is not above the level.
+        ValueError: If level or power are not between 0 and 1, or the power is not above the level.
     """
     if not 0 < level < power < 1:
         raise ValueError(f"expected 0 < level < power < 1, got level {level} and power {power}.")

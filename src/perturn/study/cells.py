@@ -105,7 +105,7 @@ class Plan:
         self.study, self._recipe = study, recipe
         section = recipe.get("cluster")
         self.cluster = None if section is None else _cluster(section)
-        """Where the cells are done, each on a node: the recipe's cluster, which is no cell's own."""
+        """Where the cells run, each on a node: the cluster of the recipe, which all cells share."""
         self.points = {
             (environment, method): self._points(environment, method)
             for environment in study.environments

@@ -91,7 +91,7 @@ class Conductor:
             self.crew.close()
 
     def _start(self, most: int) -> None:
-        """Start cells up to the number of workers: cells that share no stage with a running cell."""
+        """Start cells, as many as there are workers: only cells that share no stage with a running cell."""
         busy: set[str] = set()
         for worker in self.running.values():
             self.board.sharing.look(worker.cell)

@@ -31,7 +31,7 @@ Side = str | list[str]
 MOST_PRIMARY = 3
 """Primary comparisons of a study, at most."""
 SWEEP = "sweep"
-"""The key of a method that is no setting of the recipe: its own sweep."""
+"""The key of a method that is not a setting of the recipe: its own sweep."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ Sources = dict[str, list[Source]]
 
 
 def identities(recipe: Recipe) -> dict[str, str]:
-    """Turn stage into digest of its name and of all settings that it and the stages before it read.
+    """Return a digest for each stage, of its name and of all settings that it and the stages before it read.
 
     Stages of two recipes with equal digests make equal files, apart from effects of timing. Stages without
     settings to read are left out.

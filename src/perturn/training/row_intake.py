@@ -206,8 +206,8 @@ def mismatches(
 
     Args:
         loss: The loss.
-        compute: A pack -> log-probabilities of its loss tokens under the policy, anything, and what the loss reads
-            beside them by name.
+        compute: Computes, from a pack, the log-probabilities of its loss tokens under the policy, a further result, and
+            the inputs that the loss reads besides, by name.
         packs: Mismatched rows; a pack of no row is computed and gives none.
     """
     found: list[float] = []

@@ -39,7 +39,7 @@ def encoded_sets(given: Any, name: str, encode: Callable[[Iterable[Any], str], E
         encode: Rows and their name -> encoded rows.
 
     Raises:
-        DataError: If a dict has no set, or a name that is no text.
+        DataError: If a dict has no set, or a name that is not a text.
     """
     if not isinstance(given, Mapping):
         return encode(given, name)

@@ -227,7 +227,7 @@ class TurnTrainer(EvaluatingTrainer):
         return self.loss.traits.needs_reference or reads(self.credit.needs, Reference)
 
     def _encode(self, rows: Iterable[Any] | Location, name: str) -> Examples:
-        """Turn rows into checked examples."""
+        """Convert rows into checked examples."""
         args = self.turn_args
         encoded, taken = take_rows(rows, name, self.loss, self._example, args.max_length, self._context)
         if self.loss.traits.needs_mismatched:

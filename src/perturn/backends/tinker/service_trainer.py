@@ -26,7 +26,7 @@ _ASKED = "asked"
 
 
 def service_batch(examples: Sequence[Example | None]) -> dict[str, Any]:
-    """Turn examples into one pack, and one of mismatched rows, each with the sequences that a service is asked for."""
+    """Return one pack of examples and one of mismatched rows, each with the sequences that a service is asked for."""
     present = [example for example in examples if example is not None]
     order = [one.chosen for one in present] + [one.rejected for one in present if one.rejected is not None]
     pack: dict[str, Any] = collate(present)

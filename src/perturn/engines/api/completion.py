@@ -49,7 +49,7 @@ def read_completion(body: bytes) -> dict[str, Any]:
     """Return the answer of a server, its choices checked; of what it cost, see `read_usage`.
 
     Raises:
-        DataError: If it is no chat completion, naming the first value that is not as it must be.
+        DataError: If it is not a chat completion, with the first value that is malformed.
     """
     data = parse_object(body, "answer", DataError)
     check_shape(data, _Completion, "answer", DataError)

@@ -40,7 +40,7 @@ _OF_PROMPT = {400, 413, 422, 500}
 _COUNTED = 100_000
 """Conversations whose tokens are kept, as far as nobody says that they have ended."""
 _OUTAGE = 3
-"""Prompts in a row that the server leaves without an answer before that is no longer laid to the prompts."""
+"""Number of prompts in a row without an answer after which the fault is the server's, not the prompts'."""
 
 
 class ApiEngine:

@@ -1,4 +1,4 @@
-"""The section `engine:` of a recipe that names `api`; the key itself is no setting."""
+"""The section `engine:` of a recipe with `name: api`. The API key is not a setting."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ApiSettings:
     base_url: str = "https://api.openai.com/v1"
     """Address of the protocol, with its version."""
     api_key_env: str | None = "OPENAI_API_KEY"
-    """Environment variable that holds the key; None: the server asks for none. The key itself is no setting."""
+    """Environment variable that holds the key; None: the server asks for none. The API key is not a setting."""
     concurrency: Annotated[int, Bound(least=1), EFFORT] = 16
     """Requests under way at the same time, at most."""
     requests_per_minute: Annotated[float, Bound(above=0), EFFORT] | None = None

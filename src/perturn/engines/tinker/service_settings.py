@@ -1,4 +1,4 @@
-"""Settings of a connection to a service of the Tinker API; the key itself is no setting."""
+"""Settings of a connection to a service of the Tinker API. The API key is not a setting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ServiceSettings:
     model: str | None = None
     """Name of the base model at the service. None: `model.name`, as the recipe has it."""
     api_key_env: str | None = None
-    """Environment variable that holds the key; None: the service asks for none. The key itself is no setting."""
+    """Environment variable that holds the key; None: the service asks for none. The API key is not a setting."""
     timeout: Annotated[float, SECONDS, EFFORT] = 600.0
     """Seconds to wait for the answer to one request, while the service is there."""
     patience: Annotated[float, SECONDS, EFFORT] = 30.0

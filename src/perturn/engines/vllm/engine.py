@@ -172,7 +172,7 @@ class VllmEngine:
         """Serve other weights from the next token on, in the middle of answers.
 
         vLLM is paused meanwhile, and computes the keys and values of all answers again. Answers that were begun without
-        adapters begin anew if the new weights have adapters, and the reverse.
+        adapters start again if the new weights have adapters, and the reverse.
 
         Args:
             folder: As in `update_weights`.

@@ -74,7 +74,7 @@ class _State:
 
 
 def shortest(house: House) -> int | None:
-    """Return commands of the shortest way to the goal; 0 if it holds, None if there is no way.
+    """Return commands of the shortest way to the goal: 0 if the goal holds already, None if it cannot be reached.
 
     Raises:
         EnvironmentFailure: If the goal is none of ALFWorld's six kinds.

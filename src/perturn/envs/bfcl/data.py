@@ -172,7 +172,7 @@ def read_call(text: str, methods: Mapping[str, Any]) -> ToolCall:
         methods: What the tools are, by name.
 
     Raises:
-        DataError: If it is no call of a tool with literal arguments.
+        DataError: If it is not a call of a tool with literal arguments.
     """
     if len(text) > _LONGEST_CALL:
         raise DataError(f"gold call {text[:40]!r}… has more than {_LONGEST_CALL} characters. {_REMEDY}")

@@ -1,4 +1,4 @@
-"""JSON in the text of a policy -> calls, taken exactly as they are written or not at all."""
+"""Read calls from JSON in the text of a policy, exactly as they are written or not at all."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from perturn.types import Action, Message
 _LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 """Types of LangChain's messages and their roles."""
 _KEPT = ("role", "content", "name", "tool_call_id")
-"""Keys that are kept of a message that is no answer."""
+"""Keys that are kept of a message that is not an answer."""
 _ITEMS = ("function_call", "function_call_output", "reasoning", "message")
 """Types of items of the responses API that are read."""
 
@@ -70,7 +70,7 @@ def tools_of(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     """Return tool schemas in the form of chat templates; tools that the provider runs itself are left out.
 
     Raises:
-        DataError: If it is no list of objects.
+        DataError: If it is not a list of objects.
     """
     value = unpacked(value, where)
     if value in (None, "", {}):

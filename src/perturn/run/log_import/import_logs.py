@@ -123,7 +123,8 @@ def import_logs(files: Sequence[Location], output: Path, settings: LogSettings |
         settings: How the log is read, and what it is written as.
 
     Raises:
-        DataError: If a file cannot be read or is no log, if several scores could be the reward, or if there is no row.
+        DataError: If a file cannot be read or is not a log, if several scores could be the reward, or if there is no
+            row.
         StorageError: If the disk is full.
     """
     settings = settings or LogSettings()

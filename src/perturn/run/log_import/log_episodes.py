@@ -1,4 +1,4 @@
-"""Calls of one episode, or a whole rollout -> its trajectory, by the prefix rule of the recording endpoint."""
+"""Trajectories from logged calls or whole rollouts, by the prefix rule of the recording endpoint."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def assemble(steps: Iterable[Step]) -> Assembled:
     """Return the turns of an episode's answers, each after the turn whose context it extends.
 
     Raises:
-        DataError: If a message is none that an episode can hold.
+        DataError: If an episode cannot hold a message.
     """
     sequences = Sequences()
     found = Assembled(Opening(), [], Counter())

@@ -124,7 +124,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> tup
     """Return tools in the form of chat templates.
 
     Raises:
-        Refusal: If one is no function.
+        Refusal: If a tool is not a function.
     """
     for index, tool in enumerate(tools):
         function = tool.get("function")

@@ -226,7 +226,7 @@ _OF_THE_BASE = ("base", "model")
 """Sections of a recipe that say what a run begins with."""
 
 Bases = Mapping[int, str]
-"""Seed -> the base it begins with; a seed that is not there has a base of its own."""
+"""The base that each seed begins with; a seed that is not listed has its own base."""
 
 
 def bases_of(settings: Mapping[str, Any]) -> dict[int, str]:

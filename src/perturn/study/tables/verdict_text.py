@@ -1,4 +1,4 @@
-"""Wording of a study's verdicts. A difference that was not seen is no proof that there is none."""
+"""Wording of a study's verdicts. No difference seen does not prove that there is none."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def _method(
 
 
 def _mean(values: Scores, bounds: Bounds, bases: Bases) -> dict[str, Any]:
-    """Return a mean over seeds and tasks, with both of its intervals; None where there is no task under every seed.
+    """Return a mean over seeds and tasks, with both of its intervals; None if no task was played under every seed.
 
     Seeds of one base are averaged first. Two bases give no interval.
     """
