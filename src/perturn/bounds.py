@@ -82,7 +82,7 @@ class EntryOf:
     table: str
     """Kind of the table, as `perturn.table_index` names it."""
     shared: type | None = None
-    """Dataclass of settings that the section has beside `name`, whatever entry it picks; None: none."""
+    """Dataclass of the settings that the section has for every entry; None: it has none."""
     default: str | None = None
     """The entry that a section without `name` picks. A section with a default is parsed into the entry; without one it
     stays a mapping."""

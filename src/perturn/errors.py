@@ -60,7 +60,7 @@ class WorldLost(EnvironmentFailure):
 
 
 class BystanderLost(WorldLost):
-    """A world died with a process that it shared, through no action of its own."""
+    """A world died because a process that it shared died, not because of its own action."""
 
 
 class EngineFailure(PerturnError):

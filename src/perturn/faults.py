@@ -34,7 +34,7 @@ UNAWAITED = (
 def plain_observation(answer: object) -> Any:
     """Return an observation whose scalars of numpy, and of the like, are Python's; anything else as it is.
 
-    So are texts of a class of their own, such as `numpy.str_`. Lists become tuples. Records then stay JSON.
+    So are texts of a subclass, such as `numpy.str_`. Lists become tuples. Records then stay JSON.
     """
     if not isinstance(answer, Observation):
         return answer

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import psutil
 
 _LEAST, _MOST = 2**28, 2**30
-"""Bounds of the free bytes that a process may hold beside what is in use; between them, half of that."""
+"""Bounds of the free bytes that a process may hold in addition to the bytes in use; between them, half of the bytes in
+use."""
 
 _libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 _other = 0

@@ -28,7 +28,7 @@ class TurnControl:
     """
 
     limit: Annotated[int, _COUNT] | None = None
-    """Turns of an episode before any extension, whatever its kind of task; None: as the protocol has it."""
+    """Turns of an episode before any extension, whatever its kind of task; None: as in the protocol."""
     reminder: bool = True
     """Whether each observation ends with the number of turns that are left, and says it where there was an
     extension."""
@@ -125,7 +125,7 @@ class EpisodeProtocol:
     history: int | None = None
     """How many earlier turns are shown at each turn, besides the observation that posed the task; None: all."""
     suffix: str = ""
-    """Text on a line of its own after the observation that poses the task, such as what is asked for."""
+    """Text on its own line after the observation that poses the task, such as what is asked for."""
     list_admissible: bool = False
     """Whether an observation ends with the commands the world would understand, where it says them. Of a shortened
     history only the newest observation does."""

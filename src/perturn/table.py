@@ -115,8 +115,8 @@ def locate(where: str) -> Any:
 def check_names(entry: type, *, kind: str, known: Collection[str], traits: type | None = None) -> None:
     """Reject a class with a public attribute that nobody reads, since its name is misspelt or belongs in `traits`.
 
-    Settings, the class's own dataclass fields, may have any name. A name counts as misspelt only if the class lacks
-    the name that was meant, so that `steps` beside `step` is allowed.
+    Settings, the class's own dataclass fields, may have any name. A name counts as misspelt only if the class lacks the
+    name that was meant, so that `steps` next to `step` is allowed.
 
     Args:
         entry: The class of the entry.

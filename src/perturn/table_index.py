@@ -66,7 +66,7 @@ class Method:
     reads: tuple[str, ...]
     """Kinds of rows and quantities that must be there or are computed for it, at its defaults, if it has any."""
     cost: str
-    """Work that these take beside playing and training."""
+    """Work that its inputs take besides playing and training."""
 
 
 def methods(kind: str) -> dict[str, Method]:

@@ -39,8 +39,8 @@ class EnvironmentTraits:
     """Traits of an environment, in its class attribute `traits`."""
 
     in_process: bool = False
-    """Whether a process around a world only costs. Its simulator then runs in a process of its own anyway, or it is
-    Python of ours, which waits for nothing and whose worlds share what they hold."""
+    """Whether a process around a world only costs. Its simulator then runs in its own process anyway, or it is Python
+    code of this package, which waits for nothing and whose worlds share their data."""
     protocol: str | None = None
     """Named protocol that published scores on it were made under."""
     distributions: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class EnvironmentTraits:
     """Whether its episodes are programs that it plays by itself, with `play(job, protocol, policy)`, a generator like
     `perturn.episodes.episode.episode`. Its episodes cannot be resumed, and its worlds live in the loop's process."""
     abilities: Mapping[str, Ability] = field(default_factory=dict)
-    """Optional methods of its own, by name, besides the methods of the table `ABILITIES`."""
+    """Optional methods of this class, by name, besides the methods of the table `ABILITIES`."""
 
     def __post_init__(self) -> None:
         if taken := sorted(_OWN & self.abilities.keys()):
@@ -79,8 +79,8 @@ class EngineTraits:
     gpu_share: float | None = None
     """Share of a GPU that it holds while a policy is trained, for `--dry-run`; None: its model and the cache."""
     adapter_rank: int = 0
-    """Largest rank of adapters that it takes by themselves, beside the model that they are added to; adapters of a
-    higher rank are merged for it."""
+    """Largest rank of adapters that it serves as adapters, next to the base model; adapters of a higher rank are merged
+    for it."""
     spending: str = "unknown"
     """Most that it may spend, in words, for `--dry-run`."""
     computes_here: bool = False

@@ -13,7 +13,7 @@ from perturn.rules import Message
 SPARSE = {"sparse": True}
 """Metadata of a field that is written to a file only where it differs from its default."""
 OPENS = -1
-"""`Turn.follows` of a turn that follows no other: it opens a sequence of its own."""
+"""`Turn.follows` of a turn that follows no other: it opens its own sequence."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Action:
     candidates: tuple[int, ...] = ()
     """Tokens of each of the actions that this one was chosen among, itself included; empty: there was no choice."""
     reasoning: str = field(default="", metadata=SPARSE)
-    """Thought before the text, where it came as a field of its own; a chat template writes both."""
+    """Thought before the text, where it came in a separate field; a chat template writes both."""
     versions: tuple[int, ...] = field(default=(), metadata=SPARSE)
     """Version of the policy that sampled each id: the iteration that made it, 0 for the policy that the loop began with
     [tokens]. Empty: one policy sampled all, or none says."""

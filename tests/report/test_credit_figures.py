@@ -87,7 +87,10 @@ def test_a_credit_of_one_number_an_episode_has_no_rank_within_it():
     assert (found.within, found.without) == (None, 3)
     said = "\n".join(sentences(found.to_dict(), "flat", "other"))
     assert "flat compared with other: 8 turns of 4 episodes" in said
-    assert "averaged: none, because in every episode, at least one credit gives all turns the same weight." in said
+    assert (
+        "averaged: none, because in every episode, at least one credit gives all turns the same weight."
+        in said
+    )
 
 
 def test_nothing_trained_is_nothing_compared():

@@ -309,7 +309,7 @@ def test_iterations_are_shown_together():
 
     print_plan(Plan("runs/one", steps, [], []), console)
 
-    rows = [line.split() for line in console.export_text().splitlines()[2:5]]
+    rows = [line.split() for line in console.export_text().splitlines()[3:6]]
     assert rows[0][:2] == ["expert", "done"]
     assert " ".join(rows[1]) == "explore x 3 1 done 8 episodes, each time ~6 s ~3.0 GB"
     assert rows[2][0] == "evaluate-ppo-clip"

@@ -152,7 +152,7 @@ def test_a_log_never_stays_silent(shown):
     """Work without items is heard of too; of nested works the innermost one; a long line is not wrapped."""
     screen, file = shown
     with screen.showing(Work("a stage")):
-        until_said(file, "at work")
+        until_said(file, "so far")
         with screen.showing(Work("evaluating a policy with a long name", 4, 0, "episodes")) as work:
             work.advance(2)
             until_said(file, "^evaluating a policy with a long name: 2/4 episodes, ")

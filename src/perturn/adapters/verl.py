@@ -94,7 +94,7 @@ class PerTurnAdvantages(_Trainer):
         super().__init__(config)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Hand the estimator what it needs besides masks, and compute advantages as verl does."""
+        """Give the estimator its inputs besides masks, and compute advantages as verl does."""
         import transfer_queue as tq
 
         needs_values = reads(self._estimator.credit.credit.needs, Values)

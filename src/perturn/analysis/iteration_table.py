@@ -17,7 +17,7 @@ from perturn.stats import Estimate, cluster_interval
 
 @dataclass(frozen=True)
 class Iteration:
-    """One iteration as its files have it."""
+    """One iteration as in its files."""
 
     number: int
     explored: list[Outcome]

@@ -42,7 +42,7 @@ class RecordedRun:
     settings: Mapping[str, Any]
     """The recipe's settings."""
     pivot: float | None
-    """The confidence above which a turn gets the low weight, as the recipe has it."""
+    """The confidence above which a turn gets the low weight, as in the recipe."""
     manifest: Mapping[str, Any]
     protocol: Mapping[str, Any] | None
     expert: list[Trajectory]

@@ -90,7 +90,7 @@ def collect(
         seed: Of the episodes.
         explore: An explorer, the name of one, or a section `explore` with its own settings, such as
             `{"name": "branches", "every": 2}`.
-        iteration: From 1; each has seeds of its own.
+        iteration: From 1; each has its own seeds.
         earlier: Episodes of the iteration before, for an explorer that resumes the unfinished ones.
         experts: The expert's episodes, for an explorer that resumes them.
         user: Section `user`: a model that speaks where the environment hands over the user's turn; for the
@@ -227,7 +227,7 @@ def evaluate(
 
 
 def _maker(environment: World) -> Callable[[], Environment]:
-    """Return the maker of the worlds: named ones run in processes of their own, as in a run."""
+    """Return the maker of the worlds: named ones run in their own processes, as in a run."""
     section = _section(environment)
     if _is_world(environment):
         world = at_border(environment, type(environment).__name__, keep=True)

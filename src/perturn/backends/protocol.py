@@ -22,7 +22,7 @@ class BackendTraits:
     """Traits of a backend, in the attribute `traits` of its settings."""
 
     provides: frozenset[str] = frozenset()
-    """Things that it has beside log-probabilities of tokens and steps by their gradient, of `PROVIDED`."""
+    """Names from `PROVIDED` that the backend has, besides log-probabilities of tokens and steps by their gradient."""
     stores: str = "files"
     """The form in which it keeps policies: `files` of weights, or what an engine has as `EngineTraits.reads`."""
     distributions: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Training(Protocol):
         Args:
             trainer: From `trainer`.
             target: The folder.
-            with_optimizer: Whether the optimizer is kept beside it.
+            with_optimizer: Whether the optimizer is kept next to it.
             merged: Whether adapters are merged into the weights. Otherwise they are kept alone, and name a whole model.
         """
 
@@ -104,7 +104,7 @@ class Training(Protocol):
             start: Name or folder of the policy.
             target: Folder of the policy that the training would have made.
             lora: Adapters that were to be trained.
-            optimizer: Files of the optimizer of the policy, to be kept beside it.
+            optimizer: Files of the optimizer of the policy, to be kept next to it.
             merged: As in `save`.
         """
 

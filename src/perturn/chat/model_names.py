@@ -147,7 +147,7 @@ def _file_digest(file: Path, size: int, changed: int) -> bytes:
 def base_of(folder: Path) -> str | None:
     """Return the base model that a folder of adapters names; None if the folder has no adapters or names none.
 
-    A name that begins with `../` is a folder beside the adapters, if it is there, such as another policy of the run.
+    A name that begins with `../` is a folder next to the adapters, if it is there, such as another policy of the run.
 
     Raises:
         ValueError: If its settings cannot be read.

@@ -151,8 +151,8 @@ class ChatTemplate:
         """Return tokens of a text as they are where it follows another one, whose own tokens stay as they are.
 
         Some tokenizers put a space before whatever they are given, so a text alone may begin with another token. Where
-        one would reach over the seam, the text begins with a token of its own, as it does for a policy that continues
-        the tokens of the prompt.
+        a token would reach over the boundary, the text begins with its own token, as it does for a policy that
+        continues the tokens of the prompt.
         """
         for context in (before, *ANCHORS):
             known, both = self.tokenize(context), self.tokenize(context + text)

@@ -132,7 +132,7 @@ def _user(text: str) -> Message:
 
 
 def _says(text: str, *calls: str, reasoning: str = "") -> Message:
-    """Return an assistant message with calls, and a thought in a field of its own."""
+    """Return an assistant message with calls, and a thought in its own field."""
     made = [
         {"id": name, "type": "function", "function": {"name": "look", "arguments": {"at": name}}}
         for name in calls

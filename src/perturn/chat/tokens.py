@@ -92,8 +92,8 @@ class Renderer:
             tokenizer: A Hugging Face tokenizer.
             chat_template: Template to use instead of the tokenizer's own: the name of a template of Perturn, a file,
                 or Jinja.
-            ends: Ids of further tokens that end an answer, beside the template's end of turn and the tokenizer's end of
-                text; see `perturn.chat.control_tokens.declared_ends`.
+            ends: Ids of further tokens that end an answer, besides the template's end of turn and the tokenizer's end
+                of text; see `perturn.chat.control_tokens.declared_ends`.
 
         Raises:
             ConfigError: If there is none of that name.

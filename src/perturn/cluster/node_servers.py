@@ -89,7 +89,7 @@ Serve = Callable[[str], Engine]
 
 
 class EngineServer:
-    """One replica of the policy, whose engine works in a thread of its own: a prompt never waits for others' answers.
+    """One replica of the policy, whose engine works in its own thread: a prompt never waits for others' answers.
 
     Its methods are coroutines, which one event loop runs in the order in which they are called.
     """

@@ -20,7 +20,7 @@ _SAMPLES = {"episodes": 8, "actions": 4}
 @dataclass(frozen=True)
 @bounded
 class Candidates:
-    """The candidates of a selector: settings that `evaluate.select` has beside the selector's own."""
+    """The candidates of a selector: settings that `evaluate.select` has besides the selector's own."""
 
     among: Literal["episodes", "actions"] = "episodes"
     """Play each task several times and score one of its episodes; or sample several actions at each turn, and take one
@@ -35,7 +35,7 @@ class Evaluate:
 
     tasks: HeldOutTasks = field(default_factory=HeldOutTasks)
     sampling: Sampling | None = None
-    """How actions are decoded; None: as the protocol has it, else greedily. A score says where it departs from its
+    """How actions are decoded; None: as in the protocol, else greedily. A score says where it departs from its
     protocol."""
     concurrency: Annotated[int, COUNT] = 16
     every: Annotated[int, COUNT] = 1

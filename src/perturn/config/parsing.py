@@ -95,7 +95,7 @@ def parse(
         where: Dotted path of the mapping in the recipe, for messages.
         also: Further keys that the section has, for messages.
         root: The dataclass of the whole recipe, for messages; None: this one.
-        table: The table that has the class, for messages; None: no table has it.
+        table: The table with the class, for messages; None if it is in no table.
         guarded: Whether whatever the class raises is told in a line, as for classes of others.
 
     Raises:

@@ -87,7 +87,7 @@ class Recipe:
     episodes."""
     then: Annotated[Section | None, EFFORT] = None
     """A second recipe, which `perturn run` does next. It starts from the last policy of this one, in the folder
-    `NAME-then`. It has sections of its own to train, and takes the others, such as `environment`, from this one."""
+    `NAME-then`. It has its own sections to train, and takes the others, such as `environment`, from this one."""
     deterministic: bool = False
     """Whether exploration and evaluation play `concurrency` episodes at a time in lock-step: each block together, from
     its first turn to its last. Then batches never depend on timing. It costs throughput."""
@@ -95,7 +95,7 @@ class Recipe:
     cluster: Annotated[Cluster | None, EFFORT] = None
     launch: Annotated[Launch, EFFORT] = field(default_factory=Launch)
     report_to: Annotated[list[str], EFFORT] = field(default_factory=list)
-    """Where training's metrics go beside the run folder: tensorboard, trackio, wandb. None of it changes the run."""
+    """Where training's metrics go next to the run folder: tensorboard, trackio, wandb. None of it changes the run."""
     seed: Annotated[int, SEED] = 0
     output: Annotated[str, EFFORT] = "runs"
 
@@ -106,7 +106,7 @@ class Recipe:
         self._complete()
 
     def _faults(self) -> Iterator[str]:
-        """Yield what is wrong with names and with the sections beside them."""
+        """Yield what is wrong with names and with the sections next to them."""
         if len(self.name.encode()) > _LONGEST_NAME or not re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name):
             yield f"name must be usable as a folder name, got {self.name!r:.80}."
         for part in ("environment", "engine", "backend", "credit"):
@@ -216,7 +216,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _code_beside(value: Any, folder: Path) -> Any:
-    """Return a recipe's mapping in which `file.py:Class` is beside the recipe unless the current folder has it."""
+    """Return a recipe's mapping in which `file.py:Class` is next to the recipe unless the current folder has it."""
     if isinstance(value, dict):
         return {key: _code_beside(each, folder) for key, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The section `reward` of a recipe: rewards beside the environment's."""
+"""The section `reward` of a recipe: rewards besides the environment's."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class JudgeSettings:
 
 @dataclass(frozen=True)
 class Reward:
-    """Rewards beside the environment's: of a judge, of a model that learns in the run, or both."""
+    """Rewards besides the environment's: of a judge, of a model that learns in the run, or both."""
 
     judge: JudgeSettings | None = None
     """Rates explored episodes, and the expert's episodes where rows compare them. None: nobody rates."""

@@ -74,7 +74,7 @@ def _no_expert(wanted: Sequence[tuple[Trajectory, int]]) -> list[Trajectory]:
 
 @dataclass(frozen=True)
 class Limit:
-    """The length limit of training, by what it does to episodes; by default there is none."""
+    """The length limit of training and its effect on episodes; by default there is none."""
 
     too_long: Callable[[Sequence[Trajectory]], set[Key]] = lambda episodes: set()
     """Keys of the episodes whose first own turn does not fit."""
@@ -131,7 +131,7 @@ class Made:
 class RowMaker(Protocol):
     """Turns the episodes of an iteration into rows of training data.
 
-    A frozen dataclass of its settings, in a module of its own. It opens no model, no world and no file, and reads
+    A frozen dataclass of its settings, in its own module. It opens no model, no world and no file, and reads
     `RowInputs` alone.
 
         @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class ProtocolSettings:
     list_admissible: bool | None = None
     """Whether observations list the commands the world would understand; None: the named protocol's, else no."""
     suffix: str | None = None
-    """Text on a line of its own after the observation that poses the task; None: the named protocol's, else none."""
+    """Text on its own line after the observation that poses the task; None: the named protocol's, else none."""
     example: list[Message] | None = None
     """Worked example before the first observation, as messages; None: the named protocol's, [] leaves it out."""
 
@@ -215,7 +215,7 @@ class Base(Sft):
     """Tokens that carry loss: all after the first, those that were read too, or those that the expert wrote."""
     shape: Shape = field(default_factory=Shape)
     clumsy: Annotated[int, Bound(least=0, most=10**6)] = 2
-    """Episodes of each task by an expert who errs and recovers, beside one of the expert."""
+    """Episodes of each task by an expert that errs and recovers, in addition to one episode of the expert."""
     aimless: Annotated[int, COUNT] = 4
     """Every n-th task is also played at random, so that the tokenizer knows more of the environment's words.
     Nobody is taught such an episode."""
@@ -293,9 +293,9 @@ class Worlds:
     """Place and limits of environments; nothing here changes an episode."""
 
     processes: Annotated[int, Bound(least=0)] | None = None
-    """Worlds alive at a time on a machine, each in a process of its own. None: one for each episode that is played at
-    the same time, as far as memory goes; for those around which a process only costs (scienceworld, alfworld), 0. With
-    0, worlds live in threads of this process, where the limits below cannot be kept."""
+    """Worlds alive at a time on a machine, each in its own process. None: one for each episode that is played at the
+    same time, as far as memory goes; for those around which a process only costs (scienceworld, alfworld), 0. With 0,
+    worlds live in threads of this process, where the limits below cannot be kept."""
     start_seconds: Annotated[float, SECONDS] = 120.0
     """Limit for starting a world, and for posing, listing or solving a task."""
     step_seconds: Annotated[float, SECONDS] = 60.0

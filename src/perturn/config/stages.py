@@ -39,7 +39,7 @@ class Stage:
     """One entry of the loop."""
 
     name: str
-    """Unique in its run; with several iterations it ends in the number of its own, as in `explore-003`."""
+    """Unique in its run; with several iterations it ends in the iteration's number, as in `explore-003`."""
     command: str
     """The command that does it alone: collect, pair, credit, train or evaluate."""
     does: str

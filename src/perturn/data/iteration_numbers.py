@@ -10,7 +10,7 @@ from typing import Any
 from perturn.data.group_account import BINS
 
 _GROUPS = ("groups", "alone", "equal_outcomes", "zero_credit")
-"""Counts of groups beside the bins, as `data.groups.counts_of` has them."""
+"""Counts of groups besides the bins, as in `data.groups.counts_of`."""
 _BESIDE = ("cut", "steps_")
 """How counts of the pair stage begin that are of kept episodes, or of the expert's steps, and no bin."""
 FATES = ("failed", "no_turns", "repeated", "success", "failure")

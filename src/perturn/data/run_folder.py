@@ -111,7 +111,7 @@ class Run:
         return bool(self.manifest["stages"].get(stage, {}).get("done"))
 
     def reopen(self, stage: str) -> None:
-        """Mark a stage as not done; it continues from what it has written."""
+        """Mark a stage as not done; it continues from the episodes or rows it has written."""
         if stage in self.manifest["stages"]:
             self.manifest["stages"][stage]["done"] = False
         files = self.manifest["files"].items()
@@ -178,7 +178,7 @@ class Run:
             link_whole(theirs.stamp, self.paths.stamp)
 
     def note_inputs(self, inputs: Inputs) -> None:
-        """Keep what the run is made from beside its folder."""
+        """Keep what the run is made from next to its folder."""
         self._write_manifest({**self.manifest, "inputs": inputs})
 
     @contextmanager
@@ -306,8 +306,8 @@ def refuse_other(recipe: Recipe) -> None:
 def _compared(recipe: Recipe) -> dict[str, Any]:
     """Return all settings by their dotted keys, of which a model within `output` has its place there.
 
-    So a run that starts from the policy of a run beside it can be moved together with that run, and be named by another
-    path.
+    So a run that starts from the policy of a run next to it can be moved together with that run, and be named by
+    another path.
     """
     flat, model = dotted(to_mapping(recipe)), Path(recipe.model.name)
     if model.is_relative_to(recipe.output):

@@ -1,7 +1,7 @@
 """The lock of a run folder: one process at a time writes in it.
 
-Locked is an empty file. Who holds it stands in another beside it, for messages and for those who watch: a process that
-is killed leaves it there.
+Locked is an empty file. A second file next to it names the process that holds the lock, for messages and for watchers;
+a killed process does not delete it.
 """
 
 from __future__ import annotations

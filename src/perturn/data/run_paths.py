@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from perturn.errors import RunError
 
 OPTIMIZER = ("optimizer.pt", "scheduler.pt")
-"""Files of transformers, beside a policy, in which its optimizer and schedule go on."""
+"""Files of transformers, next to a policy, from which its optimizer and schedule resume."""
 
 
 class _File:

@@ -18,8 +18,8 @@ _Answer = Action | EngineFailure
 def with_candidates(engine: Engine, samples: int, choose: Choose) -> Engine:
     """Return an engine that chooses among several answers of another engine; it streams if the other one does.
 
-    The candidates of all prompts are asked for together. Each is a conversation of its own and has a seed of its own,
-    which depends on the prompt's seed and its number alone; the first is the answer that there would be without. A
+    The candidates of all prompts are asked for together. Each is a separate conversation with its own seed, which
+    depends only on the prompt's seed and on its number; the first is the answer that a single sample would give. A
     candidate that fails is left out; where all do, the prompt fails as the first did.
 
     Args:

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, so that its work and its caller's do not wait for one interpreter.
+"""An engine in its own process, so that its work and its caller's do not wait for one interpreter.
 
 A conversation crosses once: a prompt is sent with the turns that came since the last prompt of its conversation.
 """

@@ -1,4 +1,4 @@
-"""An engine in a thread of its own: prompts join the running batch as they come, and leave it when nobody waits."""
+"""An engine in its own thread: prompts join the running batch as they come, and leave it when nobody waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for engines and worlds that are asynchronous."""
+"""An event loop in its own thread, for engines and worlds that are asynchronous."""
 
 from __future__ import annotations
 

@@ -65,8 +65,7 @@ class Serving:
     folder: Path | None = None
     """Folder of the run, to keep what was paid for; None on another machine than the run's."""
     load_tokens: Callable[[], tuple[Tokens, int | None]] | None = None
-    """Load what makes tokens of conversations, and the context as `Loaded` has it, without the weights; None: it cannot
-    be done here."""
+    """Load the tokenizer and the context, without the weights; None: it cannot be done here."""
     base: str | None = None
     """Folder of the model that the adapters in the folder `model` are added to; None: `model` is a whole model."""
     adapter_rank: int = 0

@@ -42,7 +42,7 @@ class Ended(Exception):
 
 
 class SharedEngine:
-    """Gives out ports, each an engine of its own to its play; all prompts join one batch, in a thread."""
+    """Gives each play a port, which acts as an engine; all prompts join one batch, in a thread."""
 
     def __init__(self, engine: SwappingEngine) -> None:
         """Start the thread. The engine stays open when it ends, and only the thread calls it until then."""

@@ -1,4 +1,4 @@
-"""Abilities: optional methods of an environment beside posing tasks. All code asks for them here.
+"""Abilities: optional methods of an environment besides posing tasks. All code asks for them here.
 
 `ABILITIES` has the signature of each, by which one generic call forwards it to a world in another process or on another
 node. An environment has an ability if its class has the method. For the type checker, the Protocols below say more.

@@ -1,4 +1,4 @@
-"""`async def` in environments: one event loop for the life of a world, in a thread of its own.
+"""`async def` in environments: one event loop for the life of a world, in its own thread.
 
 So a connection or a task that one call begins is there in the next. The thread that plays the world waits for each
 call. It needs no loop of its own, and may have one, as in a notebook.

@@ -138,7 +138,7 @@ def module_files(name: str) -> tuple[Path, list[Path]]:
 
 
 def files_beside(modules: Iterable[Path]) -> list[Path]:
-    """Return the data files that the code of modules names, beside the module or in the current folder.
+    """Return the data files that the code of modules names, next to the module or in the current folder.
 
     They are named whole, as in `Path(__file__).with_name("words.txt")`, or in parts, as in `HERE / "data" / "a.txt"`.
     A folder that is named in parts counts with all files in it.

@@ -1,4 +1,4 @@
-"""Worlds elsewhere, in a process of their own or on another machine: what crosses is plain data.
+"""Worlds in another process or on another machine; only plain data is exchanged.
 
 Only texts, numbers, lists and dicts do, so nothing of an environment has to be understood, or even importable, on our
 side. Torch is not imported here: a child starts in about 0.1 s.
@@ -261,7 +261,7 @@ def _unpacked(form: Form, value: Any) -> Any:
 
 
 _ATTRIBUTES = {"format": str, "max_turns": int, "system": str}
-"""Settings of a protocol that a class may have as attributes of its own, and their types."""
+"""Settings of a protocol that a class may have as its own attributes, and their types."""
 _EXPECTED = {str: "text", int: "a whole number"}
 _SECTION = re.compile(
     r"\n\s*(Args|Attributes|Examples?|Notes?|Raises|Returns|See Also|Todo|Usage)s?:?\s*\n", re.IGNORECASE

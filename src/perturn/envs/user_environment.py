@@ -32,9 +32,9 @@ _NEEDED = {
 _CALLED_AS = {"tasks": "split", "reset": "task", "step": "action"}
 """Method -> its argument; `tasks` may do without, and `reset` may take a seed too."""
 _ATTRIBUTES = ("tools", "protocol", "format", "max_turns", "system")
-"""Attributes that a class may have beside its name."""
+"""Attributes that a class may have besides its name."""
 _INSPECTED = {"name", "close", "get_reward", *_ATTRIBUTES, *_NEEDED}
-"""All that is looked for in a user's object, which may have it or not, besides traits and abilities."""
+"""Everything that is looked for in a user's object besides traits and abilities; each is optional."""
 _LISTED = "listed"
 """Key in the data of a task under which a value stands that `tasks` listed."""
 _LONGEST_ID = 80

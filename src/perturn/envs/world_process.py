@@ -1,10 +1,10 @@
-"""Worlds in processes of their own, with time limits: a world that crashes or hangs costs its own episode only.
+"""Worlds in their own processes, with time limits: a world that crashes or hangs costs its own episode only.
 
-A child is a fresh interpreter, never a fork, in a session of its own. It gets the name and settings of the world to
-make. It differs from `multiprocessing`'s spawned process in that the main module is not imported again: so scripts
-need no `if __name__ == "__main__"`, and children hold no torch. All that a child prints is read, and its last lines are
-quoted when it dies. A child and whatever it started (a JVM) are killed together, and they die with this process, even
-if that is killed itself. Only what a world starts in yet another session outlives it.
+A child is a fresh interpreter, never a fork, in its own session. It gets the name and settings of the world to make. It
+differs from `multiprocessing`'s spawned process in that the main module is not imported again: so scripts need no `if
+__name__ == "__main__"`, and children hold no torch. All that a child prints is read, and its last lines are quoted when
+it dies. A child and whatever it started (a JVM) are killed together, and they die with this process, even if that is
+killed itself. Only what a world starts in yet another session outlives it.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def plays_itself(section: Section) -> bool:
 
 
 def runs_here(section: Section, settings: Worlds) -> bool:
-    """Return whether worlds are made in this process rather than in processes of their own.
+    """Return whether worlds are made in this process rather than in their own processes.
 
     Raises:
-        ConfigError: If processes are asked for, and the environment's episodes have some of their own.
+        ConfigError: If processes are asked for, and the environment's episodes start their own processes.
     """
     if plays_itself(section) and settings.processes:
         raise ConfigError(
@@ -85,7 +85,7 @@ def world_count(section: Section, settings: Worlds, concurrency: int) -> int:
 
 
 class ProcessWorlds:
-    """Makes worlds in processes of their own. The first is started at once, so that a wrong setting shows."""
+    """Makes worlds in their own processes. The first is started at once, so that a wrong setting shows."""
 
     def __init__(self, section: Section, limits: Worlds) -> None:
         """Start the first world; if it dies or hangs at its start, it is started again, as `limits.retries` says.

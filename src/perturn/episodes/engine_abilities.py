@@ -1,4 +1,4 @@
-"""Abilities of an open engine beside answering, which whoever asks it may read."""
+"""Abilities of an open engine besides answering, for anyone who asks for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perturn.types import Engine
 
 @dataclass(frozen=True)
 class EngineAbilities:
-    """Abilities of an open engine beside answering."""
+    """Abilities of an open engine besides answering."""
 
     concurrent: bool = False
     """Whether `generate` may be called from several threads at a time."""

@@ -34,7 +34,7 @@ def play_blocks(
     engine waits for the slowest world in every turn, and the last episodes of a block are answered in small batches.
 
     Args:
-        blocks: Episodes that are played together, none twice; each has a world of its own.
+        blocks: Episodes that are played together, none twice; each has its own world.
         engine: Answers prompts.
         make_environment: Starts a world, in any thread. Worlds are used again in the next block.
         protocol: Rules to play by.

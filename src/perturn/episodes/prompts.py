@@ -24,7 +24,7 @@ _LISTED = "\nAdmissible commands:\n"
 
 
 def with_suffix(text: str, suffix: str) -> str:
-    """Return the text that poses a task with another on a line of its own after it, before any list of commands."""
+    """Return the text that poses a task with another on its own line after it, before any list of commands."""
     posed, listed, commands = text.partition(_LISTED)
     return f"{posed}\n{suffix}{listed}{commands}" if suffix else text
 

@@ -214,7 +214,7 @@ def why_broke(known: Sequence[str], sent: Sequence[str], alike: int) -> Cause:
     """Return why a conversation is not the continuation of another one.
 
     Args:
-        known: The recorded conversation, its messages as `comparable` has them.
+        known: The recorded conversation, with messages in the form of `comparable`.
         sent: The conversation that was sent.
         alike: How many messages both begin with.
     """

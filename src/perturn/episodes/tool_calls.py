@@ -42,8 +42,8 @@ def write_action(action: ToolAction) -> str:
 def read_action(action: str) -> ToolAction | None:
     """Return the action that `write_action` wrote as this text; None if the text is not such JSON.
 
-    A call alone, or a list of calls, is read as well: `{"name": ..., "arguments": {...}}`, or as chat templates have
-    it. So an expert may write a call as short as that.
+    A call alone, or a list of calls, is read as well: `{"name": ..., "arguments": {...}}`, or as in chat templates. So
+    an expert may write a call as short as that.
     """
     try:
         data = json.loads(action)
@@ -81,8 +81,7 @@ def understand(action: Action, tools: Tools = ()) -> tuple[Action, ToolAction | 
         action: As an engine gave it.
         tools: Schemas of the tools that are offered, which type arguments that a model writes as text.
 
-    Returns:
-        The action with its calls, and what it says; (an action of text alone, None) where it is malformed or empty.
+    Returns: The action with its calls, and its text; (an action of text alone, None) if it is malformed or empty.
     """
     if action.tool_calls:
         calls = _calls(action.tool_calls)
@@ -158,7 +157,7 @@ def _calls(found: Iterable[Any]) -> tuple[ToolCall, ...] | None:
 
 
 def _known(call: Any) -> Any:
-    """Name and arguments of a call. A server may add keys of its own, such as an index."""
+    """Name and arguments of a call. A server may add its own keys, such as an index."""
     function = call.get("function", call) if isinstance(call, Mapping) else call
     if not isinstance(function, Mapping):
         return None

@@ -187,7 +187,7 @@ def _problems(played: Iterable[Trajectory]) -> tuple[str, ...]:
 
 
 def _lengths(shown: Sequence[Trajectory], renderer: Renderer) -> dict[str, Any]:
-    """Lengths of some episodes, as `Episodes` has them."""
+    """Lengths of some episodes, as in `Episodes`."""
     encoded = [renderer.encode(one, every_turn=True) for one in shown]
     first = [next(i for i, turn in enumerate(each.turn) if turn != NO_TURN) for each in encoded]
     said = sum(turn != NO_TURN for each in encoded for turn in each.turn)

@@ -38,7 +38,7 @@ _PROCESSES = (2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Training:
-    """A training, with all that decides its memory beside the device."""
+    """A training, with every setting that decides its memory, except the device."""
 
     shape: ModelShape
     settings: Train
@@ -102,7 +102,7 @@ def training_of(
 def engine_bytes(
     recipe: Recipe, stage: Stage, found: Episodes, training: Training, gpus: Gpus | None = None
 ) -> float:
-    """Return the bytes that an engine holds beside a training: in an online run it stays open, with its cache.
+    """Return the bytes that an engine holds during a training: in an online run it stays open, with its cache.
 
     Args:
         recipe: Of the run.

@@ -55,7 +55,7 @@ class Read:
     trained: bool = True
     """Whether its keys let an assistant message carry loss."""
     is_call: bool = False
-    """Whether it came as a message of its own for a call, which belongs to the assistant message before it."""
+    """Whether it came as a separate message for a call, which belongs to the assistant message before it."""
 
 
 def read_messages(value: Any, where: str, unread: set[str]) -> list[Read]:
@@ -158,7 +158,7 @@ def _said(given: Mapping[str, Any], where: str) -> Said:
 
 
 def _reasoning(given: Mapping[str, Any], said: Said, where: str) -> str:
-    """Return the thought, from a key of its own or from parts of the content."""
+    """Return the thought, from its own key or from parts of the content."""
     found = {key: given[key] for key in REASONING if given.get(key)}
     for key, value in found.items():
         if not isinstance(value, str):

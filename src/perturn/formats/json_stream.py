@@ -23,7 +23,7 @@ _REMEDY = "Correct it, or get the file again."
 
 @dataclass(frozen=True)
 class Record:
-    """An object of a file, or what is wrong in its place."""
+    """An object of a file, or the error in its place."""
 
     number: int
     """Number in its source, from 1: of the line in JSON lines, else of the row."""

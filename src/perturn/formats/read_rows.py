@@ -36,7 +36,7 @@ T = TypeVar("T", bound=Trajectory | PreferencePair | WeightedTrajectory)
 
 @dataclass
 class Tally:
-    """Facts that were found in rows beside the rows themselves."""
+    """Facts found while rows were read."""
 
     unread: Counter[str] = field(default_factory=Counter)
     """Keys and columns that nothing reads; see `from_trl`."""

@@ -269,7 +269,7 @@ def answered(text: str) -> list[Message]:
 
 
 def conversation_of(text: str) -> list[Any] | None:
-    """Return the messages that a text holds as JSON or as a transcript; None if it is a text of its own."""
+    """Return the messages that a text holds as JSON or as a transcript; None if it is neither."""
     if text.lstrip().startswith("["):
         try:
             found = json.loads(text)

@@ -39,7 +39,7 @@ _NO_ROWS = re.compile(
     r"(README|LICENSE|NOTICE)(\..*)?|dataset_infos?\.json|state\.json|.*\.(md|txt|py|lock|log|png|ya?ml|toml)",
     re.I,
 )
-"""Names of files that lie beside rows."""
+"""Names of files that lie next to rows."""
 _SPLIT = re.compile(
     r"(?:^|[^a-z])(train|training|test|testing|valid|validation|val|dev|eval|evaluation)(?:[^a-z]|$)", re.I
 )

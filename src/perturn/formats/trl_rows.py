@@ -50,7 +50,7 @@ def from_trl(
 
     An assistant message that is empty, or marked so (`weight: 0`, `train: false`, `loss: false`, `loss_mask: 0`), is a
     turn without loss. A row with more than one form is read as a pair first, then as prompt and completion. A text
-    `prompt` beside conversational sides is ignored, as TRL ignores it.
+    `prompt` next to conversational sides is ignored, as TRL ignores it.
 
     Keys of a message that hold None are absent. Nulls in the arguments of a call and in `default` of a schema are kept.
     They are dropped if the row has been through Arrow, which fills in None for each key that a row lacks.
@@ -158,7 +158,7 @@ def _why_several(trajectory: Trajectory) -> str:
 
 
 def _beside(trajectory: Trajectory) -> dict[str, Any]:
-    """Return the columns beside the messages."""
+    """Return the columns besides the messages."""
     tools = [dict(tool) for tool in trajectory.tools]
     found: dict[str, Any] = {"tools": json.dumps(tools)} if tools else {}
     variables = dict(trajectory.template_kwargs)

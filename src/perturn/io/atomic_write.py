@@ -60,7 +60,7 @@ def writing(path: Path, foreign: tuple[type[Exception], ...] = ()) -> Iterator[N
 
     Args:
         path: What is written, for the message.
-        foreign: What a library that writes for us raises beside `OSError`.
+        foreign: Exceptions of a library that writes for us, besides `OSError`.
 
     Raises:
         StorageError: If it cannot be written.
@@ -80,16 +80,15 @@ def replacing(
 ) -> Iterator[Path]:
     """Write or replace a file or a folder, completely or not at all; a file cannot replace a folder.
 
-    A kill, a full disk or an exception leave the old one as it was; when the block has ended well, the new one is on
-    the disk and in its place.
+    A kill, a full disk or an exception leave the old file unchanged. When the block has ended well, the new file is on
+    the disk under its name.
 
     Args:
         path: The file or folder; its parents are made.
-        foreign: What a library that writes for us raises beside `OSError`.
+        foreign: Exceptions of a library that writes for us, besides `OSError`.
         once: Whether a folder that another process put there meanwhile stays, since it holds the same.
 
-    Yields:
-        Where to write it meanwhile: a name beside it that is in nobody's way.
+    Yields: A temporary name in the same folder to write to.
 
     Raises:
         StorageError: If it cannot be written.

@@ -1,7 +1,7 @@
 """Outside input -> data: paths, text, JSON and YAML, each within limits, each mistake with its place.
 
-A file, a server or a word of the command line may hold anything. What is read here is bounded in size and depth, so
-that code which walks it needs no guard of its own; what is not is one error of the caller's kind.
+A file, a server or a word of the command line may hold anything. Everything read here is bounded in size and depth, so
+code that walks it needs no guard. Input beyond the bounds is one error of the caller's kind.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def complete_lines(
 
 
 def lines_of(stream: IO[bytes], where: str, refusal: Refusal, remedy: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of an open file with their numbers, as `read_lines` has it; what the stream raises is raised."""
+    """Yield the lines of an open file with their numbers, as in `read_lines`; errors of the stream are passed on."""
     number = 0
     while line := stream.readline(LONGEST_LINE + 1):
         number += 1
@@ -151,7 +151,7 @@ _NULLS: Mapping[str, Callable[[str], Any]] = {
 def parse_object(
     text: str | bytes, where: str, refusal: Refusal, remedy: str = "Correct it."
 ) -> dict[str, Any]:
-    """Turn JSON text into an object, as `parse_json` has it.
+    """Turn JSON text into an object, as in `parse_json`.
 
     Raises:
         PerturnError: Of the kind `refusal`, if it is anything else.

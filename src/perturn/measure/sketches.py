@@ -78,7 +78,7 @@ class Projection:
 def turn_gradients(model: Any, renderer: Renderer, one: Trajectory, project: Projection) -> Tensor:
     """Return the projected gradient of log pi of the action of each turn of an episode [turns, numbers].
 
-    It is the sum over the tokens of the action, as the policy gradient has it.
+    It is the sum over the tokens of the action, as in the policy gradient.
 
     Args:
         model: The policy that acted, a causal language model of transformers.

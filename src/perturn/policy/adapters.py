@@ -91,13 +91,13 @@ def merge(name: str, target: Path) -> None:
 def save_adapters(model: Any, target: Path, start: str, further: bool = False) -> None:
     """Write adapters by themselves. If they were added to adapters of the same run, write both as one.
 
-    Two adapters beside each other are one whose rank is the sum of theirs: its matrices are the matrices of both, one
+    Adding two adapters gives an adapter whose rank is the sum of both ranks. Its matrices are the matrices of both, one
     after the other, with the scales in the second matrix. So a folder of adapters always names a whole model, and what
     it adds to that model is what all trainings since have added.
 
     Args:
         model: A `peft.PeftModel`.
-        target: Folder to write them into, whose name in the end is of a folder beside the other policies of the run.
+        target: Folder to write them into; its final name is next to the other policies of the run.
         start: Name or folder of the policy that the training began with.
         further: Whether the adapters of that policy were trained, and not new ones added to it.
     """

@@ -63,7 +63,7 @@ def logprobs_and_entropy(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 def logprobs_and_inputs(
     model: Any, batch: Batch, inputs: Mapping[str, PolicyInput]
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return `logprobs_and_entropy`, and what a loss reads of each of those tokens beside it, from the same pass.
+    """Return `logprobs_and_entropy`, and the further inputs of a loss for each token, from the same pass.
 
     Args:
         model: As `action_logprobs` has it.
@@ -282,7 +282,7 @@ def _whole(weight: Tensor) -> Tensor:
 
 
 def check_architecture(model: Any) -> None:
-    """Reject what attends or counts positions in a way of its own; weights are not looked at.
+    """Reject models with their own kind of attention or position counting; weights are not looked at.
 
     Raises:
         ModelError: If the model cannot be trained on packed sequences.
@@ -341,7 +341,7 @@ def exact_length(model: Any) -> int | None:
 def _compare(model: Any) -> None:
     """Compute a few tokens packed and plainly, in the weights' own precision.
 
-    Beside them in the pack are tokens from the end of the context, which must not change them.
+    Besides them in the pack are tokens from the end of the context, which must not change them.
     """
     layer = model.get_output_embeddings()
     words = torch.arange(80) * 7919 % min(layer.weight.shape[0], model.config.get_text_config().vocab_size)

@@ -309,7 +309,7 @@ def new_identity(policy: str, folder: str, served: str, dtype: str) -> str | Non
 
 
 def architecture(name: str) -> str:
-    """Return the content hash of what decides a policy's outputs beside its weights, from its folder or Hub id."""
+    """Return the content hash of everything but the weights that decides a policy's outputs."""
     return config_digest(empty_model(name))
 
 
@@ -325,7 +325,7 @@ def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def config_digest(model: Any) -> str:
-    """Return the content hash of what decides a model's outputs beside its weights and their type."""
+    """Return the content hash of everything that decides a model's outputs, except its weights and their type."""
     settings = {
         key: value
         for key, value in model.config.to_dict().items()

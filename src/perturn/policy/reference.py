@@ -1,7 +1,7 @@
 """Reference log-probabilities and the weight of each turn: all that is computed of a row before training.
 
-The reference is asked once, without gradient, and what it says is kept on disk under a hash of all it depends on.
-Weights are written here and nowhere else.
+The reference is computed once, without gradient. The result is kept on disk under a hash of all its inputs. Weights are
+written here and nowhere else.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _PROBE = 256
 def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
     """Return the hash of all that decides a policy's log-probabilities: equal identities are equal references.
 
-    What it says of a few fixed tokens shows what no list of settings would: adapters, hooks, kernels. Beside it stand
-    weights, buffers and settings, which may matter to other tokens alone, and versions.
+    Its outputs for a few fixed tokens show differences that no list of settings would: adapters, hooks, kernels.
+    Besides it stand weights, buffers and settings, which may matter to other tokens alone, and versions.
 
     Args:
         model: The reference, on the device to compute on; it is prepared for packed sequences.
@@ -184,7 +184,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _save(file: Path, logprobs: list[Tensor]) -> None:
-    """Write the file whole or not at all, with a hash of what it holds."""
+    """Write the file whole or not at all, with a hash of its content."""
     lengths = torch.tensor([len(each) for each in logprobs])
     held = {"logprobs": torch.cat(logprobs), "lengths": lengths}
     with replacing(file, foreign=(SafetensorError,)) as fresh:
@@ -228,7 +228,7 @@ def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:
 def weigh(example: Example, credit: Credit) -> Example:
     """Return the example with the weight of each turn: what losses read, and what is recorded and shown.
 
-    It has its reference, where the credit needs one; each side is a group of its own. A credit that reads the remaining
+    It has its reference, where the credit needs one; each side is a separate group. A credit that reads the remaining
     path, and nothing of the reference, sees turns without loss too: an error among them is the first one all the same.
 
     Raises:

@@ -22,10 +22,9 @@ def summarize(run: Path) -> dict[str, Any]:
     Args:
         run: The run folder.
 
-    Returns:
-        `policies`; `comparison` (the last policy against `sft`, or against `base` where the recipe has no SFT, or
-        None); `by_kind` (kind, then policy); `protocol` (or None); `seconds` of all stages; and `iterations`, an
-        object each, as `report.iterations.iteration_rows` has it and docs/report.md says.
+    Returns: `policies`; `comparison` (the last policy against `sft`, or against `base` where the recipe has no SFT, or
+        None); `by_kind` (kind, then policy); `protocol` (or None); `seconds` of all stages; and `iterations`, an object
+        each, as in `report.iterations.iteration_rows` and docs/report.md says.
 
     Raises:
         RunError: The folder does not exist, holds nothing of a run, or a file of it is malformed.
@@ -39,8 +38,8 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
 
     Args:
         run: The run folder.
-        others: Further runs, shown beside the first and compared with it; a folder that is named twice counts once.
-        output: The page; None: `report.html` in the folder, or beside it where there are several runs.
+        others: Further runs, shown next to the first and compared with it; a folder that is named twice counts once.
+        output: The page; None: `report.html` in the folder, or next to it where there are several runs.
 
     Returns:
         The path of the page.

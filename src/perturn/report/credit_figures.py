@@ -33,8 +33,7 @@ def credit_summary(
         rows: Their rows, in any order.
         failures: One of `perturn.data.group_account.FAILURES`.
 
-    Returns:
-        JSON data: `counts` as `counts_of` has it; `mean` and `spread` (standard deviation) of the weights of trained
+    Returns: JSON data: `counts` as in `counts_of`; `mean` and `spread` (standard deviation) of the weights of trained
         turns, None where there is none; and `by_turn`, the same for each turn number from 1 on, with `n` turns. Those
         that a branch shares are the explored episode's alone.
     """
@@ -114,7 +113,7 @@ def compare_credits(
     """Compare two credits turn by turn on the episodes that at least one of them trains.
 
     Args:
-        episodes: The episodes that both have weighed, in any order; of branches, turns of their own are compared.
+        episodes: The episodes that both have weighed, in any order; for branches, only their own turns are compared.
         one: Rows of a credit.
         other: Rows of another, for the same episodes.
         shown: How many disagreements to list.
@@ -178,7 +177,7 @@ def sentences(found: Mapping[str, Any], one: str, other: str) -> list[str]:
 def against_own(
     episodes: Sequence[Trajectory], credits: Mapping[str, Sequence[CreditRow]]
 ) -> list[dict[str, Any]]:
-    """Return the first credit of a run against each other one, as the page has it."""
+    """Return the comparison of a run's first credit with each other credit, in the form that the page reads."""
     first, *others = credits or [""]
     found = []
     for name in others:

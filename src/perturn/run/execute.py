@@ -48,7 +48,7 @@ from perturn.train_processes import from_leader, leader_first, leads, world_size
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
 TRACKERS = ("tensorboard", "trackio", "wandb")
-"""Where training's metrics can go beside the run folder."""
+"""Where training's metrics can go next to the run folder."""
 
 
 def open_run(source: Path | Recipe, overrides: Sequence[str] = (), command: str | None = None) -> Run:

@@ -34,7 +34,7 @@ _GIVEN = ("name", "output", "model", "base")
 def following(recipe: Recipe) -> Recipe | None:
     """Return the recipe that `then` describes, or None where a recipe has no `then`.
 
-    Its run lies beside the run of the first recipe, under the same name with `-then` at its end.
+    Its run lies next to the run of the first recipe, under the same name with `-then` at its end.
 
     Raises:
         ConfigError: If `then` has a setting that it cannot have, or the first recipe trains no policy.

@@ -1,4 +1,4 @@
-"""Training's metrics to TensorBoard, trackio and Weights & Biases, beside those in the run folder."""
+"""Training's metrics to TensorBoard, trackio and Weights & Biases, next to those in the run folder."""
 
 from __future__ import annotations
 

@@ -336,7 +336,7 @@ def _values(settings: Any) -> dict[str, Any]:
 
 
 def _inner(kind: Any, name: str) -> Any:
-    """Return the settings class of a field that is a section of its own."""
+    """Return the settings class of a field that is itself a section."""
     hint = get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
     return next((part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)), None)
 

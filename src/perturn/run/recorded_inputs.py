@@ -50,7 +50,7 @@ _READERS = {
 _NO_WEIGHTS = ("md", "lock", "log")
 """Suffixes of files of a model's folder that no policy depends on."""
 _BESIDE = " (files that its code names)"
-"""Behind the setting that names code, in the key of the data files beside it."""
+"""Appended to a setting that names code, in the key of the data files next to the code."""
 _SAID_FROM = 1 << 30
 """Bytes of all inputs from which it is said that they are hashed."""
 

@@ -158,11 +158,11 @@ def open_policy(source: str, overrides: Sequence[str], say: Callable[[str], None
 
 
 def open_beside(source: str, overrides: Sequence[str], say: Callable[[str], None]) -> Engine | EngineProcess:
-    """Open the engine that serves a policy, beside other work of this process: its work does not hold that up.
+    """Open the engine that serves a policy while this process does other work, which the engine does not hold up.
 
     Args:
-        source: What is served, as `open_policy` has it.
-        overrides: Settings, as `open_policy` has them.
+        source: What is served, as in `open_policy`.
+        overrides: Settings, as in `open_policy`.
         say: As `open_policy` has it, for an engine in this process.
 
     Raises:
@@ -175,7 +175,7 @@ def open_beside(source: str, overrides: Sequence[str], say: Callable[[str], None
 
 
 def _open_there(source: str, overrides: Sequence[str]) -> Engine:
-    """Open the engine of a policy in a process of its own."""
+    """Open the engine of a policy in its own process."""
     return open_policy(source, overrides, console.print)
 
 
@@ -235,12 +235,12 @@ def _open(
 
 
 def begin_record(folder: Path, source: str, overrides: Sequence[str]) -> None:
-    """Write a recipe beside the episodes of an endpoint, unless there is one, so that they can be read as a run's.
+    """Write a recipe next to the episodes of an endpoint, unless there is one, so that they can be read as a run's.
 
     Args:
         folder: In which the endpoint records.
-        source: What is served, as `open_policy` has it.
-        overrides: Settings, as `open_policy` has them.
+        source: What is served, as in `open_policy`.
+        overrides: Settings, as in `open_policy`.
 
     Raises:
         PerturnError: If the recipe cannot be written.

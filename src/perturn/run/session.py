@@ -62,7 +62,7 @@ Player = Callable[[Sequence[Job], WorldMaker, int, Hear], Iterator[Trajectory]]
 
 
 def world_maker(recipe: Recipe) -> WorldMaker:
-    """Return the maker of a recipe's worlds, each in a process of its own unless the recipe says otherwise.
+    """Return the maker of a recipe's worlds, each in its own process unless the recipe says otherwise.
 
     Raises:
         PerturnError: If there is no such environment, a setting is wrong, it cannot start, or there is no cluster.
@@ -248,7 +248,7 @@ class Session:
         return counts
 
     def note_tokens(self, file: Path, policy: str) -> None:
-        """Keep the texts of the tokens in a file of episodes, as the tokenizer of a policy has them."""
+        """Keep the texts of the tokens in a file of episodes, from the tokenizer of a policy."""
         turns = (turn for one in read_trajectories(file) for turn in one.turns)
         ids = {token for turn in turns for token in turn.action.token_ids or ()}
         if ids:  # a server's answers have none, and its model may have no tokenizer here

@@ -1,6 +1,6 @@
 """The sessions of an endpoint: which one a request belongs to, how it is answered, and what becomes of each.
 
-Everything here runs in the endpoint's event loop; only the engine has a thread of its own.
+Everything here runs in the endpoint's event loop; only the engine has its own thread.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Closed(Exception):
 class RewardCall:
     """Asks a reward function.
 
-    A function that hangs cannot be ended, so each call has a thread of its own, which dies with this process.
+    A function that hangs cannot be ended, so each call has its own thread, which dies with this process.
     """
 
     def __init__(self, judge: Judge, seconds: float) -> None:

@@ -54,7 +54,7 @@ def paired_comparison(
     and `b` alike, each difference could as well have had the other sign. As a test of the mean it assumes that the
     differences are symmetric around it: rare large gains against many small losses can be significant either way. It is
     exact for up to 16 tasks that differ, and otherwise counts 10 000 random flips, the observed one included. Where
-    scores are the lowest or the highest, McNemar's exact test stands beside it, which assumes nothing of the kind.
+    scores are the lowest or the highest, McNemar's exact test, which makes no such assumption, is added.
 
     Source: Fisher 1935, "The design of experiments", Section 21 (sign flips); Phipson and Smyth 2010,
     "Permutation p-values should never be zero" (counting the observed flip); Bonett and Price 2012, "Adjusted Wald

@@ -37,9 +37,9 @@ class Spread:
     freedom: float
     """Degrees of freedom of the error; inf if it is 0."""
     between_seeds: float
-    """Variance that a seed has of its own, over all its tasks; 0 where it is not more than chance, or for one seed."""
+    """Variance between seeds, averaged over all tasks; 0 where it is not more than chance, or for one seed."""
     between_tasks: float
-    """Variance that a task has of its own, over all seeds; 0 where it is not more than chance."""
+    """Variance between tasks, averaged over all seeds; 0 where it is not more than chance."""
     within: float
     """Variance that is left: of a task under a seed."""
 
@@ -141,9 +141,9 @@ def crossed_comparison(
 ) -> CrossedComparison:
     """Compare two tables of scores, paired by seed and task.
 
-    Student's t of the mean difference over `crossed_spread`, and beside it `paired_comparison` of the tasks' means; the
-    interval is the wider one, the p-value the larger one. For one seed it is `paired_comparison`, with McNemar's exact
-    test where the scores are the lowest or the highest. How often both hold, docs/verdicts.md says.
+    Student's t of the mean difference over `crossed_spread`, and `paired_comparison` of the tasks' means. The interval
+    is the wider of the two, the p-value the larger. For one seed it is `paired_comparison`, with McNemar's exact test
+    where the scores are the lowest or the highest. How often both hold, docs/verdicts.md says.
 
     Args:
         a: A row per seed, a column per task.

@@ -344,7 +344,7 @@ def without_alignment(data: Mapping[str, Any]) -> list[str]:
 
 
 def _rewards_of_training(data: Mapping[str, Any]) -> list[str]:
-    """Return the part of section `reward` that no evaluation reads: all, or the model beside a judge of evaluations."""
+    """Return the part of section `reward` that no evaluation reads: all, or the reward model next to a judge."""
     reward = data.get("reward")
     judge = reward.get("judge") if isinstance(reward, Mapping) else None
     judged = isinstance(judge, Mapping) and judge.get("evaluates") is True

@@ -59,7 +59,7 @@ class Study:
     name: str
     """The study's folder under `output`."""
     recipe: str
-    """A recipe beside the study file, or the name of a recipe that comes with the package."""
+    """A recipe next to the study file, or the name of a recipe that comes with the package."""
     methods: dict[str, Overlay]
     """Name -> settings laid over the recipe, by dotted keys; null takes a section out. `base` and `sft`, which score
     the model and stop after SFT, are added where they are missing. A method may have a `sweep` of its own."""
@@ -82,7 +82,7 @@ class Study:
     primary_after_results: bool = False
     """Whether the primary comparisons were named when results were known already; the page then says so."""
     compare: list[list[Side]] = field(default_factory=list)
-    """Further comparisons, beside each method with the baseline; sides as in `primary`."""
+    """Further comparisons, besides each method with the baseline; sides as in `primary`."""
     workers: Annotated[int, COUNT] | None = None
     """Cells worked on at the same time; None: as many as there are cores for their training processes, or one where
     there is a GPU."""

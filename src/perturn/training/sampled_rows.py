@@ -40,7 +40,7 @@ def as_row(row: Any, index: int, loss: Any, tally: Tally | None = None, *, fille
         row: The row, or what is wrong with it.
         index: Its number.
         loss: What it is for.
-        tally: Grows by what was found in it beside the row.
+        tally: Collects the facts found in the row.
         filled: Whether the row is of a data set that Arrow holds.
 
     Raises:

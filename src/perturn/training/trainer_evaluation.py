@@ -225,7 +225,7 @@ class EvaluatingTrainer(ShardedTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[Tensor, None, None]:
-        """Compute losses and metrics alone; every process makes the passes of its own packs."""
+        """Compute losses and metrics alone; every process passes its own packs."""
         with torch.no_grad(), self.compute_loss_context_manager():
             packs = [
                 self._prepare_inputs(pack | self._evaluated)
@@ -312,7 +312,7 @@ def step_metrics(
     step: Mapping[str, Tensor],
     entropy: Tensor | None,
 ) -> dict[str, Tensor]:
-    """Return values of a pack to log beside its rows' values, by name; their mean is logged (docs/methods/logged.md).
+    """Return values of a pack to log besides its rows' values, by name; their mean is logged (docs/methods/logged.md).
 
     Entropy has a value for each token, weights a value for each turn. Diagnostics of the loss may have names of
     `row_metrics`, in whose place they are logged, also where they have no value in this pack.

@@ -275,7 +275,7 @@ def refuse_frozen(model: torch.nn.Module) -> None:
 
 
 def may_begin(args: TurnConfig, model: torch.nn.Module, distributed: DistributedType) -> bool:
-    """Return whether the packs of a step may continue a pass of their own.
+    """Return whether the packs of a step may continue one shared pass.
 
     Several processes exchange gradients before that pass has its own; a compiled model, and checkpointing of the
     reentrant kind, do not keep what a layer attended to.

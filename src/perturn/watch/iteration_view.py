@@ -41,7 +41,7 @@ class Iteration:
     asked: int | None = None
     """Episodes, memberships or nodes that were asked for."""
     unit: str = "episodes"
-    """The unit of these: `memberships` or `nodes` where pairs share their first turns, as `ledger_of` has it."""
+    """The unit of these: `memberships` or `nodes` where pairs share their first turns, as in `ledger_of`."""
     bins: Mapping[str, int] = field(default_factory=dict)
     """How many of these ended in each bin."""
     without_spread: tuple[int, int] | None = None

@@ -156,10 +156,10 @@ class Watcher:
         )
 
     def iterations(self, done: Mapping[str, Any]) -> list[Iteration]:
-        """Return the iterations whose exploration is done, as `look_at_iterations` has them.
+        """Return the iterations whose exploration is done, from `look_at_iterations`.
 
         Args:
-            done: Stages as the manifest has them.
+            done: Stages from the manifest.
         """
         return look_at_iterations(self._paths, done, self._rows)
 
@@ -182,7 +182,7 @@ class Watcher:
             return 0.0
 
     def _holder(self) -> tuple[int, bool] | None:
-        """Return the process that took the folder and has not left it, and whether it lives; None: nobody has it."""
+        """Return the process that took the folder and has not left it, and whether it lives; None if there is none."""
         holder = read_note(self._paths.holder, Holder)
         if holder is None:
             return None
@@ -274,7 +274,7 @@ def _stages(done: Mapping[str, Any], progress: Mapping[str, Any], now: Stage | N
 
 
 def _recorded(name: str, entry: Mapping[str, Any]) -> Stage:
-    """Return a stage as the manifest has it."""
+    """Return a stage from its entry in the manifest."""
     counts = entry.get("counts") or {}
     found = counts.get("drawn_episodes", counts.get("episodes"))
     items = found if isinstance(found, int) else None

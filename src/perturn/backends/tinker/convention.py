@@ -29,7 +29,7 @@ _SHORT, _LONG, _IDLE = 8, 16, 30
 _LOSS = 5
 """Last tokens of the short sequence, which carry the gradient."""
 _FLAT = 1e4
-"""Epsilon of Adam beside which a gradient is small, so that a step is in proportion to it."""
+"""Epsilon of Adam that is large compared with a gradient, so that a step is in proportion to the gradient."""
 _GAIN = 0.3
 """Sum of log-probabilities in nats by which a step of the self-test is to raise them."""
 _TRIES = 8
@@ -91,9 +91,9 @@ class _Seen:
     longer: float
     """The same gradient in a longer sequence that begins alike."""
     beside: float
-    """The same beside an idle sequence."""
+    """The same next to an idle sequence."""
     apart: float
-    """The same beside an idle sequence in another request."""
+    """The same next to an idle sequence in another request."""
     twice: float
     """The same in two requests."""
     clipped: float

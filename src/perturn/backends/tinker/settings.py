@@ -25,7 +25,7 @@ class TinkerSettings(ServiceSettings):
     """
 
     request_tokens: Annotated[int, Bound(least=1), EFFORT] = 65536
-    """Tokens of one request, at most; a longer sequence is a request of its own."""
+    """Tokens of one request, at most; a longer sequence is a separate request."""
 
     traits: ClassVar[BackendTraits] = BackendTraits(stores="tinker", distributions=("tinker",))
 

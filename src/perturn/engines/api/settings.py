@@ -43,7 +43,7 @@ class ApiSettings:
     stop: list[str] | None = None
     """Texts that end an answer before them; None: stop texts of the protocol's format, []: none are sent."""
     keep_thoughts: bool = True
-    """Whether the thought that a server gives beside an answer is kept. A model whose chat template reads no thoughts
+    """Whether the thought that a server gives with an answer is kept. A model whose chat template reads no thoughts
     can be trained on the answers only without them."""
     max_tokens_total: Annotated[int, Bound(least=1), EFFORT] | None = None
     """Budget of the run in tokens, prompts and answers together. Requests under way when it is reached end."""

@@ -24,7 +24,7 @@ _READ = 2048
 _LASTS = 0.95
 """Weight of a pass when the next one is timed."""
 _FREE = 64.0
-"""Tokens that are taken to cost as much as a pass does besides them, until passes have shown it."""
+"""Number of tokens that are assumed to cost as much as the fixed part of a pass, until passes were measured."""
 
 
 class Followers:
@@ -129,7 +129,7 @@ class Pace:
 
     @property
     def free(self) -> float:
-        """Tokens that take as long as a pass takes besides its tokens."""
+        """Number of tokens whose time equals the fixed part of a pass."""
         spread = self._passes * self._squares - self._tokens**2
         rise = self._passes * self._products - self._tokens * self._seconds
         if spread <= 0 or rise <= 0:

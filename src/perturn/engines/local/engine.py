@@ -170,7 +170,7 @@ class LocalEngine:
         """Update the weights like `update_weights`, also in the middle of answers.
 
         These go on after their tokens so far, whose keys and values are computed again. So each token has its
-        log-probability under the weights of its own version alone.
+        log-probability under its own version of the weights alone.
         """
         stored = stored_weights(folder, self._model, self._model.dtype, base)
         self._unpack()

@@ -210,7 +210,7 @@ class Adapter:
 
         Args:
             sequences: At least one.
-            most: Tokens of one request, at most; a longer sequence is a request of its own.
+            most: Tokens of one request, at most; a longer sequence is a separate request.
 
         Raises:
             RunError: If the service does not answer, or one of them is not finite.

@@ -26,7 +26,7 @@ class ServiceSettings:
     base_url: Annotated[str, EFFORT] = "http://localhost:8000"
     """Address of the service."""
     model: str | None = None
-    """Name of the base model at the service. None: `model.name`, as the recipe has it."""
+    """Name of the base model at the service. None: `model.name`, as in the recipe."""
     api_key_env: str | None = None
     """Environment variable that holds the key; None: the service asks for none. The API key is not a setting."""
     timeout: Annotated[float, SECONDS, EFFORT] = 600.0

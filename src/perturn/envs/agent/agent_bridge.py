@@ -17,7 +17,7 @@ from perturn.serve.settings import ServeSettings
 from perturn.types import Action, Prompt, Sampling, Task, Trajectory
 
 _LONG = 10.0**7
-"""Seconds after which the endpoint would end a session; its episode has limits of its own."""
+"""Seconds after which the endpoint would end a session; its episode has its own limits."""
 _SETTINGS = ServeSettings(
     max_body_bytes=64 * 2**20,
     max_sessions=100_000,

@@ -31,7 +31,7 @@ _REAP_S = 5.0
 
 
 class AgentProcess:
-    """A program that plays one episode, in a session of its own.
+    """A program that plays one episode, in its own session.
 
     It reads its task as JSON on its standard input, and in the file that `PERTURN_TASK` names.
     """

@@ -53,9 +53,9 @@ def _reads(settings: Mapping[str, Any]) -> list[str]:
 class Agent:
     """A program of yours that plays tasks by itself; its requests to the policy are the turns.
 
-    The program is a command, a function that runs in a process of its own, or an adapter for the tasks of another
-    library. It must give each episode a reward. A program that crashes, hangs or gives none makes its episode FAILED,
-    and stops no other.
+    The program is a command, a function that runs in its own process, or an adapter for the tasks of another library.
+    It must give each episode a reward. A program that crashes, hangs or gives none makes its episode FAILED, and stops
+    no other.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(

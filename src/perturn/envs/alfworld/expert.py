@@ -1,8 +1,8 @@
 """An explorer who solves ALFWorld games by looking: no knowledge of the house but what observations say.
 
-It reads the task, looks into the places where the thing is likeliest (`places.py`), remembers what it has
-seen, and does what the task asks. It does not plan: it may walk to a wrong place, as a newcomer would. It can also take
-over from somebody else, knowing what that one has seen and done.
+It reads the task, looks in the places where the thing is likeliest (`places.py`), remembers the things it has seen, and
+acts on the task. It does not plan: it may walk to a wrong place, as a newcomer would. It can also take over from
+somebody else, knowing what that one has seen and done.
 """
 
 from __future__ import annotations

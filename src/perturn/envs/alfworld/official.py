@@ -34,8 +34,8 @@ class ALFWorldOfficial:
     """The official engine as an `Environment` and an `Expert`, with the settings and tasks of `ALFWorld`.
 
     How commands are said is the game file's own affair. Games of an archive, which have no grammar, get the installed
-    package's. The engine changes `sys.argv` and `sys.stdout` while it loads a game, so it belongs into a process of its
-    own, which is where recipes run it; worlds in threads disturb each other.
+    package's. The engine changes `sys.argv` and `sys.stdout` while it loads a game, so it should run in its own
+    process, as in recipes; worlds in threads disturb each other.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
@@ -91,7 +91,7 @@ class OfficialGame:
     """One game after the other in the official engine, as observations."""
 
     def __init__(self, logic: tuple[str, str] | None = None) -> None:
-        """Load the engine; `logic` is of games that have none of their own, or None for the installed package's."""
+        """Load the engine; `logic` is for games that bring no logic; None: the installed package's."""
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
         from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
         from textworld import EnvInfos

@@ -141,7 +141,7 @@ def _read_list(tokens: Iterator[str], level: int = 0) -> list[Any]:
 
 
 def _flatten(tree: Any, renamed: Mapping[str, str]) -> Iterator[Literal]:
-    """Yield the literals of a formula of `and`, `exists` and inequalities; each scope gets variables of its own."""
+    """Yield the literals of a formula of `and`, `exists` and inequalities; each scope gets its own variables."""
     head = tree[0]
     if head == "and":
         for part in tree[1:]:

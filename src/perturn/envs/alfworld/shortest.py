@@ -29,7 +29,7 @@ _STATES = {"isclean": "clean", "ishot": "heat", "iscool": "cool"}
 
 @dataclass(frozen=True)
 class House:
-    """A game as it stands: names are the problem's ids. What it holds is the world's own, and only read."""
+    """A game as it stands: names are the problem's ids. Its contents belong to the world and are only read."""
 
     goal: Sequence[Literal]
     here: str
@@ -42,7 +42,7 @@ class House:
     """Receptacle -> things in it. A thing may be in several."""
     held: Sequence[str]
     flags: Mapping[str, Collection[str]]
-    """Flag, such as `openable`, `opened` or `ishot` -> receptacles or things that have it."""
+    """Flag, such as in `openable`, `opened` or `ishot` -> receptacles or things that."""
     fits: Collection[tuple[str, str]]
     """(type of receptacle, type of thing) pairs that go together."""
 

@@ -17,7 +17,7 @@ from perturn.types import Observation, Task
 
 
 class GamesTaught(ABC):
-    """A `Teacher`, `Pathfinder` and `Corrector`; each plays a game of its own, so that a running episode goes on."""
+    """A `Teacher`, `Pathfinder` and `Corrector`; each plays its own game, so that a running episode goes on."""
 
     grammar: Grammar
 
@@ -35,7 +35,7 @@ class GamesTaught(ABC):
         return demonstrate(Player(game.reset(self.game(task)), game.step))
 
     def remaining(self, task: Task, actions: Sequence[str], sense: str) -> Sequence[int | None]:
-        """Return commands that are left at the start and after each action, as a `Pathfinder` has it; see `way.py`."""
+        """Return the commands left at the start and after each action, as a `Pathfinder` does; see `way.py`."""
         return remaining(self.game(task), self.grammar, actions, sense)
 
     def correct(self, task: Task, actions: Sequence[str]) -> Sequence[tuple[str, str]] | None:
@@ -66,7 +66,7 @@ _NEAR = 0.7
 
 
 def clumsy_script(game: TextGame, first: Observation, draw: random.Random) -> Sequence[str]:
-    """Return commands of the expert who searches in an order of its own, strays and slips.
+    """Return commands of an expert that searches in its own order, takes detours and makes mistakes.
 
     Args:
         game: Just begun; it is played to its end.

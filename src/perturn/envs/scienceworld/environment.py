@@ -90,11 +90,10 @@ _variations: dict[str, dict[str, list[int]]] = {}
 class ScienceWorld:
     """ScienceWorld as an `Environment` and an `Expert`.
 
-    Construction is cheap. The first call that needs the simulator starts a JVM; all instances of a process
-    with the same `jvm_memory` share it, each with a simulator of its own, and the last to close ends it.
-    Calls go one at a time even from several threads, so threads are safe but not faster. Nothing survives a
-    fork: make environments inside the worker, or start workers with `spawn`. If the JVM dies, `step` raises
-    and the next `reset` starts a new one.
+    Construction is cheap. The first call that needs the simulator starts a JVM; all instances of a process with the
+    same `jvm_memory` share it, each with its own simulator, and the last to close ends it. Calls go one at a time even
+    from several threads, so threads are safe but not faster. Nothing survives a fork: make environments inside the
+    worker, or start workers with `spawn`. If the JVM dies, `step` raises and the next `reset` starts a new one.
 
     The text of an observation is the simulator's own, without the white space at its end; actions are
     stripped likewise. Between replays of one episode the simulator may list things in another order or read a

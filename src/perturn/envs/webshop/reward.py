@@ -34,7 +34,7 @@ def purchase_reward(product: Product, chosen: Mapping[str, str], goal: Goal, mea
 
         total = kind * (attributes + options + price) / (wanted attributes + wanted options + 1)
 
-    Source: Yao et al. 2022, "WebShop", arXiv:2207.01206, Sec. 3 and Appendix A, as its code has it.
+    Source: Yao et al. 2022, "WebShop", arXiv:2207.01206, Sec. 3 and Appendix A, as in its code.
     Differs: at most 1, where the original exceeds it for options that were not wanted but stand in the title; the
     words compared for the type are picked without a tagger (see `type_factor`).
 

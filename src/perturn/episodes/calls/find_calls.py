@@ -74,7 +74,7 @@ class Reading:
 
     @property
     def said(self) -> str:
-        """Words besides the calls, with thoughts between `<think>` and `</think>`."""
+        """Words that are not calls, with thoughts between `<think>` and `</think>`."""
         return "\n".join(filter(None, ("".join(words).strip() for words in self._said)))
 
     def run(self) -> Reading:
@@ -143,7 +143,7 @@ class Reading:
         return False
 
     def _think(self, event: re.Match[str]) -> None:
-        """Take a thought. What it says of calls is not meant to be executed."""
+        """Take a thought. Calls in a thought are not executed."""
         if event[0] == _CLOSED:
             if not (self._may_close and self._was_thought(event.start())):
                 self._say(event.end())

@@ -26,7 +26,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Call:
-    """One request to a model and its answer, as a log has them."""
+    """One request to a model and its answer, as in a log."""
 
     where: str
     """Place of its record, such as `log.jsonl:3`."""

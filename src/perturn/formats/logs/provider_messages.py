@@ -35,7 +35,7 @@ def messages_of(value: Any, where: str, system: Any = None) -> tuple[Message, ..
     Args:
         value: A list of messages, one message, or text, which is a user message; also as JSON text.
         where: Its place, for error messages.
-        system: Instructions that come beside the messages: a text or parts of text.
+        system: Instructions that are separate from the messages: a text or parts of text.
 
     Raises:
         DataError: If a message is of no known shape, or holds what no training here can use, such as an image.
@@ -222,12 +222,12 @@ def _langchain(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any
 def _anthropic(
     message: Mapping[str, Any], where: str, *, keeps_calls: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yield a message whose content is blocks: results of tools first, each a message of its own, then the rest.
+    """Yield a message whose content is blocks: results of tools first, each as a message, then the rest.
 
     Args:
         message: The message.
         where: Its place.
-        keeps_calls: Whether its calls are given beside the blocks too, as LangChain gives them.
+        keeps_calls: Whether its calls are given outside the blocks too, as LangChain gives them.
     """
     content = message.get("content")
     if not isinstance(content, list):
@@ -282,7 +282,7 @@ def _item(item: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
 
 
 def _of_parts(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
-    """Yield a message of OpenTelemetry's conventions, which has parts; each tool result is a message of its own."""
+    """Yield a message of OpenTelemetry's conventions, which has parts; each tool result is a separate message."""
     role = {"model": "assistant"}.get(str(message.get("role")), str(message.get("role")))
     texts, thoughts, calls, results = [], [], [], []
     for index, part in enumerate(message["parts"]):

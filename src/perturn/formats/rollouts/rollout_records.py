@@ -22,7 +22,7 @@ REWARD = "reward"
 def reader(rollouts: Callable[[Mapping[str, Any], str, Fields], Iterator[Entry]]) -> Reader:
     """Return the reader of a format from a function that reads one record.
 
-    A record that cannot be read is an entry of its own, with the reason.
+    A record that cannot be read is a separate entry, with the reason.
     """
 
     def read(records: Iterator[Record], fields: Fields) -> Iterator[Entry]:

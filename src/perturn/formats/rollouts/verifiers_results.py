@@ -31,7 +31,7 @@ from perturn.formats.rollouts.rollout_records import (
 from perturn.types import Action
 
 _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
-"""Stop conditions of traces that are limits, as `Trace.is_truncated` has them."""
+"""Stop conditions of traces that are limits, as in `Trace.is_truncated`."""
 
 
 def is_verifiers(record: Mapping[str, Any]) -> bool:
@@ -93,7 +93,7 @@ def _call(call: Mapping[str, Any], where: str, tools: tuple[Mapping[str, Any], .
 
 
 def _with_tokens(action: Action, tokens: Mapping[str, Any], where: str) -> Action:
-    """Return an answer with the tokens of a call, as far as its record has them."""
+    """Return an answer with the tokens of a call, as far as they are recorded."""
     if not tokens.get("completion_ids"):
         return action
     ids = numbers(tokens["completion_ids"], f"{where}: completion_ids", int)

@@ -1,4 +1,4 @@
-"""Engines beside the policy's, such as a judge's: each is a section of a recipe with a model of its own."""
+"""Engines besides the policy's, such as a judge's: each is a section of a recipe with its own model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_side_engine(section: Section, model: str, where: str, recipe: str) -> 
 
 
 def open_side_engine(section: Section, model: str, where: str, folder: Path | None) -> Engine:
-    """Open an engine beside the policy's.
+    """Open an engine besides the policy's.
 
     Args:
         section: `name` and settings of the engine.

@@ -228,8 +228,8 @@ def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
     Args:
         env: A world that is also an `Expert`.
         job: What to play.
-        protocol: Rules to play by. In the react format, an expert without thoughts of its own (see `Demonstrator`) gets
-            a template for them.
+        protocol: Rules to play by. In the react format, an expert without its own thoughts (see `Demonstrator`) gets a
+            template for them.
     """
     write = FORMATS[protocol.format].write
     steps = episode(env, job, protocol=protocol, policy="expert")

@@ -111,7 +111,9 @@ def credit_run(
     drop_equal_outcomes: bool = False,
     writes: bool = True,
 ) -> dict[str, Any]:
-    """Weigh all episodes that a run has explored again, beside its own credit, and change nothing else of it.
+    """Compute a further credit for all explored episodes of a run.
+
+    Nothing else of the run changes.
 
     Args:
         folder: The run folder; the run need not be finished.

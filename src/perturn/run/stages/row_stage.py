@@ -161,7 +161,7 @@ def _inputs(session: Session, stage: Stage) -> RowInputs:
 def _quantities(
     session: Session, stage: Stage, ended: Sequence[Trajectory]
 ) -> dict[str, dict[tuple[str, int], Any]]:
-    """Return what a row maker needs beside the distance to a success, by name and by the key of an episode."""
+    """Return the inputs of a row maker besides the distance to a success, by name and by the key of an episode."""
     rows = session.recipe.rows
     assert rows is not None
     needs = [need for need in rows.needs if name_of(need) != Distance.name]

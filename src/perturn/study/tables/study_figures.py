@@ -95,7 +95,7 @@ def tuning_curve(
     A method without a point is a dotted line.
 
     Args:
-        tuning: Points, as the summary has them.
+        tuning: Points, as in the summary.
         key: The setting.
         style: Of each method.
 

@@ -81,7 +81,7 @@ def point_lines(point: Mapping[str, Any]) -> str:
 
 
 def _shown(study: RecordedStudy, name: str, number: int, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an environment as the page has it, beyond the summary."""
+    """Return an environment in the form that the page reads, with more than the summary."""
     methods: Sequence[Mapping[str, Any]] = found["methods"]
     style = study_figures.styles([row["method"] for row in methods], study.baseline)
     pairs = _comparisons(found, study.baseline)
@@ -195,7 +195,7 @@ def how_to_read(comparisons: Mapping[str, int], measures: Sequence[str]) -> str:
 
     Args:
         comparisons: How many of each family.
-        measures: What is compared; each measure has families of its own.
+        measures: What is compared; each measure has its own families.
     """
     primary, others = (comparisons[family] for family in ("primary", "others"))
     each = ", each measure by itself" if len(measures) > 1 else ""

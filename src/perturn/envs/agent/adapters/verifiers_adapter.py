@@ -1,6 +1,6 @@
 """Tasksets and harnesses of verifiers 0.4: a source of tasks is a configuration of `vf-eval`, as TOML.
 
-The configuration says which taskset, harness, environment and runtime; its modules may lie beside it. `select` picks
+The configuration says which taskset, harness, environment and runtime; its modules may lie next to it. `select` picks
 the tasks. Its `client`, `model` and `sampling` are ignored, since the policy answers.
 """
 
