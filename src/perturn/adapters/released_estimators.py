@@ -120,7 +120,7 @@ def released_estimator(section: Mapping[str, Any]) -> ReleasedEstimator:
     """Return an estimator of an installed library as a credit.
 
     Args:
-        section: `name`, such as in `verl:rloo`, and settings of the library; `gamma` and `lam` where it.
+        section: `name`, such as `verl:rloo`, and settings of the library, among them `gamma` and `lam`.
 
     Raises:
         ConfigError: If the library is not installed, has no such estimator, or the estimator reads what the episodes of

@@ -17,7 +17,7 @@ from perturn.stats import Estimate, cluster_interval
 
 @dataclass(frozen=True)
 class Iteration:
-    """One iteration as in its files."""
+    """One iteration, as read from its files."""
 
     number: int
     explored: list[Outcome]

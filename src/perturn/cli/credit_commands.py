@@ -29,10 +29,14 @@ def credit(
     overrides: Overrides = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Compare with another credit, by name."),
+        typer.Option(help="Name of another credit to compare with."),
     ] = None,
-    name: Annotated[str | None, typer.Option("--as", help="Name of the files; default: the credit.")] = None,
-    reference: Annotated[str | None, typer.Option(help="Policy to read; default: the explorer.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--as", help="Name of the files to write; default: the credit's name.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Reference policy of the credit; default: the policy that explored.")
+    ] = None,
     drop_equal_outcomes: Annotated[
         bool, typer.Option("--drop-equal-outcomes", help="Drop groups whose outcomes are equal.")
     ] = False,

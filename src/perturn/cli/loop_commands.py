@@ -172,7 +172,7 @@ def import_expert(
         Path,
         typer.Argument(
             callback=existing,
-            help="Lines of trajectories or TRL's messages; or what the environment reads, such as FireAct's.",
+            help="JSON lines of trajectories or of TRL's messages, or a format of the environment, such as FireAct's.",
         ),
     ],
     source: Source,
@@ -202,11 +202,12 @@ def report(
         list[str],
         typer.Argument(
             metavar="RUN [RUN ...] [KEY=VALUE ...]",
-            help="Folders of runs, or their recipes; or of one study.",
+            help="Folders or recipes of runs, or the folder of one study.",
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The page; else it lies in the run folder.")
+        Path | None,
+        typer.Option("--output", "-o", help="HTML file to write; default: report.html in the run folder."),
     ] = None,
 ) -> None:
     """Write the report of runs or of a study: one HTML page."""

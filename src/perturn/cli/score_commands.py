@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Environment = Annotated[str | None, typer.Option(help="Name in `list environments`, or MODULE:CLASS.")]
 Split = Annotated[str | None, typer.Option(help="Split of the tasks; default: test.")]
-Rules = Annotated[str | None, typer.Option(help="Name in `list protocols`; default: its own.")]
+Rules = Annotated[str | None, typer.Option(help="Name in `list protocols`; default: the environment's.")]
 
 
 @command(
@@ -37,13 +37,15 @@ Rules = Annotated[str | None, typer.Option(help="Name in `list protocols`; defau
 def evaluate(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="[RECIPE-OR-RUN]", help="A recipe or a run, whose policies are scored."),
+        typer.Argument(metavar="[RECIPE-OR-RUN]", help="A recipe or a run; its policies are scored."),
     ] = None,
     overrides: Overrides = None,
     model: Annotated[str | None, typer.Option(help="Model to score: Hub id, folder or API name.")] = None,
     environment: Environment = None,
     split: Split = None,
-    n: Annotated[int | None, typer.Option(help="Number of tasks; default: 50, or all.")] = None,
+    n: Annotated[
+        int | None, typer.Option(help="Number of tasks; default: 50, or all if there are fewer.")
+    ] = None,
     protocol: Rules = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -88,14 +90,15 @@ def evaluate(
     "compare",
     "runs/seed-0 runs/seed-1",
     "runs/demo --json",
-    codes="0 compared; 1 a comparison is refused, since the tasks are not the same; 2 a mistake.",
+    codes="0 compared; 1 not compared, because the tasks differ; 2 a mistake.",
     panel="Look",
 )
 def compare(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN [RUN ...]", help="Folders: each run's last policy against the first run's."
+            metavar="RUN [RUN ...]",
+            help="Run folders; the last policy of each is compared with the first run's.",
         ),
     ],
     as_json: AsJson = False,
@@ -141,7 +144,7 @@ def play(
     split: Split = None,
     protocol: Rules = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File of trajectories to add the episode to.")
+        Path | None, typer.Option("--output", "-o", help="JSONL file to append the episode to.")
     ] = None,
 ) -> None:
     """Play a task yourself and see what a policy sees."""

@@ -62,7 +62,7 @@ class Outcome:
     invalid: int
     """Turns whose action broke the format, or that the environment did not understand."""
     surprise: float | None
-    """Mean negative log-probability of the tokens that it sampled in its own turns, in nats; None if none were recorded."""
+    """Mean negative log-probability of the tokens sampled in its own turns, in nats; None if none were recorded."""
     policy: str
     """The policy that played it, and a hash of its weights."""
     kind: str = ""

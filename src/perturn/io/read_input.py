@@ -151,7 +151,7 @@ _NULLS: Mapping[str, Callable[[str], Any]] = {
 def parse_object(
     text: str | bytes, where: str, refusal: Refusal, remedy: str = "Correct it."
 ) -> dict[str, Any]:
-    """Turn JSON text into an object, as in `parse_json`.
+    """Return the object of a JSON text, with the rules of `parse_json`.
 
     Raises:
         PerturnError: Of the kind `refusal`, if it is anything else.

@@ -24,7 +24,7 @@ def summarize(run: Path) -> dict[str, Any]:
 
     Returns: `policies`; `comparison` (the last policy against `sft`, or against `base` where the recipe has no SFT, or
         None); `by_kind` (kind, then policy); `protocol` (or None); `seconds` of all stages; and `iterations`, an object
-        each, as in `report.iterations.iteration_rows` and docs/report.md says.
+        each, as `report.iterations.iteration_rows` and docs/report.md describe.
 
     Raises:
         RunError: The folder does not exist, holds nothing of a run, or a file of it is malformed.

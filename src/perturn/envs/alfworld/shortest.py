@@ -42,7 +42,7 @@ class House:
     """Receptacle -> things in it. A thing may be in several."""
     held: Sequence[str]
     flags: Mapping[str, Collection[str]]
-    """Flag, such as in `openable`, `opened` or `ishot` -> receptacles or things that."""
+    """Flag, such as `openable`, `opened` or `ishot` -> receptacles or things that have it."""
     fits: Collection[tuple[str, str]]
     """(type of receptacle, type of thing) pairs that go together."""
 

@@ -207,7 +207,7 @@ def _function(tool: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def _chat_form(form: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the form of an answer as in the chat completions."""
+    """Return an answer in the form of chat completions."""
     if form.get("type") != "json_schema":
         return form
     return {"type": "json_schema", "json_schema": {key: form[key] for key in form if key != "type"}}
