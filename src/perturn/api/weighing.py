@@ -48,12 +48,12 @@ def weigh(
             the policy that was trained.
         tokenizer: The reference's; None: of its `name_or_path`.
         chat_template: Jinja chat template to use instead of the tokenizer's own.
-        answer: Text of a turn that gives an answer, with `{answer}` where that stands, such as
-            "Action: finish[{answer}]", where the credit reads how likely one is.
-        reference: A name or a transformers model, of the same tokenizer: the reference of `model`, where the credit
-            reads progress.
-        failed: What episodes that FAILED are in the statistics of their group: `leave_out`, nothing; `zero`, episodes
-            with score 0. Their own turns get weights of 0 in both.
+        answer: Text of a turn that gives an answer, with `{answer}` in place of the answer, such as "Action:
+            finish[{answer}]"; for credits that read the likelihood of answers.
+        reference: A name or a transformers model with the same tokenizer: the reference of `model`, for credits that
+            read progress.
+        failed: How episodes that FAILED count in the statistics of their group: `leave_out`, not at all; `zero`, with
+            score 0. Their own turns get weights of 0 in both.
 
     Returns:
         The trajectories in their order, each with the weight of its turns, without unit, and the factors on their clip
@@ -94,7 +94,7 @@ def _made(credit: str | Section | Credit) -> Credit:
 
 
 def _faults(weigher: Credit, model: Any, answer: Any, reference: Any) -> Iterator[str]:
-    """Yield what a credit reads that `weigh` was not given, or does not compute."""
+    """Yield inputs of a credit that `weigh` was not given, or does not compute."""
     name = type(weigher).__name__
     traits = {key: one.traits for key, (one, _) in wanted(weigher.needs, f"credit {name}").items()}
     elsewhere = [key for key, each in traits.items() if each.reads_world or each.reads_branches]

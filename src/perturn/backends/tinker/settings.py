@@ -47,7 +47,7 @@ class TinkerSettings(ServiceSettings):
 
 
 def _faults(trainings: Mapping[str, Train]) -> Iterator[str]:
-    """Yield settings of trainings that the API has not."""
+    """Yield settings of trainings that the API does not support."""
     fixed = Lora(alpha=_ALPHA)
     for name, settings in trainings.items():
         if settings.lora is None:
