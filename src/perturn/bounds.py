@@ -45,7 +45,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Effort:
-    """The mark of a setting that changes where, how fast or how far a run works, and nothing of what it makes."""
+    """The mark of a setting that changes where, how fast or how far a run works, but not its results."""
 
 
 EFFORT = Effort()
@@ -132,7 +132,7 @@ def check_values(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
 
 
 def bounded(kind: type[T]) -> type[T]:
-    """Have a dataclass compare its fields with their bounds as it is made; stands below `@dataclass`."""
+    """Make a dataclass compare its fields with their bounds when it is made; written below `@dataclass`."""
     kind.__post_init__ = check_bounds  # type: ignore[attr-defined]
     return kind
 

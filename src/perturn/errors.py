@@ -1,4 +1,4 @@
-"""The errors users meet. Each message says where, what was expected, what was got, and what to do."""
+"""The errors users meet. Each message names the place, the expected value, the value found, and the remedy."""
 
 import difflib
 import re
@@ -18,7 +18,7 @@ _VARIES = re.compile(r"'[^']*'|\d+")
 _JOINT = re.compile(r"[_\s-]+")
 """Characters that join the parts of a name and are easily confused."""
 _LONGEST = 2000
-"""Characters of a message; what it quotes from a file or a world may have any length."""
+"""Largest number of characters of a message; quotes from a file or a world may have any length."""
 
 
 class PerturnError(Exception):
@@ -120,7 +120,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def check_known(word: object, known: Collection[str], says: str) -> None:
-    """Raise unless a word is known; the message says what is wrong and lists the known words.
+    """Raise unless a word is known; the message names the fault and lists the known words.
 
     Raises:
         ConfigError: Such as `unknown split 'tset'. Did you mean 'test'? Known: test, train.`

@@ -32,7 +32,7 @@ UNAWAITED = (
 
 
 def plain_observation(answer: object) -> Any:
-    """Return an observation whose scalars of numpy, and of the like, are Python's; anything else as it is.
+    """Return an observation whose numpy scalars, and similar ones, are Python's; anything else unchanged.
 
     So are texts of a subclass, such as `numpy.str_`. Lists become tuples. Records then stay JSON.
     """

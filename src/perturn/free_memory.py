@@ -71,7 +71,7 @@ def _trim() -> None:
 
 
 def _used() -> int:
-    """Return bytes in use, as glibc counts them; 0 where it does not."""
+    """Return bytes in use, as counted by glibc; 0 with another C library."""
     if not hasattr(_libc, "mallinfo2"):
         return 0
     _libc.mallinfo2.restype = _Counts

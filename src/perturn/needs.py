@@ -79,15 +79,14 @@ class Reference(Need):
 
 @dataclass(frozen=True)
 class Distance(Need):
-    """Actions that the way to a success still takes around each turn, as the environment says.
+    """Actions that the way to a success still takes around each turn, as measured by the environment.
 
     It is measured into `Turn.remaining`. It is given as `distance`, the distance of each turn `[trajectories][turns]`.
     """
 
     name: ClassVar[str] = "distance"
     sense: str = "shortest"
-    """`shortest`, with full knowledge of the world, or `searching`, by the expert, who knows only what was
-    shown."""
+    """`shortest`, with full knowledge of the world, or `searching`, by the expert, who knows only the observations."""
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def guarded(says: str, remedy: str = "", passes: tuple[type[Exception], ...] = (
 
 @contextmanager
 def making(entry: Any, before: str = "", passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Make an entry, which may be code of others: an exception becomes a `ConfigError` that names its class.
+    """Make an entry, whose class may be of another package: an exception becomes a `ConfigError` that names the class.
 
     Args:
         entry: Its class.

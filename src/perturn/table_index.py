@@ -124,7 +124,7 @@ _NEEDS = {
 
 
 def _first_line(entry: Any) -> str:
-    """Return the first line on an entry: of its docstring, of a protocol's system text, or what a template says."""
+    """Return the first line of an entry's docstring, of a protocol's system text, or a template's description."""
     if isinstance(entry, type):
         text = inspect.getdoc(entry) or ""
     else:

@@ -1,4 +1,4 @@
-"""Credits that another trainer can feed: compares what a credit reads with what the trainer gives."""
+"""Which credits another trainer can feed: compares the inputs of a credit with the values the trainer gives."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from perturn.types import Trajectory, failed, score, succeeded
 
 
 def summary_of(run: RecordedRun) -> dict[str, Any]:
-    """Return the numbers of a run, as `summary.json` holds them; `report.summarize` says which."""
+    """Return the numbers of a run in the form of `summary.json`; `report.summarize` describes them."""
     compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared))
     policies = [
         {
@@ -249,7 +249,7 @@ def _percentile(counts: Sequence[int], percent: int) -> int:
 
 
 def _mean(trajectories: Sequence[Trajectory]) -> Estimate:
-    """Return the mean score; episodes of one task may be alike."""
+    """Return the mean score; scores of episodes of one task may be correlated."""
     scores, tasks = [score(one) for one in trajectories], [one.task.id for one in trajectories]
     if len(set(tasks)) == len(tasks):
         return mean_interval(scores, bounds=_bounds(scores))
@@ -257,7 +257,7 @@ def _mean(trajectories: Sequence[Trajectory]) -> Estimate:
 
 
 def _success(trajectories: Sequence[Trajectory]) -> Estimate:
-    """Return success rate; episodes of one task may be alike."""
+    """Return the success rate; outcomes of episodes of one task may be correlated."""
     solved, tasks = [succeeded(one) for one in trajectories], [one.task.id for one in trajectories]
     if len(set(tasks)) == len(tasks):
         return rate_interval(sum(solved), len(solved))

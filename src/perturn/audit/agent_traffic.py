@@ -21,9 +21,9 @@ class Traffic:
     append_only: int = 0
     """Turns that extend the newest turn of their sequence, and first turns of episodes."""
     again: int = 0
-    """Turns that extend a turn which others had extended already, as a retry does."""
+    """Turns that extend a turn which another turn had extended already, as a retry does."""
     opened: int = 0
-    """Turns that open another conversation although nothing of an earlier one was changed, as a sub-agent does."""
+    """Turns that open another conversation although no earlier message was changed, as a sub-agent does."""
     broken: Counter[str] = field(default_factory=Counter)
     """Turns that open another conversation since something of an earlier one was changed, by what was changed."""
 

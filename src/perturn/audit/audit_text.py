@@ -106,7 +106,7 @@ def print_audit(found: dict[str, Any], console: Console) -> None:
 
 
 def say_shapes(source: Source, tally: Tally, console: Console) -> None:
-    """Print what a source and its rows were recognised as, and what else a user should know of them."""
+    """Print the form that a source and its rows were recognised as, and other notes for the user."""
     say = partial(console.print, soft_wrap=True, markup=False)
     say(f"{source.name}: read as {_shapes(source.shape, tally.shapes)}")
     for note in told(tally):
@@ -119,7 +119,7 @@ def _shapes(source: str, shapes: Mapping[str, int]) -> str:
 
 
 def refused(record: Record, reason: str) -> dict[str, Any]:
-    """Return what is told of a refused row: its number, its place where that is not its number, and the reason."""
+    """Return the entry of a rejected row: its number, its place if that differs from the number, and the reason."""
     label = {} if record.label == str(record.number) else {"place": record.label}
     return {"row": record.number, **label, "reason": reason}
 

@@ -70,9 +70,9 @@ class Training(Protocol):
         Args:
             start: Name or folder of the policy that it starts from.
             told: Texts that the tokenizer is to have a token for.
-            seed: Of what is drawn at random for that.
+            seed: Of the random choices.
             lora: Adapters to train; None: all weights.
-            resumes: Whether the optimizer of that policy goes on.
+            resumes: Whether the optimizer of that policy continues.
         """
 
     def trainer(self, model: Any, reference: str | None, lora: Lora | None, **settings: Any) -> Any:

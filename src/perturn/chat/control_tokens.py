@@ -48,8 +48,9 @@ class ControlTokens:
         """Name the control tokens.
 
         Args:
-            heard: Those that are plain text in what a policy reads.
-            said: Those that are plain text in what a policy said; the others are part of its answers.
+            heard: Control tokens that are plain text in the messages a policy reads.
+            said: Control tokens that are plain text in a policy's answers; other control tokens are part of its
+                answers.
         """
         self._heard, self._said = (re.compile(_any_of(each) if each else "(?!)") for each in (heard, said))
         broken = [_break(token) for token in {*heard, *said}]

@@ -46,7 +46,7 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
 
     Args:
         name: A Hub id, a local folder of a model or of adapters, or one of `BUNDLED`.
-        say: Told what is done before anything slow starts.
+        say: Called with a message before slow work starts.
 
     Raises:
         ModelError: If the folder holds no model, the name is a misspelt name of a bundled model, or the
@@ -77,7 +77,7 @@ def for_engine(name: str, most: int, say: Callable[[str], None] = _logger.info) 
     Args:
         name: As `resolve_model` takes it.
         most: Largest rank of adapters that the engine takes by themselves; others are merged.
-        say: Told what is done before anything slow starts.
+        say: Called with a message before slow work starts.
     """
     found = adapters_in(name)
     how = None if found is None else found.low_rank
@@ -127,7 +127,7 @@ class Adapters:
 
     @property
     def digest(self) -> str:
-        """Content hash of the adapters, and of what tells the files of a local model from others: sizes and times."""
+        """Content hash of the adapters, and of sizes and times of the files of a local model."""
         digest = hashlib.blake2b(self.base.encode(), digest_size=16)
         for file in (self.folder / _ADAPTERS, self.folder / _WEIGHTS):
             digest.update(file.read_bytes())
@@ -260,7 +260,7 @@ def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings
     Args:
         kind: Such as `AutoConfig`.
         name: Of the model.
-        say: Told what is done before anything slow starts.
+        say: Called with a message before slow work starts.
         settings: Keyword arguments of the class.
 
     Raises:

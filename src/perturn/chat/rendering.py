@@ -148,7 +148,7 @@ class ChatTemplate:
         return before, end
 
     def tokenize_after(self, before: str, text: str) -> tuple[int, ...]:
-        """Return tokens of a text as they are where it follows another one, whose own tokens stay as they are.
+        """Return the tokens of a text that follows another one, whose tokens do not change.
 
         Some tokenizers put a space before whatever they are given, so a text alone may begin with another token. Where
         a token would reach over the boundary, the text begins with its own token, as it does for a policy that

@@ -2,9 +2,9 @@
 
 A chat template takes whole conversations. A walk renders the newest messages twice: after the first answer with all
 messages before it, and after the last turn alone. It takes what the newest messages add, so its cost grows with them.
-In a worked example, the first answer is the example's. Most templates write a message alike whatever stands far before
-it, but nothing guarantees that. So the texts of a walk are compared with one rendering of the whole conversation. A
-walk that differs, or that cannot be compared, is done again with all messages at each step (`whole`).
+In a worked example, the first answer is the example's. Most templates write a message the same way whatever stands far
+before it, but nothing guarantees this. So the texts of a walk are compared with one rendering of the whole
+conversation. A walk that differs, or that cannot be compared, is done again with all messages at each step (`whole`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Chat templates for training on turns: Perturn's by name, files, and which template replaces a stock template.
 
 Ours write the text of their family's stock template, except where a rule made earlier text depend on later messages.
-The first line of each file says whose it is and what was changed.
+The first line of each file gives its origin and the changes.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ def _alike(tokenizer: Any, own: str, ours: str, talk: list[Message]) -> bool:
 
 
 def _serves(tokenizer: Any, template: str, talk: list[Message]) -> bool:
-    """Return whether a template writes all that was said, and what it writes up to each turn begins the whole."""
+    """Return whether a template writes every message, and its text up to each turn begins the whole text."""
     tools = [_TOOL] if any(each["role"] == "tool" for each in talk) else None
     whole = _write(tokenizer, template, talk, tools=tools)
     thinks = any(_DARK in each["content"] for each in talk)

@@ -1,8 +1,8 @@
 """The one place that turns a conversation into token ids with a turn index for each token.
 
 Text is tokenized once, piece by piece, as it enters the conversation, and as it would be within the whole of it; ids
-that were sampled are kept as they are. So what a policy sees at turn k is a prefix of what it sees at turn k+1, and
-training sees what was sampled.
+that were sampled are kept as they are. So the prompt of turn k is a prefix of the prompt of turn k+1, and training sees
+the sampled tokens.
 """
 
 from __future__ import annotations

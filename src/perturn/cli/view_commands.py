@@ -1,4 +1,4 @@
-"""Commands that look and change nothing: inspect data, watch a run, list what a recipe can name."""
+"""Commands that look and change nothing: inspect data, watch a run, list the entries of a table."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from perturn.io.scratch import scratch_folder
 from perturn.types import Action, Engine, Environment, Prompt, Sampling
 
 Reply = dict[str, Any]
-"""`value`: what a call returned, in plain data; or `error` and `text`: what it raised."""
+"""`value`: the result of a call, in plain data; or `error` and `text`: the exception it raised."""
 
 
 class WorldServer:

@@ -171,7 +171,7 @@ class Connection:
             raise Lost(last_line(error), cause) from error
 
     def tell(self, method: Any, *arguments: Any) -> None:
-        """Call a method of an actor, which may be gone, and wait for nothing."""
+        """Call a method of an actor, which may be gone, without waiting for it."""
         with suppress(*self._losses):
             method.remote(*arguments)
 

@@ -98,7 +98,7 @@ class Replicas:
         self._waiting += [(prompt, sampling) for prompt in prompts]
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
-        """Pass on what waits; return what is answered within a moment.
+        """Pass on waiting prompts; return the answers that arrive within a moment.
 
         Raises:
             RunError: If no replica is left, or one after the other is lost.

@@ -44,7 +44,7 @@ class Evaluate:
     """Episodes of each task, all of which are scored. With several, pass^k is reported: the probability that k of them
     all succeed. They need a temperature above 0, or an environment or user that is not deterministic."""
     select: Annotated[Section | None, EntryOf("selectors", Candidates)] = None
-    """`name` of what chooses one of several candidates, at a temperature above 0; what it chooses among; and its
+    """`name` of the selector that chooses one of several candidates, at a temperature above 0; the candidates; and its
     settings. None: each task is played once, and one action is sampled at each turn."""
     turns: TurnControl | None = None
     """Another turn limit than the protocol's, reminders of it, and extensions on demand. None: the protocol's limit."""

@@ -96,7 +96,7 @@ def parse(
         also: Further keys that the section has, for messages.
         root: The dataclass of the whole recipe, for messages; None: this one.
         table: The table with the class, for messages; None if it is in no table.
-        guarded: Whether whatever the class raises is told in a line, as for classes of others.
+        guarded: Whether every exception of the class is reported in one line, as for classes of other packages.
 
     Raises:
         ConfigError: The first thing that is wrong, in one line.
@@ -212,7 +212,7 @@ def _settings(kind: Any) -> dict[str, inspect.Parameter]:
 
 
 def _adapter(hint: Any) -> TypeAdapter[Any]:
-    """Return the validator of a type, made once unless a class of others annotates with what has no hash."""
+    """Return the validator of a type, cached unless an annotation of the class cannot be hashed."""
     try:
         hash(hint)
     except TypeError:

@@ -1,7 +1,7 @@
 """State of a run folder's files when they were finished, so that damage is seen and never read as a result.
 
-The manifest seals each file with its size, the time of its last change and its SHA-256. A file of that size and time
-counts as whole, which costs nothing to see; one of another time, as in a copied folder, is hashed.
+The manifest seals each file with its size, the time of its last change and its SHA-256. A file of the recorded size and
+time counts as whole, which costs no reading; a file with another time, as in a copied folder, is hashed.
 """
 
 from __future__ import annotations

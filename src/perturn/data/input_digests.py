@@ -52,7 +52,7 @@ class Change:
     problem: str
     """The change, in words."""
     gone: bool
-    """Whether there is nothing of it where the setting says."""
+    """Whether there is no file or folder where the setting points."""
     was: str
     """Where it was."""
     elsewhere: bool

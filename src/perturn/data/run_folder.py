@@ -43,8 +43,8 @@ HEARTBEAT_SECONDS = 5.0
 class Run:
     """A run folder, locked by this process until it is closed. Opening it never overwrites what another recipe made.
 
-    Of processes that train together the first one alone holds the folder; the others know nothing of what was done.
-    Where a driver has started them (the setting `launch`), the driver holds it.
+    Of processes that train together, only the first holds the folder; the others do not know what is done. Where a
+    driver has started them (the setting `launch`), the driver holds it.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -142,9 +142,8 @@ class Run:
             theirs: Folder of the other run, in which the stage made what it would make here.
             alike: Stages that this one needs; they must be done in both, with the same files.
 
-        Returns:
-            Whether that was done; not where the other run has not finished it, or has other files of what it needs, or
-            was made from other inputs.
+        Returns: Whether that was done; not if the other run has not finished it, has other input files, or was made
+            from other inputs.
 
         Raises:
             RunError: If a file is not what the other run wrote.
@@ -168,7 +167,7 @@ class Run:
         return True
 
     def _take_shared(self, name: str, theirs: RunPaths) -> None:
-        """Take what a stage of another run has left, in files that no stage has alone, of what is the same here."""
+        """Copy the parts for this stage of files that several stages of another run share."""
         stage = next(each for each in stages(self.recipe) if each.name == name)
         if "model" in stage.reads:  # else the other run may have another vocabulary
             noted = [read_note(paths.tokens, dict[str, str]) or {} for paths in (theirs, self.paths)]
@@ -178,7 +177,7 @@ class Run:
             link_whole(theirs.stamp, self.paths.stamp)
 
     def note_inputs(self, inputs: Inputs) -> None:
-        """Keep what the run is made from next to its folder."""
+        """Keep the digests of the run's inputs in its manifest."""
         self._write_manifest({**self.manifest, "inputs": inputs})
 
     @contextmanager

@@ -93,7 +93,7 @@ class RunPaths:
         return self.folder / "credits" / f"{quantity.rpartition(':')[2]}{mark}.safetensors"
 
     def all_carried(self, mark: str) -> list[Path]:
-        """Return states that the quantities of an iteration left for the next one, as far as they are there."""
+        """Return the states that the quantities of an iteration left for the next one, as far as they exist."""
         return sorted((self.folder / "credits").glob(f"*{mark}.safetensors"))
 
     def checkpoint(self, policy: str) -> Path:

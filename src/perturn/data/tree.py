@@ -51,8 +51,8 @@ def grow(explored: Trajectory, played_on: Iterable[Trajectory]) -> Node:
 
     Args:
         explored: The episode.
-        played_on: The branches of its tree, in any order. A branch that FAILED on the turns that it was to
-            take over says nothing of any state, and is left out.
+        played_on: The branches of its tree, in any order. A branch that FAILED while it replayed the turns before it
+            gives no information on any state, and is left out.
     """
     root = Node(0)
     for one in (explored, *sorted(played_on, key=lambda one: one.sample)):

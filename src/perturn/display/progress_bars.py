@@ -266,7 +266,7 @@ class Screen:
 
     @property
     def is_detail(self) -> bool:
-        """Whether what is said of a part is only of interest while it runs, since a larger work is shown."""
+        """Whether messages about a part matter only while it runs, since a larger work is shown."""
         return self._overview is not None
 
     @property
@@ -312,7 +312,7 @@ class Screen:
             thread.join()
 
     def _tell(self, stop: threading.Event) -> None:
-        """Say how far it is whenever nothing was said for `EVERY` seconds."""
+        """Print the progress whenever no line was printed for `EVERY` seconds."""
         while not stop.wait(max(0.05, self._told + EVERY - time.monotonic())):
             if time.monotonic() - self._told < EVERY:
                 continue

@@ -1,4 +1,4 @@
-"""An entry of `ENGINES`: settings that say what an engine can do, find out before work whether it can, and open it."""
+"""An entry of `ENGINES`: settings that declare what an engine can do, check it before work, and open it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class EngineSettings(Protocol):
         ...
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
-        """Find out before work whether `open` could do what is asked; nothing is opened or changed.
+        """Check before work whether `open` would succeed; nothing is opened or changed.
 
         Args:
             empty_model: Make the model without its weights; only where checkpoints are served.
@@ -162,5 +162,5 @@ class CancellingEngine(StreamingEngine, Protocol):
     """A streaming engine that can stop an answer which nobody waits for any more."""
 
     def cancel(self, conversation: str) -> None:
-        """Stop answering the prompt of a conversation; `advance` says nothing of it."""
+        """Stop answering the prompt of a conversation; `advance` does not report it."""
         ...

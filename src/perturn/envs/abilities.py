@@ -96,7 +96,7 @@ class Expert(Protocol):
 
 
 class Demonstrator(Expert, Protocol):
-    """An expert that also says what it thinks; optional, formats without thoughts leave them out."""
+    """An expert that also gives its thoughts; optional, since formats without thoughts leave them out."""
 
     def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
         """Return (thought, action) a turn; the actions equal the actions of `expert`."""
@@ -104,7 +104,7 @@ class Demonstrator(Expert, Protocol):
 
 
 class Teacher(Expert, Protocol):
-    """An expert that also shows mistakes and all that can be said, to teach a policy from nothing; optional."""
+    """An expert that also shows mistakes and all texts of the environment, to train a policy from scratch; optional."""
 
     def clumsy(self, task: Task, seed: int) -> Sequence[str]:
         """Return actions of an expert who errs and recovers, other ones for each seed."""
@@ -155,7 +155,7 @@ class Shower(Protocol):
         Args:
             job: The episode.
             protocol: Its rules.
-            folder: Folder in which what was paid for is kept, so that nothing is bought twice; None: in memory.
+            folder: Folder of paid answers, so that no answer is bought twice; None: in memory.
         """
         ...
 

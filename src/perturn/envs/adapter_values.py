@@ -74,7 +74,7 @@ def outcome_of(text: Any, reward: Any, terminated: Any, truncated: Any, info: An
     """Return the observation of Gymnasium's five values.
 
     Without a `success` in `info`, an episode that ends on its own with a positive reward in its last step counts as
-    solved. Values of the wrong types are kept, so that whoever reads the observation can say what is wrong.
+    solved. Values of the wrong types are kept, so that the caller who reads the observation can report them.
 
     Raises:
         EnvironmentFailure: If `info` is not a mapping, or its commands are one text instead of a list.

@@ -44,7 +44,7 @@ def choose_kinds(
         kinds: Their names.
         known: The names there are.
         environment: Who knows them.
-        what: The kind of thing a name stands for.
+        what: The kind of thing that a name refers to.
         setting: Which setting names them.
 
     Raises:

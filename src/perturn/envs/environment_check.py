@@ -1,4 +1,4 @@
-"""Does an environment keep the contract? Plays scripted episodes and says in sentences what it found."""
+"""Does an environment keep the contract? Plays scripted episodes and reports faults in sentences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perturn.types import Environment, Observation, Task
 _SCRIPT = ("xyzzy 123 \N{SNOWMAN}", "", "help", "look around", "a" * 2000, '{"broken": ')
 _SHOWN = 60
 _OURS = Path(__file__).parents[1]
-"""The package, whose lines say nothing on a fault of the user's code."""
+"""The package, whose lines do not help with a fault of the user's code."""
 _RAISED = object()
 
 

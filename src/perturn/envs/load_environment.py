@@ -92,7 +92,7 @@ def _module_of_file(file: str) -> ModuleType:
 
 
 def _classes_of(module: str, wanted: str = "") -> str:
-    """Return a sentence on the classes of a local module, which is not run for that; empty where it has none."""
+    """Return a sentence on the classes of a local module, without running the module; empty if it has none."""
     _, files = module_files(f"{module}:")
     body = _parsed(files[0]).body if files else []
     names = [each.name for each in body if isinstance(each, ast.ClassDef) and not each.name.startswith("_")]

@@ -13,7 +13,7 @@ _MOST = 8
 
 
 class ScriptedUser:
-    """An environment that hands over no user's turn: its script speaks at once, or says yes where it has none."""
+    """An environment that never asks for the user's turn: its script answers at once, by default "yes"."""
 
     def __init__(self, env: Any) -> None:
         self._env = env

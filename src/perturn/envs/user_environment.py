@@ -115,7 +115,7 @@ class OwnWorld:
         return seen
 
     def close(self) -> None:
-        """Release what the game holds, if it says how."""
+        """Release the resources of the game, if it defines how."""
         close = attribute(self.played, "close")
         if close is not None:
             close()
@@ -212,7 +212,7 @@ def playable(world: Any, name: str) -> bool:
 
 
 def _misfit(method: Callable[..., Any], name: str) -> str:
-    """Return why a method cannot be called with what it gets; empty where it can, or its signature is unknown."""
+    """Return why a method cannot be called with its arguments; empty if it can, or its signature is unknown."""
     given = () if name == "tasks" else (None,)
     more = {"tasks": (1, "split"), "reset": (2, "seed")}.get(name)
     how = _takes(method, *more) if more else None

@@ -88,7 +88,7 @@ class ProcessWorlds:
     """Makes worlds in their own processes. The first is started at once, so that a wrong setting shows."""
 
     def __init__(self, section: Section, limits: Worlds) -> None:
-        """Start the first world; if it dies or hangs at its start, it is started again, as `limits.retries` says.
+        """Start the first world; if it dies or hangs at its start, it is started again, up to `limits.retries` times.
 
         Args:
             section: Section `environment` of the recipe.
@@ -273,7 +273,7 @@ class _Child:
         return " | ".join(line[:200] for line in lines[-_LINES:])
 
     def kill(self) -> None:
-        """Kill the process and all it started, read what it said last, and reap it."""
+        """Kill the process and all processes it started, read its last output, and reap it."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # it may hang in the kernel, which nobody can end

@@ -29,11 +29,11 @@ class EngineAbilities:
 
 @runtime_checkable
 class DescribedEngine(Engine, Protocol):
-    """An engine that says what else it can do."""
+    """An engine that declares further abilities."""
 
     abilities: EngineAbilities
 
 
 def abilities_of(engine: Engine) -> EngineAbilities:
-    """Return the abilities of an open engine; an engine that says nothing of them has the defaults."""
+    """Return the abilities of an open engine; an engine that declares none has the defaults."""
     return engine.abilities if isinstance(engine, DescribedEngine) else EngineAbilities()

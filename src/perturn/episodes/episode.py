@@ -227,7 +227,7 @@ def _from(text: str, at: int) -> str:
 
 
 def _read(action: Action, reader: Format, tools: Tools) -> tuple[Action, str | None, tuple[ToolCall, ...]]:
-    """Return the action with its tool calls, what the world is sent (None where it broke the format), and the calls.
+    """Return the action with its tool calls, the text for the world (None: the format was broken), and the calls.
 
     What cannot be stored and shown again as it was written breaks every format. Its token ids stay as sampled.
     """

@@ -45,7 +45,7 @@ def told(trajectory: Trajectory, suffix: str) -> Trajectory:
 def shown(
     seen: Observation, protocol: EpisodeProtocol, calls: Sequence[ToolCall] = ()
 ) -> tuple[Message, ...]:
-    """Return the newest observation as the policy reads it: what the calls before it returned, then what it is told."""
+    """Return the newest observation as the policy reads it: results of the calls before it, then further text."""
     text = seen.text
     results = result_messages(calls, seen.results)
     if results and not text:

@@ -61,8 +61,7 @@ def replay(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) ->
         recorded: The episode; turns may have been cut from its end.
         protocol: The rules that it was played by.
 
-    Returns:
-        What the world was sent at each turn; None where the action broke the format, so that it was sent nothing.
+    Returns: The text sent to the world at each turn; None if the action broke the format, so that no text was sent.
 
     Raises:
         DataError: If the world says something else.

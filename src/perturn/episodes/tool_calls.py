@@ -1,4 +1,4 @@
-"""Native tool calls: what a policy wrote -> calls, what a world is sent, and what the policy reads of the results.
+"""Native tool calls: parsed from the policy's text, sent to the world, and their results in the policy's prompt.
 
 An environment with tools (`Observation.tools`) receives each action as the JSON text of `write_action`, so it need not
 know how a model's chat template writes calls. Calls in text are read in every format of `CALL_FORMATS`.

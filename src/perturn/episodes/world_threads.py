@@ -1,4 +1,4 @@
-"""Threads in which worlds play episodes, and the one queue of what they say."""
+"""Threads in which worlds play episodes, and the one queue of their messages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ignore(said: Prompt | Trajectory) -> None:
 
 
 class Workers:
-    """All worker threads, and the one queue of what they say."""
+    """All worker threads, and the one queue of their messages."""
 
     def __init__(
         self,

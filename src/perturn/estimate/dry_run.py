@@ -204,7 +204,7 @@ def _overlapping(recipe: Recipe, found: Episodes, steps: Sequence[Planned]) -> s
 
 
 def _import_stages(recipe: Recipe, command: str | None) -> float:
-    """Import what the stages import, as a run does; the moment after it, in seconds of the epoch."""
+    """Import the modules of the stages, as a run does; return the moment after it, in seconds of the epoch."""
     for stage in stages(recipe):
         if command in (None, stage.command):
             locate(stage.does)

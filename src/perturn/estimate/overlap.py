@@ -14,7 +14,7 @@ from perturn.run.served_policy import handed_rank
 
 
 def predict(recipe: Recipe, found: Episodes, exploring: float, others: Iterable[float]) -> str:
-    """Return what a simulation says of the iterations of a recipe with `staleness`, as a sentence.
+    """Return a simulation's estimate for the iterations of a recipe with `staleness`, as a sentence.
 
     Args:
         recipe: Of the run.

@@ -37,7 +37,7 @@ _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 """A thought before the JSON text of calls."""
 
 _MARKS = ("weight", "train", "training", "trainable", "loss", "loss_mask", "loss_scale")
-"""Keys that say whether a message carries loss: OpenAI's, axolotl's, ms-swift's and others'."""
+"""Keys that decide whether a message carries loss: OpenAI's, axolotl's, ms-swift's and other trainers'."""
 _SPANS = ("train_detail", "training_detail", "reasoning_train_detail", "reasoning_training_detail")
 """Keys of axolotl that give loss to parts of a message."""
 _MEDIA = ("audio", "audios", "image", "images", "video", "videos")

@@ -1,7 +1,7 @@
 """Columns of a row: columns of other trainers are renamed to TRL's, and unread columns are named.
 
 Arrow (`datasets`, Parquet) gives each object of a column all keys that any of them has, with None where a row lacks
-one. Such a None means nothing, and a None of a plain row may be meant.
+one. Such a None is only a filler; a None in a plain row may be intended.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def read_each(source: Source, tally: Tally | None = None) -> Iterator[tuple[Reco
 
 
 def read_branches(source: Source, tally: Tally | None = None) -> Iterator[tuple[Record, Row | DataError]]:
-    """Read rows like `read_each`; branches that FAILED may have no turn of their own, since nobody trains on them."""
+    """Read rows like `read_each`; branches that FAILED may have no turn of their own, since they are not trained on."""
     return (
         each for each in read_each(source, tally) if not (isinstance(each[1], Trajectory) and failed(each[1]))
     )
@@ -171,7 +171,7 @@ def read_branches(source: Source, tally: Tally | None = None) -> Iterator[tuple[
 def read_rows(data: Location) -> Iterator[Trajectory | PreferencePair]:
     """Yield the rows of a source: Perturn's own, or rows of any public form.
 
-    After the last row, what nothing reads of them is said in the log.
+    After the last row, ignored columns are reported in the log.
 
     Raises:
         DataError: Naming all bad rows with their places, after the good ones.
@@ -242,7 +242,7 @@ def refuse_rows(source: Source, refused: list[tuple[Record, str]]) -> None:
 
 
 def told(tally: Tally) -> list[str]:
-    """Return what a user should know of rows that were read: guesses at their form, and what nothing reads of them."""
+    """Return notes for the user on the rows that were read: guesses at their form, and ignored columns."""
     found = [f"{rows} rows of {shape}" for shape, rows in tally.shapes.items() if AS_CHAT in shape]
     said = [f"{', '.join(found)}: plain text is read as a user message and an answer of the chat template"]
     unread = told_unread(tally.unread)

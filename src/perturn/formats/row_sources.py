@@ -1,6 +1,8 @@
-"""Sources of rows: a file, a folder of files, or a data set of the Hub. The content of a file says what it is.
+"""Sources of rows: a file, a folder of files, or a data set of the Hub.
 
-Every reader of rows opens its source here, so that all take the same files and name what they cannot read alike.
+The form of a file is recognised by its content.
+
+Every reader of rows opens its source here, so that all accept the same files and report the same errors.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ Location = str | os.PathLike[str]
 """A file, a folder, or the name of a data set of the Hub."""
 
 _HEAD = 1 << 16
-"""Bytes at the beginning of a file that say what it is."""
+"""Number of first bytes of a file by which its form is recognised."""
 _LINES, _ARRAY, _OBJECTS = "JSON lines", "a JSON array", "JSON objects one after the other"
 _COLUMNS = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\xff\xff\xff\xff": "Arrow stream"}
 """First bytes of a file of columns, and its format."""

@@ -93,7 +93,7 @@ def from_trl(
 
 
 def label_of(row: Mapping[str, Any]) -> bool | None:
-    """Return whether a row is desirable, as TRL's `label` and LLaMA-Factory's `kto_tag` say; None: it does not say."""
+    """Return whether a row is desirable, by TRL's `label` or LLaMA-Factory's `kto_tag`; None if it has neither."""
     found: list[Any] = [row.get(name) for name in LABELS]
     plain = [each.tolist() if hasattr(each, "tolist") else each for each in found]
     return next((each for each in plain if isinstance(each, bool)), None)

@@ -199,7 +199,7 @@ def is_stray(path: Path) -> bool:
 
 
 def remove_strays(folder: Path) -> None:
-    """Remove what a kill left half-written in a folder and those below; nobody may be writing there."""
+    """Remove half-written files of a killed process in a folder and its subfolders; no process may be writing there."""
     for path in list(folder.rglob(".*.partial")):
         if is_stray(path):
             _remove(path)

@@ -49,7 +49,7 @@ _EXPECTED = {
     "greater_than_equal": "a number >= {ge}",
     "less_than_equal": "a number <= {le}",
 }
-"""Our words for the kinds of pydantic's errors; others say themselves what they expect."""
+"""Our words for the kinds of pydantic's errors; other errors name the expected value themselves."""
 
 Refusal = type[PerturnError]
 """The error to raise."""
@@ -177,7 +177,7 @@ def check_shape(data: Any, shape: Any, where: str, refusal: Refusal, remedy: str
 
 
 def explain(error: ErrorDetails) -> str:
-    """Return the path of a value that pydantic refused, what was expected, and what was got."""
+    """Return the path of a value that pydantic rejected, the expected value, and the value found."""
     path = path_of(error["loc"])
     if error["type"] == "value_error":
         said = str(error["ctx"]["error"])  # of a check of ours, which may name a place within the value

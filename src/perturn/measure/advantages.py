@@ -64,7 +64,7 @@ class Measured:
 def returns_of(continuations: Sequence[Continuation]) -> dict[Point, Floats]:
     """Return the returns of the continuations that count, by point and in the order of their numbers.
 
-    A continuation that FAILED, or whose world did not come back to the point, says nothing of the point.
+    A continuation that FAILED, or whose world did not come back to the point, gives no information on the point.
     """
     found: dict[Point, list[tuple[int, float]]] = {}
     for one in continuations:

@@ -12,7 +12,7 @@ _UNCORRELATED = 0.1
 
 
 def sentences(name: str, row: Mapping[str, Any], environment: str) -> list[str]:
-    """Return what may be said of a credit.
+    """Return the sentences that a measurement supports for a credit.
 
     Args:
         name: Of the credit.

@@ -39,7 +39,7 @@ def check_world(
 ) -> WorldCheck:
     """Play some episodes again with their own actions, and say how the world answers.
 
-    - deterministic: alike under any seed, so that a state is what was said before;
+    - deterministic: equal under any seed, so that a state follows from the actions so far;
     - seeded: alike under the episode's own seed;
     - open: not always alike, or a model plays the user, so that an action has several answers.
 

@@ -36,7 +36,7 @@ def load_adapters(
         name: Folder of the adapters, which names their model.
         trainable: Whether to train the adapters, and they alone.
         dtype: Of the weights.
-        say: Told what is done before anything slow starts.
+        say: Called with a message before slow work starts.
 
     Returns:
         A `peft.PeftModel`.
@@ -92,8 +92,8 @@ def save_adapters(model: Any, target: Path, start: str, further: bool = False) -
     """Write adapters by themselves. If they were added to adapters of the same run, write both as one.
 
     Adding two adapters gives an adapter whose rank is the sum of both ranks. Its matrices are the matrices of both, one
-    after the other, with the scales in the second matrix. So a folder of adapters always names a whole model, and what
-    it adds to that model is what all trainings since have added.
+    after the other, with the scales in the second matrix. So a folder of adapters always names a whole model, and the
+    adapters are the sum of all trainings since.
 
     Args:
         model: A `peft.PeftModel`.

@@ -82,7 +82,7 @@ def load_model(
     Args:
         name: A Hub id, a local folder, or a bundled name such as `smollm2-135m`. Adapters are merged into their model.
         dtype: Of the weights.
-        say: Told what is done before anything slow starts.
+        say: Called with a message before slow work starts.
 
     Raises:
         ModelError: If there is no such model; one line that says what was tried.
@@ -153,7 +153,7 @@ def load_policy(
         policy: Its name in the run.
         dtype: The setting `model.dtype`.
         template: Text of the chat template, if it is not the tokenizer's own.
-        say: Told what is done before anything slow starts.
+        say: Called with a message before slow work starts.
     """
     where = device()
     kind = compute_dtype(dtype, where, load_config(path))

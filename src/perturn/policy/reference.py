@@ -45,7 +45,7 @@ Precision = Callable[[], AbstractContextManager[Any]]
 """Makes a context that sets the precision, such as autocast."""
 
 _PROBE = 256
-"""Tokens that every reference is asked for, to tell it from others."""
+"""Tokens whose log-probabilities tell one reference from another."""
 
 
 def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
@@ -72,7 +72,7 @@ def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
 
 
 def probe_logprobs(model: Any, precision: Precision = nullcontext) -> Tensor:
-    """Return log-probabilities of a few fixed tokens under a policy, which tell it from others.
+    """Return log-probabilities of a few fixed tokens under a policy, which tell one policy from another.
 
     Returns:
         Log-probabilities, in nats, float32 on the CPU [tokens].
@@ -226,7 +226,7 @@ def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:
 
 
 def weigh(example: Example, credit: Credit) -> Example:
-    """Return the example with the weight of each turn: what losses read, and what is recorded and shown.
+    """Return the example with the weight of each turn, for losses, records and the report.
 
     It has its reference, where the credit needs one; each side is a separate group. A credit that reads the remaining
     path, and nothing of the reference, sees turns without loss too: an error among them is the first one all the same.

@@ -1,8 +1,8 @@
 """Values of turns: a linear head on the last hidden states of a policy that does not move.
 
-V of a turn is read where its first token is predicted, so it has seen all that the policy had seen and nothing of what
-it then did. Heads are cross-fitted: the head of an episode learns from other episodes alone, also how much to shrink.
-Such a V does not depend on the episode's actions, so as a baseline it leaves the expected gradient what it is.
+V of a turn is read where its first token is predicted: after everything the policy had seen, and before its action.
+Heads are cross-fitted: the head of an episode learns from other episodes alone, also how much to shrink. Such a V does
+not depend on the episode's actions, so as a baseline it leaves the expected gradient what it is.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def turn_values(
     Args:
         model: A causal language model on the device to compute on.
         sequences: Episodes as tokens, with all of their turns; an episode's part depends on its index.
-        targets: The return from a token on, in units of reward, at each token where V is wanted; NaN where it is not
-            known, and nothing is learned.
+        targets: The return from a token on, in units of reward, at each token where V is wanted; NaN where it is
+            unknown, and the token is not learned.
         token_budget: Tokens of one pass.
 
     Returns:

@@ -16,8 +16,8 @@ from perturn.table import locate
 def summarize(run: Path) -> dict[str, Any]:
     """Return the numbers of a run, as `summary.json` holds them.
 
-    A trajectory that FAILED counts as score 0 and no success; `failed` says how many did.
-    An end of an interval that the data cannot give is None.
+    A trajectory that FAILED counts with score 0 and as a failure; `failed` counts them. An end of an interval that the
+    data cannot give is None.
 
     Args:
         run: The run folder.
@@ -62,7 +62,7 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
 
 
 def _page_path(paths: list[Path]) -> Path:
-    """Return where the page goes if nobody says."""
+    """Return the default place of the page."""
     if len(paths) == 1:
         return RunPaths(paths[0]).page
     return paths[0].resolve().parent / f"report-{'-'.join(path.resolve().name for path in paths)}.html"

@@ -292,7 +292,7 @@ def by_stem(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
     Returns:
         Row by name, such as `explore, 60 times`: `seconds` and `counts` are sums, `peak_memory_gb` is the highest. For
         shares and means among the counts, which are not whole numbers, it is the mean over the stages that have one. A
-        text stands where it is the same in all.
+        text is kept if all stages have the same one.
     """
     together: dict[str, list[str]] = {}
     for name in stages:

@@ -199,7 +199,7 @@ def _by_kind(runs: Mapping[str, RecordedRun], summaries: Mapping[str, Mapping[st
 
 
 def _learning(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """Return success and mean reward by iteration; reward in a sentence where it says the same."""
+    """Return success and mean reward by iteration; a sentence instead of the reward if it equals success."""
     says = (
         "Line: explored episodes, which the policy of that many iterations sampled on tasks of its own. "
         "Diamonds: evaluations on the evaluation tasks. Bands and bars are 95\u00a0% intervals, of the line by task."
@@ -332,7 +332,7 @@ def _others(runs: Mapping[str, Sequence[Row]], *charts: Chart) -> Iterator[Chart
 
 
 def draw(name: str, title: str, caption: str, figure: Any) -> list[Figure]:
-    """Return a figure for the page, or the sentence in its place; none if there is nothing to draw."""
+    """Return a figure for the page, or a sentence instead of it; an empty list if there is nothing to draw."""
     if figure is None:
         return []
     if isinstance(figure, str):

@@ -126,7 +126,7 @@ class Ahead:
         self._begin()
 
     def close(self) -> None:
-        """Stop what is being played; what has ended is in its file."""
+        """Stop the episodes that are being played; finished ones are in their file."""
         with self._lock:
             self._waiting.clear()
         self._shared.close()

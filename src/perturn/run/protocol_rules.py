@@ -42,7 +42,7 @@ class Rules:
     """Setting -> its source, of those that are declared or defaults."""
 
     def lines(self, name: str) -> list[str]:
-        """Return the sentences that say what was chosen, for an environment of this name; none of a named protocol.
+        """Return sentences on the rules that were chosen, for an environment of this name; empty for a named protocol.
 
         Args:
             name: Of the environment.
@@ -129,8 +129,8 @@ def check_rules(name: str, broken: bool = False) -> list[str]:
 
     Args:
         name: As in `environment.name`.
-        broken: Whether other problems are known: then no task is posed, nothing is printed, and an environment that
-            cannot be made is not told again.
+        broken: Whether other problems are known. Then no task is posed, nothing is printed, and an environment that
+            cannot be made is not reported again.
     """
     try:
         made = environment_maker({"name": name})()
@@ -237,6 +237,6 @@ def make_protocol(settings: ProtocolSettings | None) -> EpisodeProtocol:
 
 
 def evaluation_sampling(recipe: Recipe) -> Sampling:
-    """Return how the evaluation decodes: as the recipe says, else as its protocol does, else greedily."""
+    """Return the decoding of the evaluation: the recipe's, else its protocol's, else greedy."""
     own = recipe.evaluate.sampling if recipe.evaluate else None
     return own or make_protocol(recipe.protocol).sampling or Sampling()

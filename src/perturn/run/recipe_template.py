@@ -289,7 +289,7 @@ def _fields(
     live: bool = True,
     may_be_empty: bool = False,
 ) -> Iterator[str]:
-    """Yield all fields of a settings class: those chosen as they are, the others as commented defaults."""
+    """Yield all fields of a settings class: chosen values, and other fields as commented defaults."""
     active = set(chosen)
     names = [name for name in _defaults(kind) if (kind, name) not in _LEFT_OUT]
     if live and not active and not may_be_empty:

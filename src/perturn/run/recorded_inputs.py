@@ -1,7 +1,7 @@
 """A run's inputs from outside its folder: recorded when the run is made, and compared before any later work.
 
-They are declared elsewhere: a setting says at its field that it names files (`perturn.config.outside_files`), and a
-class says in `reads` what else it reads. Files that a run makes itself are sealed instead (`perturn.data.file_seals`).
+They are declared elsewhere: the field of a setting says that it names files (`perturn.config.outside_files`), and a
+class lists its other inputs in `reads`. Files that a run makes itself are sealed instead (`perturn.data.file_seals`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def changes(recorded: Inputs, thorough: bool = False) -> list[Change]:
 
 
 def _change(setting: str, noted: Mapping[str, Any], thorough: bool) -> Change | None:
-    """Return how an input has changed: what the setting names here, or where that is nothing, what it named then."""
+    """Return how an input has changed: its state now, or its recorded state if it is missing now."""
     change = compare(setting, noted, _again(noted, thorough))
     if change is None or not (change.gone and change.elsewhere):
         return change

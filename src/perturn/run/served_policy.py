@@ -149,7 +149,7 @@ def open_policy(source: str, overrides: Sequence[str], say: Callable[[str], None
         source: A Hub id, a folder or a bundled name of a model; or the folder of a run, with `:POLICY` for another
             policy than the policy that it trained last.
         overrides: Settings such as `engine.name=vllm`.
-        say: Told what is done before anything slow starts.
+        say: Called with a message before slow work starts.
 
     Raises:
         PerturnError: If there is no such model, run or policy, or the engine cannot serve it.

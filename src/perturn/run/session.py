@@ -255,7 +255,7 @@ class Session:
             note_tokens(self.run.paths.tokens, ids, load_tokenizer(policy_path(self.run, policy)))
 
     def serve(self, policy: str, strategy: Strategy) -> Engine:
-        """Return the engine that is asked for a policy's actions, and for what the user says."""
+        """Return the engine for a policy's actions, and for the user's turns."""
         engine: Engine = self.engine(policy) if self.ahead is None else self.ahead.port(policy)
         served, user = strategy.serve(engine), self.recipe.user
         if user is None:

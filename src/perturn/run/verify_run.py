@@ -1,4 +1,4 @@
-"""Check that every byte of a run folder is what was written, and say what to do where it is not."""
+"""Check that no byte of a run folder has changed since it was written, and report what to do if one has."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Verified:
     """Files that were compared with what was written."""
     damaged: list[Damage]
     unsealed: list[str]
-    """Files of which nothing is known: of stages that are not done, reports, and what others put there."""
+    """Files that are not checked: of stages that are not done, reports, and files of other programs."""
     remedies: list[str]
     """Remedies for the damage, a sentence each."""
     changed_inputs: list[str]

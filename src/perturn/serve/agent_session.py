@@ -47,7 +47,7 @@ class Session:
     sample: int = 0
     seed: int = 0
     sampling: Sampling | None = None
-    """How all of its answers are decoded; None: as each request says."""
+    """Decoding of all its answers; None: as each request asks."""
     reads_thoughts: bool = True
     reader: Reader = field(default_factory=Reader)
     is_automatic: bool = False

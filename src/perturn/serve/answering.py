@@ -1,4 +1,4 @@
-"""The way from a request to the engine and back: what can be asked for, who waits for what, and who gave up."""
+"""The way from a request to the engine and back: allowed requests, waiting clients, and clients that gave up."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Answering:
         )
 
     def forget(self, conversations: Sequence[str], ended: Refusal) -> None:
-        """Release what the engine keeps of conversations, and refuse what still waits for them."""
+        """Release the engine's state of conversations, and reject the prompts that still wait for them."""
         gone = set(conversations)
         for prompt, future in list(self._waiting.values()):
             if prompt.conversation in gone and not future.done():

@@ -1,4 +1,4 @@
-"""The HTTP application of an endpoint: which path speaks which protocol, who may call, and what a client is told."""
+"""The HTTP application of an endpoint: paths and their protocols, access, and answers to clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An endpoint that agents talk to, and that records what they say: the class, and the server around it."""
+"""An endpoint that agents talk to and that records their conversations: the class, and the server around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Means and rates, each with its interval; values of one cluster may be alike."""
+"""Means and rates, each with its interval; values of one cluster may be correlated."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class CrossedComparison:
     for several. It says nothing of another seed."""
     spread: Spread
     spread_of_tasks: Spread
-    """The comparison for these seeds alone, as if there were no others."""
+    """The comparison for these seeds alone, which does not generalize to other seeds."""
 
 
 def crossed_spread(values: Sequence[Sequence[float]]) -> Spread:
@@ -114,8 +114,8 @@ def crossed_interval(
 
     The wider of two intervals: from `crossed_spread`, and from the tasks' means, as if the seeds were all there are.
     For no mean is surer for all seeds than for these; without the second, few seeds that agree by chance would have it
-    so. With 2 or 3 seeds it is wide where seeds differ, since so few say little of others: Student's quantile for 2
-    degrees of freedom is 4.3.
+    so. With 2 or 3 seeds it is wide if seeds differ, since so few seeds say little about others: Student's quantile for
+    2 degrees of freedom is 4.3.
 
     Args:
         values: A row per seed, a column per task.

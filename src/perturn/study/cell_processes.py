@@ -171,7 +171,7 @@ def do_logged(cell: Cell, sources: Sources, test: bool, threads: int, log: str) 
 
 
 def do_cell(cell: Cell, sources: Sources, test: bool) -> None:
-    """Do the stages of a cell's run that are not done, taking over what others have done; then score it, if asked."""
+    """Run the missing stages of a cell, copying stages that other runs have done; then score it, if asked."""
     with open_run(cell.recipe) as run:
         run_stages(run, take_over=lambda stage: take_over(run, stage, sources))
         model = policy_path(run, cell.policy)

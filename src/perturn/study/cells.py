@@ -224,7 +224,7 @@ def _name(plan: Plan, environment: str, method: str, point: Point, seed: int) ->
 
 
 def _digest(data: Mapping[str, Any]) -> str:
-    """Return the short digest of settings, without those that change nothing of what is made.
+    """Return the short digest of settings, without settings that do not change the results.
 
     It is of what is written, not of what is read from it: a setting that a later version adds changes no name.
     """
@@ -352,7 +352,7 @@ def _rewards_of_training(data: Mapping[str, Any]) -> list[str]:
 
 
 def _is_explored_for_a_score(data: Mapping[str, Any]) -> bool:
-    """Return whether a policy that is taught here is scored by a selector that learns from what it explores."""
+    """Return whether a policy that is trained here is scored by a selector that learns from its explored episodes."""
     part = data.get("evaluate")
     section = part.get("select") if isinstance(part, Mapping) else None
     if not isinstance(section, Mapping) or "name" not in section:

@@ -49,7 +49,7 @@ class Test:
 
     tasks: HeldOutTasks
     sampling: Sampling | None = None
-    """How actions are decoded there; None: as `evaluate.sampling` of the recipe says."""
+    """Decoding there; None: `evaluate.sampling` of the recipe."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Study:
     tune: Tune | None = None
     """None: nothing is swept."""
     baseline: str | None = None
-    """The method that the others are compared with; None: sft, or base where nothing is taught."""
+    """The method that the others are compared with; None: sft, or base if there is no training."""
     primary: list[list[Side]] = field(default_factory=list)
     """At most three comparisons that the study is made for, such as `[tlm-dre, sft]`. Holm's correction is over these
     alone. A side may be several methods, `[[gigpo, hgpo], rloo]`: their mean is compared."""
@@ -84,8 +84,8 @@ class Study:
     compare: list[list[Side]] = field(default_factory=list)
     """Further comparisons, besides each method with the baseline; sides as in `primary`."""
     workers: Annotated[int, COUNT] | None = None
-    """Cells worked on at the same time; None: as many as there are cores for their training processes, or one where
-    there is a GPU."""
+    """Cells that run at the same time; None: as many as there are cores for their training processes, or one if there
+    is a GPU."""
     output: str = "studies/results"
     share: list[str] = field(default_factory=list)
     """Other studies under `output` whose finished stages are taken over where they would be made the same here."""

@@ -82,9 +82,9 @@ class Sharing:
         self._lent: set[str] = set()
 
     def lend(self, folder: Path, recipe: Recipe) -> None:
-        """Take what a run of another study has finished into account; nobody waits for the rest.
+        """Note the stages that a run of another study has finished; unfinished ones are not waited for.
 
-        Stages are left out that read inputs which have changed since, or of which nothing says that they have not.
+        Stages are left out if an input has changed since, or may have changed.
         """
         self._identities[folder] = theirs = identities(recipe)
         files = unsure_inputs(folder, recipe)

@@ -104,7 +104,7 @@ def _stage(cell: Cell) -> str:
 
 
 def seconds_left(conductor: Conductor) -> float | None:
-    """Return the time for what is left, by the mean of what was done; None where nothing was done yet."""
+    """Return the time left, from the mean time of finished cells; None before the first is finished."""
     board, spent = conductor.board, conductor.spent
     left = Counter(board.scores_alone(cell) for cell, _ in board.to_do().values())
     left[True] += board.unknown

@@ -38,7 +38,7 @@ def make_credit(section: Mapping[str, Any]) -> Credit:
 
 
 def check_credit(credit: Any, name: str) -> None:
-    """Reject a credit that does not say what it reads, or how.
+    """Reject a credit that does not declare its inputs, or how it reads them.
 
     Raises:
         ConfigError: Naming what it lacks.
@@ -47,7 +47,7 @@ def check_credit(credit: Any, name: str) -> None:
 
 
 def _faults(credit: Any, name: str) -> Iterator[str]:
-    """Yield what a credit does not say of what it reads, or how."""
+    """Yield missing declarations of a credit on its inputs."""
     members = set(dir(credit))
     if not {"needs", "traits"} <= members:
         yield (

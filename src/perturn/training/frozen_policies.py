@@ -1,4 +1,4 @@
-"""Policies that do not move, such as the reference: what they say of the first rows of a training, and of later."""
+"""Policies that do not change, such as the reference, and their outputs for the rows of a training."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Frozen:
 
         Args:
             part: The rows.
-            trained: The model that is trained, as it is now; None where it cannot be the policy, or its weights are
+            trained: The model in training, in its current state; None if it cannot be the policy, or its weights are
                 divided among processes.
 
         Raises:

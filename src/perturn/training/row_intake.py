@@ -98,7 +98,7 @@ def _located(rows: Iterable[Any] | Location) -> tuple[Iterator[tuple[tuple[int, 
 
 
 def _own(row: Any) -> Any:
-    """Return a row of Perturn's own, read, or what is wrong with it; any other as it is."""
+    """Return a row of Perturn's own format, parsed, or its error; any other row unchanged."""
     try:
         return own_row(row) or row
     except DataError as error:
@@ -179,7 +179,7 @@ def sequences_of(examples: Sequence[Example]) -> list[Encoded]:
 
 
 def with_logprobs(examples: Sequence[Example], name: str, logprobs: Sequence[Tensor]) -> list[Example]:
-    """Return the examples with log-probabilities of `sequences_of` them, in nats, as `name` says.
+    """Return the examples with log-probabilities of their `sequences_of`, in nats, under the key `name`.
 
     It is reference, proximal, or the name of an input of the loss.
     """

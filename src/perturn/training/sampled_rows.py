@@ -252,7 +252,7 @@ def weigh_groups(
 
 
 def _check_lengths(needed: Needed, counting: int) -> None:
-    """Reject what a credit needs if it has not one entry for each trajectory that counts.
+    """Reject inputs of a credit that do not have one entry for each trajectory that counts.
 
     Raises:
         ConfigError: Naming the entry.

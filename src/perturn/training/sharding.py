@@ -105,7 +105,7 @@ def _reading(checkpoint: str | None) -> Iterator[None]:
 
 
 class ShardedTrainer(Trainer):
-    """The part of `TurnTrainer` that divides the model among processes, and reads what others have divided."""
+    """The part of `TurnTrainer` that divides the model among processes, and loads models that were divided."""
 
     model: Any
     optimizer: Any
@@ -134,7 +134,7 @@ class ShardedTrainer(Trainer):
 
     @property
     def is_divided(self) -> bool:
-        """Whether this trainer divides the model itself: with FSDP2, unless a policy says what is wrapped."""
+        """Whether this trainer divides the model itself: with FSDP2, unless a policy names the layers to wrap."""
         plugin: Any = self.accelerator.state.fsdp_plugin if self.is_fsdp_enabled else None
         return plugin is not None and plugin.fsdp_version == 2 and plugin.auto_wrap_policy is None
 

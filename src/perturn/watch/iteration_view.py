@@ -17,7 +17,7 @@ from perturn.io.read_input import lines_of, parse_object
 from perturn.stats import cluster_interval
 
 LAST = 6
-"""Iterations at the end of a run whose episodes are read; of those before, what the manifest says is enough."""
+"""Iterations at the end of a run whose episodes are read; for earlier iterations the manifest is enough."""
 
 
 @dataclass(frozen=True)

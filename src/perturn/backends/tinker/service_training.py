@@ -105,7 +105,7 @@ class ServiceTraining:
         self._open.clear()
 
     def _write(self, policy: RemotePolicy, tokenizer: Any, name: str, folder: Path) -> None:
-        """Write a folder that stands for a policy, with the tokenizer and what says how long a prompt may be."""
+        """Write a folder that represents a policy, with the tokenizer and the longest prompt it takes."""
         folder.mkdir()
         policy.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -38,7 +38,7 @@ _UNSUPPORTED = {"unsupported_parameter", "unsupported_value", "unknown_parameter
 _OF_PROMPT = {400, 413, 422, 500}
 """Statuses with which servers refuse a prompt that is too long for the model; llama.cpp has 500."""
 _COUNTED = 100_000
-"""Conversations whose tokens are kept, as far as nobody says that they have ended."""
+"""Number of conversations whose tokens are kept until they are reported as ended."""
 _OUTAGE = 3
 """Number of prompts in a row without an answer after which the fault is the server's, not the prompts'."""
 
@@ -60,7 +60,7 @@ class ApiEngine:
             model: Name of the model at the server.
             settings: The server, and the limits to keep.
             stop: Texts that end an answer, unless the settings have their own.
-            ledger: File of what was spent and answered, read first if it is there. None: in memory alone.
+            ledger: File of the tokens spent and the answers, read first if it exists. None: in memory alone.
 
         Raises:
             ConfigError: If the key is missing.

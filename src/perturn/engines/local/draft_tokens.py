@@ -1,8 +1,8 @@
 """Guesses of the tokens that a policy will write next, and how many of them are worth a pass through the model.
 
-Agents repeat formats, and copy names from what they read. So what follows the last few tokens is guessed from what
-followed them before: in the same conversation, and in the actions of all others. A guess that is wrong costs time and
-changes nothing.
+Agents repeat formats, and copy names from what they read. So the tokens after the last few tokens are guessed from
+earlier places with the same tokens: in the same conversation, and in the actions of all others. A guess that is wrong
+costs time and changes nothing.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Drafts:
         self._actions.forget_first(_ACTIONS)
 
     def forget(self, conversation: str) -> None:
-        """Drop what a conversation alone has taught."""
+        """Drop the tokens that come from one conversation alone."""
         self._own.pop(conversation, None)
 
     def guess(self, conversation: str, tail: Sequence[int], most: int, least: float) -> list[int]:

@@ -154,7 +154,7 @@ class LocalEngine:
         return answer_all(self, prompts, sampling)
 
     def update_weights(self, folder: str | Path, name: str, base: str | None = None) -> None:
-        """Serve other weights of the same model from now on; nothing is kept of what the old ones computed.
+        """Serve other weights of the same model from now on; results of the old weights are dropped.
 
         They are read one tensor at a time. Files that only transformers can read need a second model.
 
@@ -210,7 +210,7 @@ class LocalEngine:
         return self._tokens.action(ids, ()).text
 
     def _join(self, row: Row) -> None:
-        """Find out what the prompt has in common with others."""
+        """Find the beginning that the prompt shares with other prompts."""
         row.history.end = self._beginnings.join(row.ids, row.history)
 
     def _admit(self) -> None:
@@ -259,7 +259,7 @@ class LocalEngine:
 
     @torch.inference_mode()
     def _begin(self, history: History, shared: Sequence[Beginning], apart: int) -> None:
-        """Start with what others have in common with it, which is computed when the first of them comes."""
+        """Start with the shared beginning, which is computed when the first of the prompts arrives."""
         for number, node in enumerate(shared):
             if not node.held:
                 alone = History(Blocks(lambda _: 1))
@@ -272,7 +272,7 @@ class LocalEngine:
             history.begin(shared, apart)
 
     def _pass(self) -> list[Row]:
-        """Feed what the rows have not fed yet, up to the pass's limit; returns the rows that end with it."""
+        """Feed further tokens of the rows, up to the limit of a pass; return the rows that are complete then."""
         parts: list[tuple[Row, list[int]]] = []
         left = _PASS
         for row in sorted(self._running, key=lambda row: len(row.answer) == 0):  # those that answer go first

@@ -88,7 +88,7 @@ class AgentProcess:
         return self._process.poll()
 
     def kill(self) -> None:
-        """Kill it and all that it started; nothing more is read of what it writes."""
+        """Kill it and all processes that it started; its further output is ignored."""
         self._closer()
         self._thread.join(_REAP_S)
 

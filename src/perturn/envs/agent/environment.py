@@ -247,7 +247,7 @@ def _label(command: Sequence[str] | None, function: str | None) -> str:
 
 
 def _check_rules(job: Job, protocol: EpisodeProtocol) -> None:
-    """Reject what an agent cannot be told, or cannot do.
+    """Reject protocol settings that an agent cannot be given, or cannot follow.
 
     Raises:
         RunError: Saying what to leave out.

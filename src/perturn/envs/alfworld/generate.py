@@ -18,7 +18,7 @@ SPLITS = {"train": 600, "valid_seen": 600, "valid_unseen": 600}
 """Split -> how many games it has, unless a setting says otherwise."""
 
 _LAYOUTS = 20
-"""Layouts of each room that `train` and `valid_seen` share; `valid_unseen` has as many others."""
+"""Layouts of each room that `train` and `valid_seen` share; `valid_unseen` has the same number of other layouts."""
 
 _ROOMS = {
     "kitchen": (
@@ -42,7 +42,7 @@ _ROOMS = {
         "book box creditcard keychain laptop newspaper pillow remotecontrol statue tissuebox vase watch plate desklamp",
     ),
 }
-"""Room -> its receptacles, with how few and how many of each, and the things that may lie in it."""
+"""Room -> its receptacles, with the smallest and largest number of each, and the things that may lie in it."""
 
 _FLAGS = {
     "cleanable": "apple bowl butterknife cloth cup dishsponge egg fork kettle knife ladle lettuce mug pan plate pot "

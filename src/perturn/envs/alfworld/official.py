@@ -1,8 +1,7 @@
 """ALFWorld through the official package: TextWorld, with Fast Downward's translator and state in C++.
 
 Needs `pip install "perturn[alfworld]"`, which compiles for some minutes (gcc, g++, make, cmake). `alfworld` plays the
-same games alike without it and hundreds of times faster; this is what it is checked against, and it plays what
-`alfworld` refuses.
+same games without it, hundreds of times faster, and is checked against it. It also plays games that `alfworld` rejects.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ class OfficialGame:
         return observation
 
     def game_data(self, game: GameText) -> dict[str, Any]:
-        """Return a game as the official engine takes it, which is what a game file holds."""
+        """Return a game in the form of the official engine: the content of a game file."""
         domain, grammar = game.logic or self._logic
         return {
             "pddl_domain": domain,

@@ -1,9 +1,9 @@
-"""The shortest way to win an ALFWorld game from where it stands, by one who knows the whole house.
+"""The shortest way to win an ALFWorld game from its current state, with full knowledge of the house.
 
 A way is a list of errands: fetch a thing, treat it, put it down, light a lamp. Going there and opening the receptacle
-belong to the errand that needs them, so the search has a node for each order of errands and not for each command. What
-no shortest way does is not searched: opening what is neither taken from nor put into, taking what is not asked for,
-treating otherwise than the task asks, putting down elsewhere a thing that was just fetched.
+belong to the errand that needs them, so the search has a node for each order of errands and not for each command.
+Commands that are on no shortest way are not searched: opening a receptacle that is not used, taking an unwanted thing,
+a treatment that the task does not ask for, putting down elsewhere a thing that was just fetched.
 """
 
 from __future__ import annotations

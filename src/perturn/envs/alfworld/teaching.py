@@ -84,7 +84,7 @@ def clumsy_script(game: TextGame, first: Observation, draw: random.Random) -> Se
 
 
 def aimless_script(game: TextGame, first: Observation, draw: random.Random, turns: int) -> Sequence[str]:
-    """Return commands of somebody who tries what can be done, so that all that a game says is heard once.
+    """Return commands that try everything possible, so that every text of a game is seen once.
 
     Args:
         game: Just begun.
@@ -121,7 +121,7 @@ class _Clumsy:
         return self._last
 
     def _failing(self, command: str) -> str:
-        """Return a command like the one asked for that cannot be done now: a wrong number, or too early."""
+        """Return a command similar to the given one that cannot be done now: a wrong number, or too early."""
         verb, *rest = command.split(" ")
         numbers = [index for index, word in enumerate(rest) if word.isdecimal()]
         if numbers and self._draw.random() < _WRONG_NUMBER:
@@ -145,7 +145,7 @@ def remaining(game: GameText, grammar: Grammar, actions: Sequence[str], sense: s
     Args:
         game: Its game.
         grammar: How commands are said.
-        actions: The commands that were said; a command that does nothing leaves the way as it was.
+        actions: The commands so far; a command without effect does not change the way.
         sense: `shortest` or `searching`.
 
     Raises:

@@ -289,7 +289,7 @@ async def _start_process(server: ServerSettings) -> asyncio.subprocess.Process:
 
 
 async def _stop_process(process: asyncio.subprocess.Process, tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Close the input of a process, kill what has not ended after a while, and end the tasks on its pipes."""
+    """Close the input of a process, kill it if it does not end after a while, and end the tasks on its pipes."""
     assert process.stdin is not None
     begun = _children(process.pid)
     process.stdin.close()

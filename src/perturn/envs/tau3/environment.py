@@ -203,7 +203,7 @@ class Tau3:
         return self._gold[row["id"]]
 
     def _end(self, row: Row) -> Observation:
-        """Compare the database with that after the gold actions, and what was told with what must be; ask the judge."""
+        """Compare the database with its state after the gold actions, and the agent's texts with the required ones."""
         self._row, criteria = None, row["evaluation_criteria"]
         met = "COMMUNICATE" not in _basis(row) or _is_told(criteria.get("communicate_info") or (), self._told)
         met = met and ("DB" not in _basis(row) or self._gold_state(row) == state_of(self._tools))

@@ -172,7 +172,7 @@ def _product(
     reviewed: Mapping[str, Any],
     default_price: float | None,
 ) -> Product:
-    """Return a product from its row in the catalogue, and what the other two files say of it."""
+    """Return a product from its row in the catalogue, with the fields of the other two files."""
     features = row.get("small_description") or []
     return Product(
         asin=asin,

@@ -230,7 +230,7 @@ class WebShop:
         return pages.sub_page(said, visit.product, visit.page)
 
     def _observe(self, visit: _Visit, valid: bool = True) -> Observation:
-        """Return where a shopper is now, who is there from here on."""
+        """Return the shopper's current page, for a shopper that is on a page from now on."""
         self._visit, self._page = visit, self._open_page(visit)
         clicks = (f"click[{part.click}]" for part in self._page if part.click)
         return Observation(

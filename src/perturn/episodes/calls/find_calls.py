@@ -1,4 +1,4 @@
-"""The text of an answer -> what it says and which tools it calls, whatever the format of the calls."""
+"""Split the text of an answer into its words and its tool calls, for any known format of calls."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Reading:
     tools: Tools
     calls: list[ToolCall] = field(default_factory=list)
     malformed: bool = False
-    """Whether a call is there that cannot be executed as it is written."""
+    """Whether there is a call that cannot be executed as it is written."""
     _at: int = 0
     _said: list[list[str]] = field(default_factory=lambda: [[]])  # words before, between and after the calls
     _may_close: bool = True  # whether a thought may have been opened by the prompt

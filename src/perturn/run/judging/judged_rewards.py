@@ -78,7 +78,7 @@ def judge_file(recipe: Recipe, folder: Path, file: Path, what: str) -> dict[str,
 def rate(
     episodes: Sequence[Trajectory], settings: JudgeSettings, judge: Judge, counts: dict[str, int]
 ) -> list[Trajectory]:
-    """Return episodes with the judge's rewards; those that FAILED, or have nothing to be rated, are left as they are.
+    """Return episodes with the judge's rewards; those that FAILED, or have nothing to rate, are unchanged.
 
     Args:
         episodes: With the environment's rewards.

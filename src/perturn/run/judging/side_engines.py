@@ -32,7 +32,7 @@ def checked_settings(section: Section, where: str) -> EngineSettings:
 
 
 def check_side_engine(section: Section, model: str, where: str, recipe: str) -> None:
-    """Find out before work whether `open_side_engine` could do what is asked; nothing is opened.
+    """Check before work whether `open_side_engine` would succeed; nothing is opened.
 
     Args:
         section: `name` and settings of the engine.

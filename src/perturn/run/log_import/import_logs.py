@@ -233,7 +233,7 @@ def _assemble(spool: LogSpool, settings: LogSettings, account: LogAccount) -> No
 def _left_out(one: Trajectory, value: float | None, settings: LogSettings, account: LogAccount) -> str | None:
     """Return the bin of a rollout that gives no row; None: it gives one.
 
-    A rollout that failed counts in its group, but there is nothing to learn from it alone.
+    A rollout that failed counts in its group, but is not trained on.
     """
     if failed(one):
         return None if settings.form == "trajectories" else "failed"

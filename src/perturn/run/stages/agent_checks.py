@@ -17,7 +17,7 @@ from perturn.training.credit_choice import named_credit
 from perturn.types import EpisodeProtocol
 
 _NOT_TOLD = ("system", "suffix", "example", "history", "list_admissible")
-"""Settings of a protocol that say what a policy is told."""
+"""Settings of a protocol that change the texts a policy sees."""
 _PLAIN: dict[str, Any] = {each.name: each.default for each in fields(EpisodeProtocol)}
 
 

@@ -1,4 +1,4 @@
-"""The stage that plays what an explorer asks for after the rollouts, and what turns were worth by how that ends."""
+"""The stage that plays the episodes an explorer asks for after the rollouts, and values turns by their outcomes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_explorer(recipe: Recipe, tasks: Sequence[Task]) -> None:
 
 
 def branch(session: Session, stage: Stage) -> None:
-    """Let the stage's policy resume episodes as the explorer says."""
+    """Let the stage's policy resume episodes as the explorer asks."""
     run, explorer = session.run, explorer_of(session.recipe)
     file = run.paths.trajectories(stage.name)
     chosen = (run.paths.forks(stage.mark),) if explorer.traits.reads_policy else ()

@@ -123,7 +123,7 @@ def own_episodes(source: Path) -> Iterator[Trajectory]:
 
 
 def shown(env: Any, job: Job, protocol: EpisodeProtocol, folder: Path | None = None) -> Episode:
-    """Yield the expert's episode, which asks no engine; what was paid for it is kept in a folder, if one is given."""
+    """Yield the expert's episode, which asks no engine; paid answers are kept in a folder, if one is given."""
     yield from ()
     if "show" in abilities_of(env):
         played: Trajectory = ability(env, "show")(job, protocol, folder)

@@ -160,7 +160,7 @@ def credit_run(
 
 
 class _Weigher:
-    """A credit on a run's stored episodes, iteration by iteration: what it needs of them, and what is carried over."""
+    """A credit on a run's stored episodes, iteration by iteration: its inputs, and the state that is carried over."""
 
     def __init__(self, paths: RunPaths, recipe: Recipe, credit: Credit, reference: str | None) -> None:
         self.credit = credit

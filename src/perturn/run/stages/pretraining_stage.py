@@ -68,7 +68,7 @@ def taught(run: Run) -> list[Trajectory]:
 
 
 def heard(run: Run) -> set[str]:
-    """Return all that is said in the lessons, and what a policy is told whose action was not understood."""
+    """Return all texts of the lessons, and the answer to an action that was not understood."""
     texts = {FORMATS[make_protocol(run.recipe.protocol).format].reminder}
     for one in read_trajectories(run.paths.trajectories("lessons")):
         texts.update(str(message["content"]) for message in one.messages)

@@ -238,7 +238,7 @@ def _count_tokens(examples: Sequence[Example]) -> dict[str, int]:
 def _write_reference(
     run: Run, stage: Stage, settings: Train, trainer: TurnTrainer, examples: Sequence[Example]
 ) -> None:
-    """Keep what the reference says of each turn and token of the pairs, and the loss with its defaults.
+    """Keep the reference's log-probabilities of each turn and token of the pairs, and the loss with its defaults.
 
     `metrics/confidence.jsonl` and `metrics/reference.jsonl` have a row per pair, in the order of
     `pairs.jsonl`.

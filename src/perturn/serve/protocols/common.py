@@ -25,7 +25,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "best_of": (1,),
 }
-"""Parameters that would change what is sampled and that no engine here has, each with values that change nothing."""
+"""Parameters that would change sampling and that no engine here supports, each with the values that change nothing."""
 
 _STEM, _NUMBERS = secrets.token_hex(8), count()
 

@@ -179,7 +179,7 @@ def _function(tool: _Tool) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """Return arguments as an object; what is none stands under `arguments`."""
+    """Return arguments as an object; anything else is put under the key `arguments`."""
     try:
         found = json.loads(arguments)
     except ValueError:

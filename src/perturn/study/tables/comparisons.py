@@ -39,7 +39,7 @@ is 12.7."""
 def families(study: RecordedStudy, methods: Sequence[str]) -> dict[str, list[Pair]]:
     """Return the comparisons of both families: `primary`, corrected by Holm, and `others`, with q-values.
 
-    The model that nothing was taught is in neither.
+    The model before training is in neither.
 
     Args:
         study: The study.
@@ -185,8 +185,8 @@ def _correct(rows: Mapping[Pair, dict[str, Any]], counted: Mapping[str, Sequence
 def _smallest(found: CrossedComparison, comparisons: int) -> float | None:
     """Return the true difference that would have been found with a chance of `POWER`, were it the only one.
 
-    By the errors that were observed; at the strictest step of the correction. None where no score differed, so that
-    nothing is known of what a difference would look like.
+    By the errors that were observed; at the strictest step of the correction. None if no score differed, so that the
+    variance of a difference is unknown.
     """
     spreads = [one for one in (found.spread, found.spread_of_tasks) if one.error > 0]
     sizes = [

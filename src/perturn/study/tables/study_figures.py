@@ -37,7 +37,7 @@ def differences(
 ) -> go.Figure | None:
     """Return the difference of each comparison with its interval, and of each seed; None if nothing is compared.
 
-    The model that nothing was taught is far off, and would leave no room for the others.
+    The model before training is far off, and would leave no room for the others.
 
     Args:
         comparisons: `name`, `method` and, by measure, the comparison.

@@ -223,7 +223,7 @@ def protocols_of(folder: Path, cells: Iterable[Mapping[str, Any]]) -> dict[str, 
 
 
 _OF_THE_BASE = ("base", "model")
-"""Sections of a recipe that say what a run begins with."""
+"""Sections of a recipe that decide what a run begins with."""
 
 Bases = Mapping[int, str]
 """The base that each seed begins with; a seed that is not listed has its own base."""

@@ -30,12 +30,12 @@ for 10."""
 
 
 def summarize(folder: Path) -> dict[str, Any]:
-    """Return the numbers of a study, as `summary.json` holds them; docs/verdicts.md says what each is.
+    """Return the numbers of a study in the form of `summary.json`; docs/verdicts.md describes each.
 
     An end of an interval that the data cannot give is None.
 
     Args:
-        folder: Of the study; it may be unfinished, and what is missing is named in `notes`.
+        folder: Of the study; it may be unfinished, and `notes` names the missing parts.
 
     Raises:
         RunError: If the folder holds no study, or a file of it is malformed.
@@ -100,7 +100,7 @@ def _protocol(study: RecordedStudy, environment: str) -> Mapping[str, Any] | Non
 
 
 def _measures(episodes: Episodes) -> dict[str, Bounds]:
-    """Return compared values with their bounds: success, and the score where it says more than success does."""
+    """Return compared values with their bounds: success, and the score if it differs from success."""
     if all(row["score"] == row["success"] for row in episodes):
         return {"success": (0.0, 1.0)}
     within = all(0 <= row["score"] <= 1 for row in episodes)

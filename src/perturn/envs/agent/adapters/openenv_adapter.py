@@ -93,7 +93,7 @@ async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
 
 
 async def _call(world: Any, name: str, arguments: str) -> tuple[str, float | None, bool]:
-    """Return what a call says, its reward, and whether it ended the episode."""
+    """Return the result of a call, its reward, and whether it ended the episode."""
     try:
         read = json.loads(arguments or "{}")
     except ValueError:
