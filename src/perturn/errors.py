@@ -72,7 +72,7 @@ class ContextFull(EngineFailure):
 
 
 class RunError(PerturnError):
-    """A run folder is missing, belongs to another recipe, or lacks what a stage needs."""
+    """A run folder is missing, belongs to another recipe, or lacks the input of a stage."""
 
 
 class StorageError(RunError):
@@ -90,8 +90,8 @@ class BudgetError(RunError):
 def closest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
     """Return the known word that is most like a word, if one is like it.
 
-    Upper and lower case, `_`, `-` and spaces count as equal. Of dotted keys, the sections that all of them share are
-    not compared: otherwise any two keys of a deep section would be alike.
+    Upper and lower case, `_`, `-` and spaces count as equal. Sections that all dotted keys share are not compared:
+    otherwise any two keys of a deep section would be similar.
 
     Args:
         word: Such as `align.loss.nam`.
@@ -160,7 +160,7 @@ def within(where: str, *kinds: type[Exception], after: str = "") -> Iterator[Non
     """Put a place before the text of each `ConfigError`; a `ValueError` on settings becomes one.
 
     Args:
-        where: The place, or what cannot be done.
+        where: The place, or the failed operation.
         kinds: Further exceptions that mean a wrong setting here.
         after: What to do, after the text.
 

@@ -154,7 +154,7 @@ def task_fault(task: Task) -> str | None:
 
 
 def close_world(env: Environment) -> None:
-    """Close a world that is not needed any more; if it cannot close, the run goes on."""
+    """Close a world that is no longer needed; if it cannot close, the run continues."""
     try:
         close: Callable[[], object] = env.close
         if is_unawaited(close()):

@@ -15,7 +15,7 @@ Returns = Callable[[Sequence["Trajectory"]], list[list[float]]]
 """Rewards that count, of each turn `[trajectories][turns]`, such as `perturn.credit.returns.Return`."""
 
 Targets = Callable[[Sequence["Trajectory"], Sequence[Sequence[int]]], list[list[list[float]]]]
-"""Function from trajectories, and the tokens of each turn `[trajectories][turns]`, to the returns that V stands for
+"""Function from trajectories, and the tokens of each turn `[trajectories][turns]`, to the returns that V predicts
 `[trajectories][turns][tokens]`. It covers as many first tokens of each turn as V is read at; NaN: not known."""
 
 
@@ -33,7 +33,7 @@ Needs = tuple[str | Need, ...]
 """Needs of an entry: names and requests, at most one for each quantity."""
 
 SENSES = ("shortest", "searching")
-"""How far an episode is from a success, for one who knows all of the world or for one who has to search."""
+"""How far an episode is from a success, with full knowledge of the world or by searching."""
 
 
 def keyword(name: str) -> str:

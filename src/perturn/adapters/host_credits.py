@@ -34,8 +34,8 @@ def host_credit(
     Args:
         host: Name of the host.
         credit: A credit, the name of one, or a section `credit`.
-        gives: What the host can give besides rewards and groups: STATES and names of quantities. Each is None if it
-            does, or else what to do so that it does.
+        gives: What the host can give besides rewards and groups: STATES and names of quantities. Each is None if the
+            host gives it, or else the remedy.
 
     Raises:
         ConfigError: If there is no such credit, or it reads what the host does not give.
@@ -51,7 +51,7 @@ def host_credit(
 
 
 def _faults(host: str, credit: Credit, name: str, gives: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield what a credit reads that a host does not give."""
+    """Yield inputs of a credit that a host does not give."""
     if credit.traits.trains_branches:
         yield f"credit {name!r} weighs branches of episodes, and {host} plays none; run it in Perturn."
     if credit.traits.sets_clip:
@@ -68,9 +68,10 @@ def _faults(host: str, credit: Credit, name: str, gives: Mapping[str, str | None
 
 
 def read_aspects(credit: Credit) -> set[str]:
-    """Return what a credit reads of turns besides their rewards: state keys, texts, whether actions were valid.
+    """Return the inputs of a credit besides rewards: state keys, texts, whether actions were valid.
 
-    It is asked to weigh a small group, and the group with one of these changed. It reads what changes its numbers.
+    It is asked to weigh a small group, and the group with one of these changed. It lists only inputs that change the
+    credit's numbers.
     """
     group = [
         Trajectory(

@@ -160,7 +160,7 @@ def _function(
     settings: dict[str, Any],
     given: Callable[[ReleasedBatch], dict[str, Any]],
 ) -> tuple[Estimate, bool]:
-    """Make an estimator of a function, which is given what its parameters name of a batch and of the settings.
+    """Make an estimator from a function, whose parameters are filled by name from a batch and from the settings.
 
     Args:
         function: From arguments to advantages and returns.
@@ -230,7 +230,7 @@ _TRL_ENDS = "advantages = torch.nan_to_num("
 
 
 def _trl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
-    """Make an estimator of a trainer of TRL: the statements of its method from rewards to advantages, as they stand."""
+    """Make an estimator from a trainer of TRL: the unchanged statements of its method from rewards to advantages."""
     trainer, begins, defaults = _TRL[name]
     method = vars(getattr(module, trainer))["_generate_and_score_completions"]
     own = {key: settings.pop(key, value) for key, value in defaults.items()}

@@ -43,7 +43,7 @@ def time(seconds: float | None) -> str:
 
 
 def short(value: str) -> str:
-    """Return a hash by its first digits; the whole of it stands elsewhere."""
+    """Return a hash by its first digits; the whole hash is written elsewhere."""
     return f"{value[:12]}…" if len(value) >= 40 and set(value) <= set(string.hexdigits) else value
 
 
@@ -101,7 +101,9 @@ def _p_value(value: float) -> str:
 
 
 def protocol_line(stamp: Mapping[str, Any]) -> str:
-    """Return conditions of a score, in words: what must be equal before two are compared. An older stamp lacks some.
+    """Return the conditions of a score in words: what must be equal before two scores are compared.
+
+    An older stamp lacks some.
 
     Args:
         stamp: `evaluation/protocol.json` of a run.
@@ -158,7 +160,7 @@ def _selection(settings: Any) -> str:
 
 
 def cost_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what several episodes of a task, several actions at a turn or controlled turns cost, for each policy.
+    """Return the cost of several episodes of a task, several actions at a turn or controlled turns, for each policy.
 
     Args:
         policies: Rows of `summary.json`.

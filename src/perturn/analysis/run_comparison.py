@@ -31,7 +31,7 @@ class Versus:
     refused: str = ""
     """Why there is no comparison."""
     differs: tuple[str, ...] = ()
-    """Differences of protocol where the tasks are alike, each as `key: theirs, ours`."""
+    """Differences of protocol if the tasks are equal, each as `key: theirs, ours`."""
     sides: tuple[str, str] = ("", "")
     """The two sets of episodes, as the links of the page name them."""
 
@@ -88,7 +88,7 @@ def against_first(runs: Sequence[RecordedRun], names: Sequence[str]) -> list[Ver
 
 
 def settings_that_differ(runs: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
-    """Return the keys whose values differ between runs, with the value of each run; a dash stands for no value."""
+    """Return the keys whose values differ between runs, with the value of each run; a dash means no value."""
     keys = dict.fromkeys(key for run in runs for key in run)
     rows = [(key, [run.get(key, "–") for run in runs]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
@@ -120,7 +120,7 @@ def _versus(run: RecordedRun, first: RecordedRun, name: str, first_name: str) ->
 
 
 def _judge(run: RecordedRun, first: RecordedRun) -> tuple[str, tuple[str, ...]]:
-    """Return why the scores of two runs cannot be compared, or what of their protocols differs."""
+    """Return why the scores of two runs cannot be compared, or the differences of their protocols."""
     ours, theirs = run.protocol, first.protocol
     if ours is None or theirs is None:
         file = run.paths.name(run.paths.stamp)

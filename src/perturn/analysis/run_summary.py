@@ -1,4 +1,4 @@
-"""The numbers of a run: scores of its policies, their comparison, and what its sets of episodes hold."""
+"""The numbers of a run: scores of its policies, their comparison, and figures of its sets of episodes."""
 
 from __future__ import annotations
 

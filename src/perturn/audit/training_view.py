@@ -29,7 +29,7 @@ class View:
     loss: dict[str, Any]
     """Name and settings of the loss whose weights are shown."""
     credit: dict[str, Any] | None
-    """Name and settings of what weighs; None: the loss's own."""
+    """Name and settings of the credit; None: the loss's own."""
     branches: Path | None = None
     """Branches of a run that are rows too."""
     own_turns: bool = False

@@ -24,7 +24,7 @@ class BackendTraits:
     provides: frozenset[str] = frozenset()
     """Names from `PROVIDED` that the backend has, besides log-probabilities of tokens and steps by their gradient."""
     stores: str = "files"
-    """The form in which it keeps policies: `files` of weights, or what an engine has as `EngineTraits.reads`."""
+    """The form in which it keeps policies: `files` of weights, or a form that an engine has as `EngineTraits.reads`."""
     distributions: tuple[str, ...] = ()
     """Installed packages that training depends on; the run's manifest keeps their versions."""
 
@@ -69,7 +69,7 @@ class Training(Protocol):
 
         Args:
             start: Name or folder of the policy that it starts from.
-            told: Texts that the tokenizer is to have a token for.
+            told: Texts that the tokenizer must have tokens for.
             seed: Of the random choices.
             lora: Adapters to train; None: all weights.
             resumes: Whether the optimizer of that policy continues.
@@ -80,7 +80,7 @@ class Training(Protocol):
 
         Args:
             model: The model.
-            reference: Name or folder of the reference; None: the model as it is.
+            reference: Name or folder of the reference; None: the model in its current state.
             lora: Adapters to train; None: all weights.
             settings: Further arguments of `TurnTrainer`.
         """

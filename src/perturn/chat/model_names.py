@@ -40,7 +40,7 @@ _WHOLE = ("model*.safetensors", "pytorch_model*.bin")
 
 
 def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
-    """Name of a model -> what `from_pretrained` takes.
+    """Argument of `from_pretrained` for each model name.
 
     On first use a bundled model is converted, and adapters are merged into a copy of their model, in the cache.
 
@@ -72,7 +72,7 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
 
 
 def for_engine(name: str, most: int, say: Callable[[str], None] = _logger.info) -> tuple[str, str | None]:
-    """Return what an engine loads, and the folder of the model beneath if it is adapters.
+    """Return the model that an engine loads, and the folder of its base model if it is adapters.
 
     Args:
         name: As `resolve_model` takes it.

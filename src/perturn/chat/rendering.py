@@ -28,7 +28,7 @@ class ChatTemplate:
     """Messages as a tokenizer and its chat template write them."""
 
     def __init__(self, tokenizer: Any, text: str | None) -> None:
-        """Find what ends a turn; `text` is a template's, to use instead of the tokenizer's own.
+        """Find the tokens that end a turn; `text` is a template, to use instead of the tokenizer's own.
 
         Raises:
             ModelError: If there is no template, or nothing that a policy could end its turn with.
@@ -167,7 +167,7 @@ class ChatTemplate:
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Return tokens of a text, and nothing besides; broken control tokens in it are plain text.
 
-        The newest ones are kept: an answer is tokenized after them, and sequences of an episode begin alike.
+        The newest ones are kept: an answer is tokenized after them, and sequences of an episode share their beginning.
         """
         if text in self._known:
             return self._known[text]
@@ -281,7 +281,7 @@ class Thoughts:
 
 
 def find_thoughts(render: Callable[[list[Message]], str | None]) -> Thoughts:
-    """Try what a chat template does with thoughts.
+    """Try how a chat template treats thoughts.
 
     Args:
         render: The text of a conversation as the template writes it; None where it refuses.
@@ -298,7 +298,7 @@ def find_thoughts(render: Callable[[list[Message]], str | None]) -> Thoughts:
 
 
 def has_thought(text: str) -> bool:
-    """Return whether a content begins with a thought, whose opening tag may stand in the prompt."""
+    """Return whether a content begins with a thought, whose opening tag may be at the end of the prompt."""
     thought, closed, _ = text.partition(_CLOSE)
     return bool(closed) and (thought.lstrip().startswith(_OPEN) or _OPEN not in thought)
 

@@ -34,7 +34,7 @@ class Template:
 
     @property
     def says(self) -> str:
-        """Owner of the template, and what was changed."""
+        """Owner of the template, and the changes to it."""
         return self.text.partition("\n")[0].removeprefix("{#- ").removesuffix(" -#}")
 
 
@@ -260,8 +260,8 @@ def _marks(tokenizer: Any, template: str) -> set[str]:
 def replacement(tokenizer: Any) -> Template | None:
     """Return Perturn's template that replaces the tokenizer's own, if one does.
 
-    Its own is recognised by what it writes, so that all revisions of a stock template count. It stays where it can
-    write the conversations of agents that ours can, each as the beginning of the next.
+    The model's own template is recognised by its output, so that all revisions of a known template count. It stays
+    where it can write the conversations of agents that ours can, each as the beginning of the next.
     """
     own = tokenizer.chat_template
     if not isinstance(own, str):

@@ -39,8 +39,8 @@ _PROBE_TURNS = 5
 class Encoded:
     """A trajectory as tokens: one sequence, or several; a shortened history has one for each of its turns.
 
-    Each is the text that the policy saw, and carries loss on what it wrote then. They are laid end to end, in the order
-    of the turns. `ids`, `turn` and `role` are [tokens].
+    Each is the text that the policy saw, with loss on the tokens that it wrote then. They are laid end to end, in the
+    order of the turns. `ids`, `turn` and `role` are [tokens].
     """
 
     ids: tuple[int, ...]
@@ -86,7 +86,7 @@ class Renderer:
     """
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None, *, ends: Iterable[int] = ()) -> None:
-        """Check that the template is append-only and that pieces are tokenized alike; find what ends a turn.
+        """Check that the template is append-only and pieces have the whole's tokens; find the end of a turn.
 
         Args:
             tokenizer: A Hugging Face tokenizer.
@@ -335,7 +335,7 @@ class Renderer:
         return [token for piece in pieces for token in piece.ids]
 
     def _check_pieces(self, ids: list[int], text: str) -> None:
-        """Reject tokens of pieces that stand for another text than the tokens of the whole.
+        """Reject tokens of pieces that decode to another text than the tokens of the whole.
 
         They may be other tokens: a policy continues the tokens of its prompt, even if the tokenizer would merge the
         last of them with what follows.

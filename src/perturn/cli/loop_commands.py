@@ -111,7 +111,7 @@ def _stage_command(name: str, says: str, *examples: str) -> None:
 
 
 def do_stages(name: str, source: Path, overrides: list[str] | None, dry_run: bool, as_json: bool) -> None:
-    """Do the stages of one command, or say what that would be."""
+    """Run the stages of one command, or print the plan of a dry run."""
     from perturn.config.stages import stages
     from perturn.run.execute import open_run, run_stages
 
@@ -142,7 +142,7 @@ def show_plan(
     as_json: bool,
     gpu_memory: float | None = None,
 ) -> None:
-    """Print what a recipe would do, and exit with 1 if it could not."""
+    """Print the plan of a recipe, and exit with 1 if it could not run."""
     from perturn.data.run_folder import resolve_recipe
     from perturn.estimate.dry_run import Plan, make_plan, print_plan
     from perturn.run.follow_up import planned

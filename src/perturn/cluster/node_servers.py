@@ -158,7 +158,7 @@ class EngineServer:
         return found
 
     async def forget(self, conversation: str) -> None:
-        """Delete what is kept for a conversation that has ended."""
+        """Delete the state of a conversation that has ended."""
         self._thread.forget(conversation)
 
     def _arrived(self, answered: Sequence[tuple[Prompt, Answered]]) -> None:

@@ -47,9 +47,9 @@ class _Replica(Server):
 class Replicas:
     """A streaming engine whose replicas answer side by side, each its own conversations; none waits for another.
 
-    A prompt is passed on at once. It joins what the replica's engine answers, which keeps its own batches. A
-    conversation stays with a replica, which keeps its keys and values; conversations of a lost replica move to others,
-    which compute them again. A replica that is lost is started again wherever there is room.
+    A prompt is passed on at once. It joins the batch of the replica's engine. A conversation stays with a replica,
+    which keeps its keys and values; conversations of a lost replica move to others, which compute them again. A replica
+    that is lost is started again wherever there is room.
     """
 
     def __init__(self, cluster: Cluster, serve: Callable[[str], Engine], model: str) -> None:
@@ -146,7 +146,7 @@ class Replicas:
         self._wait(1)
 
     def forget(self, conversation: str) -> None:
-        """Free what is kept of a conversation."""
+        """Free the state of a conversation."""
         replica = self._homes.pop(conversation, None)
         if replica is not None and not replica.gone:
             self._connection.tell(replica.actor.forget, conversation)

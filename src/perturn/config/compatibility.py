@@ -51,7 +51,7 @@ def _explorers() -> dict[str, ExploreSettings]:
 
 
 def misfit(recipe: Recipe, reader: str, needs: Needs, takes: Collection[str]) -> str | None:
-    """Return why a reader cannot read what the explorer gathers; None: it can.
+    """Return why a reader cannot read the explorer's episodes; None if it can.
 
     Args:
         recipe: With an explorer.
@@ -93,7 +93,7 @@ def _without(explorer: ExploreSettings, imposed: str) -> str:
 
 
 def explorer_faults(recipe: Recipe) -> Iterator[str]:
-    """Yield why rows and evaluation cannot read what the explorer of a recipe gathers.
+    """Yield why rows and evaluation cannot read the episodes of a recipe's explorer.
 
     What a credit reads is checked before work, as it may need torch.
     """

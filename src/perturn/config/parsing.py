@@ -40,7 +40,7 @@ _SECRET = re.compile(r"(?<![\w-])(sk-(?=[\w-]*\d)[\w-]{16,}|Bearer\s+\S+)")
 
 
 def refuse_secrets(data: Any) -> None:
-    """Reject what looks like a key of an API, without showing it: a recipe is copied into runs and reports."""
+    """Reject a value that looks like an API key, without showing it: a recipe is copied into runs and reports."""
     for where, key, value in _leaves(data):
         if value is not None and (_SECRET_NAME.fullmatch(key) or _SECRET.search(str(value))):
             raise ConfigError(
@@ -153,8 +153,8 @@ def build(
         section: `name` and settings.
         where: Dotted path of the section in the recipe.
         also: Keys of the section that are not settings of the object.
-        root: The dataclass of the whole recipe, for messages; None: the section stands alone.
-        guarded: Whether whatever the class raises is told in a line; else it is the caller's to tell.
+        root: The dataclass of the whole recipe, for messages; None: the section is used alone.
+        guarded: Whether every exception of the class is reported in one line; else the caller reports it.
     """
     _require_name(section, where, lambda: table)
     name = str(section.get("name"))
@@ -171,14 +171,14 @@ def build_entry(mark: EntryOf, section: Mapping[str, Any], where: str, *, root: 
         mark: The mark of the section's field, with a default.
         section: `name` and settings, as YAML gives them.
         where: Dotted path of the section in the recipe.
-        root: The dataclass of the whole recipe, for messages; None: the section stands alone.
+        root: The dataclass of the whole recipe, for messages; None: the section is used alone.
     """
     name = _value(str, section.get("name", mark.default), f"{where}.name", root)
     return build(table_of(mark.table), {**section, "name": name}, where, root=root)
 
 
 def section_of(given: Any, where: str) -> Mapping[str, Any]:
-    """Return the section that an argument of a function stands for: a mapping, or the name alone.
+    """Return a function's argument as a section: it is a mapping, or the name alone.
 
     Raises:
         ConfigError: If it is neither.
@@ -253,7 +253,7 @@ def _first_key(hint: Any) -> str:
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
-    """Return a value of YAML as plain Python: its text where a text is expected, else what it means."""
+    """Return a value of YAML as plain Python: its text if a text is expected, else its value."""
     hints = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     if isinstance(value, Mapping):
         return _typed_mapping(hints, value, where)

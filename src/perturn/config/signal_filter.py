@@ -10,7 +10,7 @@ class Signals:
     """Leave explored episodes out by the signals that they show: failure, loop, stagnation, exhaustion and cut."""
 
     without: list[str] = field(default_factory=list)
-    """Names of signals; who shows any of them is left out."""
+    """Names of signals; episodes that show any of them are left out."""
     only: list[str] = field(default_factory=list)
     """Names of signals; episodes that show none of them are left out. [] leaves none out."""
 

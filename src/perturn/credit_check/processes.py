@@ -24,7 +24,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Process:
-    """States, the actions of each with a logit under a softmax policy, and what can follow; it begins in state 0."""
+    """States, the actions of each with a logit under a softmax policy, and the outcomes; it begins in state 0."""
 
     name: str
     actions: Mapping[int, Mapping[str, tuple[Outcome, ...]]]
@@ -40,7 +40,7 @@ class Process:
 
     @cached_property
     def prover(self) -> "Process":
-        """The process under a policy that takes all actions of a state alike."""
+        """The process under a policy that takes all actions of a state with equal probability."""
         return replace(self, logits={state: (0.0,) * len(own) for state, own in self.logits.items()})
 
     @cached_property

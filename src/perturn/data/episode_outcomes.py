@@ -68,7 +68,7 @@ class Outcome:
     kind: str = ""
     """Kind of the task."""
     unfinished: bool = False
-    """Whether it goes on in the next iteration, so that score and success are not known yet."""
+    """Whether it continues in the next iteration, so that score and success are not known yet."""
 
 
 def read_outcomes(file: Path) -> list[Outcome]:
@@ -113,9 +113,9 @@ def parse_outcome(raw: bytes, where: str) -> Outcome:
 
 
 def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """Count how many episodes ended in which way, and what they cost.
+    """Count episodes by how they ended, and their cost.
 
-    `unfinished` and `filled_context` (truncated by the model's context) are there only where they are not 0.
+    `unfinished` and `filled_context` (truncated by the model's context) are only included if they are not 0.
     """
     counts: Counter[str] = Counter(episodes=0, success=0, failed=0, turns=0, invalid_turns=0)
     for one in trajectories:

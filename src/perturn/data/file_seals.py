@@ -24,7 +24,7 @@ Seals = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not what was written."""
+    """A file that has changed since it was written."""
 
     file: str
     """Its path in the run folder."""
@@ -63,7 +63,7 @@ def _seal(file: Path, stage: str | None) -> dict[str, Any]:
 
 
 def find_damage(folder: Path, seals: Mapping[str, Mapping[str, Any]], thorough: bool = False) -> list[Damage]:
-    """Return the files that are not what was sealed.
+    """Return the files that have changed since they were sealed.
 
     Args:
         folder: Of the run.
@@ -89,7 +89,7 @@ def _problem(file: Path, one: Mapping[str, Any], thorough: bool) -> str | None:
 
 
 def without_removed(folder: Path, seals: Seals) -> tuple[Seals, set[str]]:
-    """Forget what a user has removed: a stage with its every file, to have it done again, or a shared file.
+    """Forget what a user has removed: a stage with all its files, so that it runs again, or a shared file.
 
     Returns:
         The seals that are left, and the stages that are gone.
@@ -100,7 +100,7 @@ def without_removed(folder: Path, seals: Seals) -> tuple[Seals, set[str]]:
 
 
 def refuse_damage(folder: Path, seals: Mapping[str, Mapping[str, Any]]) -> None:
-    """Reject to go on from, or to report on, files that are not what was written."""
+    """Refuse to resume from, or to report on, files that have changed since they were written."""
     damaged = find_damage(folder, seals)
     if damaged:
         others = f", and {len(damaged) - 1} more files are damaged" if len(damaged) > 1 else ""

@@ -41,7 +41,9 @@ HEARTBEAT_SECONDS = 5.0
 
 
 class Run:
-    """A run folder, locked by this process until it is closed. Opening it never overwrites what another recipe made.
+    """A run folder, locked by this process until it is closed.
+
+    Opening it never overwrites the results of another recipe.
 
     Of processes that train together, only the first holds the folder; the others do not know what is done. Where a
     driver has started them (the setting `launch`), the driver holds it.
@@ -57,7 +59,7 @@ class Run:
         self.folder = run_folder(recipe)
         self.paths = RunPaths(self.folder)
         self.planned: list[str] = []
-        """The stages that this call will do, for those who watch it."""
+        """The stages that this call will run, for watchers."""
         self.manifest: dict[str, Any] = {"stages": {}, "files": {}}
         self._pulse: _Pulse | None = None
         refuse_other(recipe)
@@ -139,7 +141,7 @@ class Run:
 
         Args:
             stage: Its name; it is not done here.
-            theirs: Folder of the other run, in which the stage made what it would make here.
+            theirs: Folder of the other run, whose stage has made the same files as this stage would.
             alike: Stages that this one needs; they must be done in both, with the same files.
 
         Returns: Whether that was done; not if the other run has not finished it, has other input files, or was made
@@ -182,7 +184,7 @@ class Run:
 
     @contextmanager
     def stage(self, name: str, *makes: Path) -> Iterator[dict[str, Any]]:
-        """Run a stage: measures it, and notes in the manifest that it is done and what its files are.
+        """Run a stage: measure it, and note in the manifest that it is done and its files.
 
         Args:
             name: Of the stage.
@@ -315,7 +317,7 @@ def _compared(recipe: Recipe) -> dict[str, Any]:
 
 
 def _may_differ(recipe: Recipe) -> set[str]:
-    """Return keys that change not what a run makes, but where, how fast and how far; each is marked at its field."""
+    """Return keys that change where, how fast and how far a run works, but not its results."""
     found = efforts(Recipe)
     judge = recipe.judge.engine if recipe.judge else {}
     sections = (  # a recipe that plays nothing has no environment
@@ -332,7 +334,7 @@ def _may_differ(recipe: Recipe) -> set[str]:
 
 
 def counted_settings(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings that change what a run makes, by their dotted keys."""
+    """Return the settings that change the results of a run, by their dotted keys."""
     may_differ = _may_differ(recipe)
     flat = dotted(to_mapping(recipe))
     return {key: value for key, value in flat.items() if may_differ.isdisjoint(_and_sections(key))}

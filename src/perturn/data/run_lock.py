@@ -65,7 +65,7 @@ class RunLock:
 
 
 def _in_use(paths: RunPaths) -> str:
-    """Return who has the folder, and what to do."""
+    """Return the process that holds the folder, and the remedy."""
     try:
         facts: dict[str, Any] = json.loads(paths.holder.read_text(encoding="utf-8"))
         since = time.strftime("%H:%M on %d %B", time.localtime(facts["since"]))

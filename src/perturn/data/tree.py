@@ -84,7 +84,7 @@ def next_node(root: Node, width: int, exploration: float) -> Node | None:
     Args:
         root: Of the tree.
         width: Actions to draw at a node.
-        exploration: Weight of what was tried little, in units of reward.
+        exploration: Bonus of rarely tried actions, in units of reward.
     """
     node = root
     while node.drawn >= width:

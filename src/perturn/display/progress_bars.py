@@ -76,7 +76,7 @@ class Effort(Protocol):
 
     @property
     def left(self) -> float:
-        """Still to do, as far as that can be told now."""
+        """Still to do, as far as it is known now."""
 
 
 class Tokens:
@@ -131,11 +131,11 @@ class Work:
         """Start the clock now.
 
         Args:
-            what: What is being done.
+            what: Name of the work.
             total: Number of items, finished ones included; None: they cannot be counted.
             done: Items that were finished before.
             unit: The items, such as `episodes`.
-            effort: What the work is measured in, if items are too coarse for that.
+            effort: The finer measure of the work, if items are too coarse.
         """
         self.what, self.total, self.done, self.unit = what, total, done, unit
         self.note = ""
@@ -156,7 +156,7 @@ class Work:
         self.total, self.done, self.unit, self._before = total, done, unit, done
 
     def begin(self) -> None:
-        """Leave out of the rate what came before the first item was begun, such as the start of worlds."""
+        """Exclude the time before the first item from the rate, such as the start of worlds."""
         if self._pace.rate(time.monotonic()) is None:
             self._pace = Pace(time.monotonic())
 
@@ -226,7 +226,7 @@ class Work:
 
 
 class Overview(Protocol):
-    """The larger work that what is under way is a part of."""
+    """The larger work that includes the work under way."""
 
     def picture(self) -> RenderableType:
         """Return the line that a terminal shows above the bar."""
@@ -326,7 +326,7 @@ screen = Screen(console)
 
 
 def mention(*words: str) -> None:
-    """Print a detail of what was done, unless it was a part of a larger work that is shown."""
+    """Print a detail, unless it belongs to a larger work that is shown."""
     if not screen.is_detail:
         console.print(*words)
 
@@ -336,11 +336,11 @@ def bar(what: str, total: int, done: int = 0, unit: str = "", effort: Effort | N
     """Show a bar while the block runs, and leave a line when it ends.
 
     Args:
-        what: What is being worked on.
+        what: Name of the work.
         total: Number of items, finished ones included.
         done: Items that were finished before.
         unit: The items, such as `episodes`.
-        effort: What rate and time left are measured in, if items are too coarse for that.
+        effort: The finer measure for rate and time left, if items are too coarse.
     """
     with screen.showing(Work(what, total, done, unit, effort)) as work:
         yield work

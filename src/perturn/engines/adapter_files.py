@@ -30,7 +30,7 @@ _OTHER = (
 )
 """Settings of peft with which adapters are no longer a product of two matrices for each linear layer."""
 _STARTS = (True, False, "gaussian", "orthogonal", "eva")
-"""Values of `init_lora_weights` with which peft leaves the weights beneath as they are; PiSSA changes them."""
+"""Values of `init_lora_weights` with which peft does not change the base weights; PiSSA changes them."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class _Together:
         ]
 
     def forget(self, conversation: str) -> None:
-        """Delete what is kept for a conversation, and for its candidates."""
+        """Delete the state of a conversation, and of its candidates."""
         for number in range(self._samples):
             self._engine.forget(_conversation(conversation, number))
 
@@ -96,7 +96,7 @@ class _Streaming:
         return self._together.generate(prompts, sampling)
 
     def forget(self, conversation: str) -> None:
-        """Delete what is kept for a conversation, and for its candidates."""
+        """Delete the state of a conversation, and of its candidates."""
         self._together.forget(conversation)
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class _Streaming:
 
 
 def _candidates(prompt: Prompt, samples: int) -> list[Prompt]:
-    """Return a prompt as often as it is asked; the first time as it is."""
+    """Return a prompt as often as it is asked; the first time unchanged."""
     more = (
         replace(prompt, seed=_seed(prompt.seed, each), conversation=_conversation(prompt.conversation, each))
         for each in range(1, samples)

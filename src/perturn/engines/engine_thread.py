@@ -16,7 +16,7 @@ from perturn.types import Action, Engine, Prompt, Sampling, StreamingEngine
 
 Result = TypeVar("Result")
 Answered = Action | Exception
-"""An action, the engine's failure to answer one prompt, or what the engine raised for all that it was answering."""
+"""An action, the engine's failure to answer one prompt, or an exception of the engine for all prompts in work."""
 Deliver = Callable[[Sequence[tuple[Prompt, Answered]]], None]
 _AT_ONCE = 512
 """Prompts that an engine of concurrent calls answers at the same time."""
@@ -48,7 +48,7 @@ class EngineThread:
         self._orders.put(partial(self._work.cancel, conversation))
 
     def forget(self, conversation: str) -> None:
-        """Delete what is kept for a conversation that has ended."""
+        """Delete the state of a conversation that has ended."""
         self._orders.put(partial(self._engine.forget, conversation))
 
     def call(self, work: Callable[[], Result]) -> Future[Result]:
@@ -65,7 +65,7 @@ class EngineThread:
         return result
 
     def close(self) -> None:
-        """End the thread; what is being answered is dropped."""
+        """End the thread; unfinished answers are dropped."""
         self._orders.put(None)
         self._thread.join()
 

@@ -63,7 +63,7 @@ class Serving:
     load: Callable[[], Loaded]
     """Load the weights in this process, where the engine needs them."""
     folder: Path | None = None
-    """Folder of the run, to keep what was paid for; None on another machine than the run's."""
+    """Folder of the run, to keep paid answers; None on another machine than the run's."""
     load_tokens: Callable[[], tuple[Tokens, int | None]] | None = None
     """Load the tokenizer and the context, without the weights; None: it cannot be done here."""
     base: str | None = None
@@ -87,7 +87,7 @@ class EngineSettings(Protocol):
 
         Args:
             empty_model: Make the model without its weights; only where checkpoints are served.
-            recipe: Text of the resolved recipe, which is kept in the run: no secret may stand in it.
+            recipe: Text of the resolved recipe, which is kept in the run: it must hold no secret.
 
         Raises:
             PerturnError: Saying what is missing.
@@ -106,7 +106,7 @@ class Updatable(Engine, Protocol):
     """An engine that can go over to other weights of its model, without being opened again."""
 
     def update_weights(self, folder: str | Path, name: str, base: str | None = None) -> None:
-        """Serve other weights from now on, and forget what was kept of the old ones.
+        """Serve other weights from now on, and drop results of the old ones.
 
         Args:
             folder: What `save_pretrained` wrote.
@@ -159,7 +159,7 @@ class SwappingEngine(Updatable, StreamingEngine, Protocol):
 
 @runtime_checkable
 class CancellingEngine(StreamingEngine, Protocol):
-    """A streaming engine that can stop an answer which nobody waits for any more."""
+    """A streaming engine that can stop an answer that is no longer needed."""
 
     def cancel(self, conversation: str) -> None:
         """Stop answering the prompt of a conversation; `advance` does not report it."""

@@ -43,7 +43,7 @@ def task_seed(task: Task) -> int:
 
 
 def as_text(value: object, whose: str) -> str:
-    """Return a text, as it is.
+    """Return a text unchanged.
 
     Raises:
         EnvironmentFailure: If it is none, with what to do.

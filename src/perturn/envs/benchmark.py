@@ -1,4 +1,4 @@
-"""Parts that the benchmarks share: settings that name one of several things, what must be installed, texts."""
+"""Parts that the benchmarks share: settings that name one of several things, installation checks, texts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check_installed(environment: str, extra: str, modules: Sequence[str], *, rem
 
 
 def short_hash(text: str) -> str:
-    """Return 16 hexadecimal digits that stand for a text, such as the description of a state."""
+    """Return a hash of a text, such as the description of a state, as 16 hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -30,8 +30,8 @@ _RAISED = object()
 def check_environment(make: Callable[[], Any], split: str = "train", episodes: int = 2) -> list[str]:
     """Play scripted episodes against an environment and return its problems; an empty list is a pass.
 
-    A problem stops only what cannot go on without it, so one call finds all that it can. Problems that differ in the
-    task or in the action alone are told once.
+    A problem stops only the checks that need the failed part, so one call finds as many problems as possible. Problems
+    that differ only in the task or in the action are reported once.
 
     Args:
         make: Makes the environment, such as its class.
@@ -105,7 +105,7 @@ class _Problems:
 
 
 def _check_tasks(found: _Problems, environment: Environment, split: str) -> list[Task]:
-    """Return the tasks of the split, after noting what is wrong with them."""
+    """Return the tasks of the split, after noting their faults."""
     what = f"tasks({split!r})"
     tasks = found.attempt(what, lambda: list(environment.tasks(split)), "return a list")
     if tasks is _RAISED:
@@ -136,7 +136,7 @@ def _check_tasks(found: _Problems, environment: Environment, split: str) -> list
 
 
 def _check_episode(found: _Problems, environment: Environment, task: Task) -> None:
-    """Play a task twice with one seed and note what goes wrong."""
+    """Play a task twice with one seed and note faults."""
     first = _check_reset(found, environment, task)
     if first is None:
         return

@@ -1,4 +1,4 @@
-"""From a recipe's section `environment` to what starts a world in this process."""
+"""Makes the function that starts a world in this process from a recipe's section `environment`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _module_of_name(module: str) -> ModuleType:
 
 
 def _module_of_file(file: str) -> ModuleType:
-    """Return a module by its file, whose folder is searched for what it imports."""
+    """Return a module by its file, whose folder is searched for its imports."""
     path = Path(os.path.abspath(file))
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {file} in {os.getcwd()}")
@@ -245,7 +245,7 @@ def _modules(folder: Path, name: str) -> Iterator[Path]:
 
 
 def environment_maker(section: Section) -> Callable[[], Environment]:
-    """Turn the section `environment` into what starts a world; `name` is in ENVIRONMENTS, or a `module:Class`.
+    """Return the function that starts a world; `name` is in ENVIRONMENTS, or a `module:Class`.
 
     Raises:
         ConfigError: If there is no such environment or a setting is wrong.

@@ -49,7 +49,7 @@ _WORDS = {
     "turns": "(thought, action) texts",
     "plain": "numbers, texts, lists or dicts with text keys",
 }
-"""Form -> what a value of it is, in words."""
+"""Kinds of values, each in words."""
 
 
 class Link(Protocol):
@@ -165,7 +165,7 @@ class PlainWorld:
         return {key: list(each) for key, each in rules_of(self._env).items()}
 
     def close(self) -> None:
-        """Release what the world holds."""
+        """Release the resources of the world."""
         self._env.close()
 
 

@@ -62,7 +62,7 @@ class TrlFactory:
         Args:
             make: `module:Class`, or another callable without required arguments, as `environment_factory` takes it.
             rows: File or folder of rows for each split, or a data set of the Hub. A row has `prompt`, a text or one
-                user message, and what `reset` takes.
+                user message, and the arguments of `reset`.
             settings: Keyword arguments of the callable.
             ask_reward: `each`: after each action; `end`: once, when the policy has answered.
             success_reward: Reward from which an episode counts as solved.

@@ -4,7 +4,7 @@ A child is a fresh interpreter, never a fork, in its own session. It gets the na
 differs from `multiprocessing`'s spawned process in that the main module is not imported again: so scripts need no `if
 __name__ == "__main__"`, and children hold no torch. All that a child prints is read, and its last lines are quoted when
 it dies. A child and whatever it started (a JVM) are killed together, and they die with this process, even if that is
-killed itself. Only what a world starts in yet another session outlives it.
+killed itself. Only processes that a world starts in yet another session outlive it.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class _Process:
         return facts
 
     def _ask(self, method: str, arguments: Sequence[Any], limit: str, seconds: float) -> Any:
-        """Return the value of a method; `limit` names the setting that gives it so many seconds."""
+        """Return the value of a method; `limit` names the setting with its time limit in seconds."""
         assert self._child is not None
         child, what = self._child, _in_words(method, *arguments)
         try:
@@ -285,7 +285,7 @@ class _Child:
         self._lifeline.close()
 
     def _listen(self) -> None:
-        """Read some of what the child wrote."""
+        """Read a part of the child's output."""
         said = self._output.read(2**16)
         if said:
             self._words = (self._words + said)[-_WORDS:]

@@ -166,14 +166,14 @@ class _Batches:
         return 0.0 if len(self._asked) >= self._size(busy) else max(0.0, self._until - time.monotonic())
 
     def submit(self, prompt: Prompt, took: float | None) -> None:
-        """Gather a prompt, which came after a step of so many seconds."""
+        """Gather a prompt, which came after a step of the given seconds."""
         if not self._asked:
             self._until = self._patience()
         self._asked.append(prompt)
         self._steps.extend([] if took is None else [took])
 
     def advance(self, busy: int) -> _Answered:
-        """Answer those who have asked first."""
+        """Answer the earliest prompts."""
         size = self._size(busy)
         first, self._asked = self._asked[:size], self._asked[size:]
         if not first:

@@ -87,7 +87,7 @@ class Workers:
         self._workers: list[Worker] = []
 
     def begin(self, jobs: Iterable[Job]) -> None:
-        """Play these all at once, where none is being played; workers are started as they are needed."""
+        """Play these all at the same time; workers are started as needed."""
         for number, job in enumerate(jobs):
             if number == len(self._workers):
                 self._workers.append(Worker(self))

@@ -23,7 +23,7 @@ from perturn.run.served_policy import engine_settings
 from perturn.training.credit_choice import make_loss
 
 KEPT = {"cpu": 1.15, "cuda": 1.1}
-"""Memory that a process holds over the bytes of its tensors, by device, for what the allocator keeps."""
+"""Memory that a process holds beyond the bytes of its tensors, by device, for the allocator's overhead."""
 ACCURACY = (
     "Accuracy of the training memory: the formula was within 10 % in 22 of 24 cases measured on a CPU, and up to 36 % "
     "too high in the other two. docs/how-to/estimate.md has the cases."

@@ -93,7 +93,7 @@ def measure_passes(machine: Machine, model: Any, turns: Sequence[int], token_bud
     Args:
         machine: As it was measured.
         model: Without weights.
-        turns: Tokens of an episode: before the first action, then by turns an action and what answers it.
+        turns: Tokens of an episode: before the first action, then by turns an action and the observation after it.
         token_budget: Tokens of a pass in training.
     """
     if machine.parameters > _SMALL:

@@ -241,6 +241,6 @@ def _copied_bytes(
 
 
 def _gathered_bytes(shape: ModelShape, weight: int, full: bool) -> float:
-    """Bytes of what FSDP2 gathers: the input and output layer for a whole pass, and layers for a moment."""
+    """Bytes of gathered weights with FSDP2: the input and output layer for a whole pass, and layers for a moment."""
     ends = shape.embedding * (1 if shape.tied else 2)
     return weight * (ends + 3 * shape.layer) + full * _EXACT * 2 * shape.layer

@@ -56,7 +56,7 @@ def generation_seconds(
         found: Lengths of episodes.
         episodes: Number of episodes.
         concurrency: Played at the same time.
-        learned: Whether the policy was taught by the expert; it then writes no more than the expert.
+        learned: Whether the policy was trained on the expert's episodes; it then writes no more than the expert.
         most: Token limit of an action.
         candidates: Actions that are sampled at each turn, at the same time.
     """
@@ -142,13 +142,13 @@ def passing_seconds(machine: Machine, operations: float) -> float:
 
 
 def playing_gb(machine: Machine, found: Episodes, together: int, learned: bool, limit: float | None) -> float:
-    """Memory of a process that plays: what it holds without a model, the weights, and keys and values.
+    """Memory of a process that plays: memory without a model, the weights, and keys and values.
 
     Args:
         machine: Model and machine.
         found: Lengths of episodes.
         together: Conversations at the same time.
-        learned: Whether the policy was taught by the expert.
+        learned: Whether the policy was trained on the expert's episodes.
         limit: Gigabytes of keys and values that the engine keeps at most; None: not known.
     """
     tokens = found.prompt + found.policy_turns(learned) * (found.heard + found.said)

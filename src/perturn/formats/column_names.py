@@ -129,7 +129,7 @@ def plain_column(value: Any, where: str) -> Any:
 
 
 def _rest(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the columns that are not read; refuse those that ask for what no training here does."""
+    """Return the ignored columns; reject columns that ask for unsupported training."""
     rest = {name: value for name, value in given.items() if name not in (*_COLUMNS, *_OTHERS)}
     for name in (each for each in _MEDIA if _holds(rest.get(each))):
         raise DataError(f"{where}: {name}: images, sound and the like are not supported. Drop the row.")
@@ -149,7 +149,7 @@ def _form_of(read: Mapping[str, Any]) -> set[str]:
 
 
 def _is_filled(columns: list[Any], from_arrow: bool) -> bool:
-    """Return whether None stands for a key that a row lacks: in each column all messages have the same keys."""
+    """Return whether None means that a row lacks the key: in each column all messages have the same keys."""
     found = from_arrow
     for messages in columns:
         said = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list) else []

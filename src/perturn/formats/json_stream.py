@@ -99,7 +99,7 @@ def _records(values: _Values, name: str) -> Iterator[Record]:
 
 
 def _checked(value: Any) -> dict[str, Any] | DataError:
-    """Return a value that is an object, or what is wrong with it."""
+    """Return a value that is an object, or its fault."""
     if not isinstance(value, dict):
         return DataError(f"row: {mismatch('a JSON object', value)}. Correct it.")
     if is_too_deep(value):

@@ -59,7 +59,7 @@ def read_row(
     Args:
         row: The object.
         number: Its number, for the id of its task.
-        tally: Grows by its shape, and by what nothing reads of it.
+        tally: Grows by the row's shape, and by its ignored columns.
         index: Number for messages; None: they say `row`.
         filled: Whether Arrow held it; see `from_trl`.
 
@@ -102,7 +102,7 @@ _SAID: Mapping[Any, str] = {
     Trajectory: "one conversation",
     WeightedTrajectory: "a conversation and a label",
 }
-"""Class of a row -> what it is made from, in words."""
+"""Classes of rows, each with its source in words."""
 
 _PUBLIC = {"messages", "conversations", "conversation", "completion", "chosen", "text"}
 """Columns that tell a row of a public form from a trajectory, which has none of them. Both may have `turns`."""
@@ -119,7 +119,7 @@ _OURS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Callable[[Mapping[s
     (_PAIR, _is_pair, pair_from_dict),
     (_WEIGHTED, lambda row: isinstance(row.get("trajectory"), Mapping), weighted_from_dict),
 )
-"""Shapes of our own, how each is told, and its reader."""
+"""Our own shapes, how each is recognised, and its reader."""
 
 
 def open_rows(data: Location) -> Source:
@@ -135,11 +135,11 @@ def open_rows(data: Location) -> Source:
 
 
 def read_each(source: Source, tally: Tally | None = None) -> Iterator[tuple[Record, Row | DataError]]:
-    """Yield the place of each row, and the row or what is wrong with it; a bad row does not end the reading.
+    """Yield the place of each row, and the row or its fault; a bad row does not end the reading.
 
     Args:
         source: From `open_rows`.
-        tally: Grows by what was found in the rows.
+        tally: Grows by the facts found in the rows.
 
     Raises:
         DataError: If the source cannot be read on.
@@ -251,5 +251,5 @@ def told(tally: Tally) -> list[str]:
 
 @cache
 def _say(name: str, said: str) -> None:
-    """Say once what was found in a source; a run reads its rows several times."""
+    """Report the facts found in a source once; a run reads its rows several times."""
     _logger.warning("%s: %s", name, said)

@@ -37,7 +37,7 @@ def listed(value: Any, *, may_be_one: bool = False) -> Any:
 
 
 def translate(read: dict[str, Any], others: dict[str, Any], where: str) -> str:
-    """Bring what other trainers write under other names into TRL's columns; columns that are used are taken out.
+    """Rename columns of other trainers to TRL's names; columns that are used are taken out.
 
     Returns:
         The form, in words.

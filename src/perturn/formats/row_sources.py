@@ -59,7 +59,7 @@ class Source:
 
     name: str
     shape: str
-    """Name of what it was recognised as, such as `JSON lines, gzip`."""
+    """Name of the recognised form, such as `JSON lines, gzip`."""
     by_line: bool
     """Whether a row is a line, so that its number is the number of the line."""
     filled: bool
@@ -69,12 +69,12 @@ class Source:
 
     @property
     def unit(self) -> str:
-        """Name of what a place is the number of."""
+        """Name of the unit that a place counts."""
         return "line" if self.by_line else "row"
 
 
 def open_source(location: Location) -> Source:
-    """Find out what rows a path or name leads to.
+    """Find the rows at a path or name.
 
     Args:
         location: A file, a folder, or a data set of the Hub (`owner/name`, `owner/name:split`).
@@ -209,7 +209,7 @@ _PACKINGS: tuple[tuple[bytes, str, Callable[[Path], Any]], ...] = (
     (b"(\xb5/\xfd", "Zstandard", _unpacked("zstd")),
     (b"\x04\x22\x4d\x18", "LZ4", _unpacked("lz4")),
 )
-"""First bytes of a packed file, the packing, and what opens it."""
+"""First bytes of a packed file, the packing, and the function that opens it."""
 
 
 def _open_folder(folder: Path) -> Source:
@@ -250,7 +250,7 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _open_saved(folder: Path) -> Source:
-    """Return what `save_to_disk` of `datasets` wrote: its files in the order of its state."""
+    """Return the files that `save_to_disk` of `datasets` wrote, in the order of its state."""
     where = folder / "state.json"
     state = parse_json(read_text(where, DataError), str(where), DataError, "Save the data set again.")
     listed = state.get("_data_files") if isinstance(state, dict) else None

@@ -1,4 +1,4 @@
-"""Names of the files that hold no rows of training, each with the way to rows, so that nobody sees a decoding error."""
+"""Names of the files that hold no rows of training, each with the way to rows, instead of a decoding error."""
 
 from __future__ import annotations
 

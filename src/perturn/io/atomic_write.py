@@ -38,7 +38,7 @@ def storage_error(path: object, error: Exception) -> StorageError:
 
     Args:
         path: What was written.
-        error: An `OSError`, or what a library makes of one.
+        error: An `OSError`, or a library's exception made from one.
     """
     if isinstance(error, OSError):
         why = error.strerror or str(error)
@@ -50,7 +50,7 @@ def storage_error(path: object, error: Exception) -> StorageError:
 
 
 def is_storage_error(error: OSError) -> bool:
-    """Return whether an error that nobody expected is the file system's."""
+    """Return whether an unexpected error is the file system's."""
     return error.errno in _REMEDIES
 
 
@@ -215,7 +215,7 @@ def sync(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a half-written file or folder, as far as the disk lets us: what stopped the writing is the news."""
+    """Remove a half-written file or folder if possible; the error that stopped the writing is reported."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

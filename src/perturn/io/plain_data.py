@@ -48,7 +48,7 @@ def mismatch(expected: str, value: object) -> str:
 
 
 def _find(value: object, halves: bool, levels: int) -> _Found | None:
-    """Return the path of the first value that is not plain, what was expected, and the value."""
+    """Return the path of the first value that is not plain, the expected kind, and the value."""
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -81,7 +81,7 @@ def _find_in_object(value: dict[object, object], halves: bool, levels: int) -> _
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text is one to UTF-8: no half of a surrogate pair stands alone in it."""
+    """Return whether a text can be encoded as UTF-8: it holds no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

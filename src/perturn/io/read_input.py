@@ -31,7 +31,7 @@ LONGEST_LINE = 1 << 26
 LONGEST_YAML = 1 << 18
 """Characters of a recipe, or of another text in YAML."""
 MOST_NODES = 50_000
-"""Values of a YAML text, what its aliases stand for counted each time."""
+"""Values of a YAML text, with the content of its aliases counted each time."""
 LONGEST_NUMBER = 100
 """Characters of a number in YAML."""
 

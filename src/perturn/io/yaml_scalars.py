@@ -36,11 +36,11 @@ class WrittenFloat(_Number, float):
 
 
 class Written(str):
-    """A text without quotes that stands for a boolean or a number where no text is expected: `on`, `1e-6`."""
+    """A text without quotes that YAML reads as a boolean or a number where no text is expected: `on`, `1e-6`."""
 
     @property
     def value(self) -> bool | float:
-        """The boolean or number that it stands for."""
+        """The boolean or number that it means."""
         word = self.lower()
         return word in _TRUE if word in (*_TRUE, *_FALSE) else float(self.replace("_", ""))
 

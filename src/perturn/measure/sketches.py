@@ -109,7 +109,7 @@ def sketched(
     folder: Path,
     track: Callable[[Sequence[Trajectory]], Iterator[Trajectory]] = iter,
 ) -> list[Sketches]:
-    """Return the gradients of the turns of episodes, from the files that an earlier call wrote where they are there.
+    """Return the gradients of the turns of episodes, from the files of an earlier call if they exist.
 
     Args:
         model: The policy that acted.

@@ -1,4 +1,4 @@
-"""Values of actions: what the score of an episode is expected to be, once the policy has written an action."""
+"""Values of actions: the expected score of an episode once the policy has written an action."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ActionValues:
 
         Q(h, a) = w x + b,   x the last hidden state at the last token of a
 
-    Each turn of the episodes that it learns from is a row, with the score of its episode. It is asked about other
-    tasks than these are of, so whole tasks are left out to choose its penalty and to say what it explains.
+    Each turn of the episodes that it learns from is a row, with the score of its episode. It is applied to other tasks
+    than it was trained on, so whole tasks are left out to choose its penalty and to measure how much it explains.
 
     Source: Perturn; the head comes from `perturn.policy.value_heads`. Values as a guide at test time: Q-guided search,
     QLASS (Lin et al. 2025), arXiv:2502.02584.

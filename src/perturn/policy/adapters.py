@@ -66,7 +66,7 @@ def load_to_train(name: str, new_adapters: bool, dropout: bool) -> Any:
     """Load a model by its name to train it.
 
     Args:
-        name: As `load_model` takes it. The adapters of a folder are what is trained, unless new ones are added.
+        name: As `load_model` takes it. The adapters of a folder are trained, unless new ones are added.
         new_adapters: Whether adapters are added to the model.
         dropout: Whether it keeps its dropout.
     """
@@ -138,7 +138,7 @@ def _beside(
 
 
 def _absolute(name: str) -> str:
-    """Return a local folder as it is found from everywhere; another name stays."""
+    """Return a local folder as an absolute path; another name is not changed."""
     return os.path.abspath(os.path.expanduser(name)) if is_local(name) else name
 
 

@@ -161,7 +161,7 @@ def pack_by_pack(
 
 
 def prepare(model: Any) -> None:
-    """Teach a model's `forward` the argument `packed`, once; without that argument it stays what it was.
+    """Add the argument `packed` to a model's `forward`, once; without that argument it works as before.
 
     The packed computation is compared with the plain one on a few tokens.
 
@@ -196,7 +196,7 @@ def prepare(model: Any) -> None:
 
 
 def _forward_like(plain: Any) -> Any:
-    """Return the forward with `packed` and the model's own signature, where `generate` looks up what it may pass."""
+    """Return the forward with `packed` and the model's own signature, which `generate` inspects."""
 
     def forward(
         model: Any,
@@ -260,7 +260,7 @@ def _causal_model(model: Any) -> Any:
 
 
 def _head(model: Any) -> Head:
-    """Return the output layer, with what the architecture does to its logits."""
+    """Return the output layer, with the architecture's own change of the logits."""
     layer, config = model.get_output_embeddings(), model.config.get_text_config()
     if hasattr(layer, "base_layer"):
         raise ModelError(
@@ -331,7 +331,7 @@ def _check_length(config: Any, batch: Batch) -> None:
 
 
 def exact_length(model: Any) -> int | None:
-    """Return the longest sequence that is computed packed as it is alone, in tokens; None: any."""
+    """Return the longest sequence, in tokens, whose packed result equals its result alone; None: any."""
     config = _causal_model(model).config
     limits = (limit for limit in (_window(config), usable_length(config)) if limit is not None)
     return min(limits, default=None)

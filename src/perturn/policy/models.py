@@ -171,7 +171,7 @@ def load_policy(
 
 
 def load_tokens(path: str, template: str | None) -> tuple[Renderer, int | None]:
-    """Load what makes tokens of conversations for a policy, and the context of its model, without its weights.
+    """Load the tokenizer and template of a policy, and the context of its model, without its weights.
 
     Args:
         path: Folder or Hub id.
@@ -264,7 +264,7 @@ def check_vocabulary(model: Any, tokenizer: Any, ids: Iterable[int], where: str)
 def context_length(model: Any) -> int | None:
     """Return longest sequence the model is used for, in tokens; None if it does not say.
 
-    That is what it was made for, or less where its positions depend on the length beyond that, which is logged.
+    That is the length it was made for, or less if its positions depend on the length beyond that, which is logged.
     """
     made_for = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     limit = usable_length(model.config)
@@ -295,8 +295,7 @@ def new_identity(policy: str, folder: str, served: str, dtype: str) -> str | Non
         served: `architecture` of the policy that is served.
         dtype: The setting `model.dtype`, of both.
 
-    Returns:
-        None if it is another architecture than what is served, or stored in another way.
+    Returns: None if it is another architecture than the served one, or stored in another way.
     """
     model = empty_model(folder)
     kind = compute_dtype(dtype, device(), model.config)

@@ -1,7 +1,7 @@
 """Examples as packed batches: sequences laid end to end as a forest, where tokens that several begin with are once.
 
-A batch of n tokens in s sequences is packed in O(n) time. The forest is stored depth first, so that what descends
-from a segment follows it without a gap: three numbers a segment say all that attention needs to know.
+A batch of n tokens in s sequences is packed in O(n) time. The forest is stored depth first, so that the descendants of
+a segment follow it without a gap: three numbers per segment are enough for attention.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def lay_out(trajectories: Sequence[Encoded], *, share: bool = True, start: int =
     Args:
         trajectories: As tokens. Sequences without loss, and tokens after the last loss token of a sequence, are left
             out.
-        share: Compute once what several sequences begin with; False lays each out on its own.
+        share: Compute the common beginning of several sequences once; False lays each out on its own.
         start: Tokens that all sequences begin with and that are computed elsewhere, from `common_beginning`.
 
     Returns:
@@ -83,7 +83,7 @@ def lay_out(trajectories: Sequence[Encoded], *, share: bool = True, start: int =
 
 
 def by_budget(groups: Sequence[Sequence[Encoded]], budget: int) -> list[list[int]]:
-    """Divide groups of trajectories into packs of bounded size; those that begin alike come together.
+    """Divide groups of trajectories into packs of bounded size; groups with the same beginning come together.
 
     Args:
         groups: Trajectories that must share a pack, such as the two sides of a pair.
@@ -154,7 +154,7 @@ class _Forest:
         self.where = [np.empty_like(ids) for ids in self.inputs]
 
     def add(self, rows: Sequence[int], start: int) -> None:
-        """Lay out rows that are equal before `start`, where what precedes `start` is laid out already.
+        """Lay out rows that are equal before `start`; the tokens before `start` are laid out already.
 
         A row that ends where the others continue with equal tokens needs no segment.
         """

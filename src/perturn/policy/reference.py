@@ -52,7 +52,7 @@ def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
     """Return the hash of all that decides a policy's log-probabilities: equal identities are equal references.
 
     Its outputs for a few fixed tokens show differences that no list of settings would: adapters, hooks, kernels.
-    Besides it stand weights, buffers and settings, which may matter to other tokens alone, and versions.
+    The key also has weights, buffers and settings, which may only matter for other tokens, and versions.
 
     Args:
         model: The reference, on the device to compute on; it is prepared for packed sequences.
@@ -217,7 +217,7 @@ def _read(file: Path) -> list[Tensor] | None:
 
 
 def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:
-    """Return the hash of everything the result depends on; the ids stand for both the text and the tokenizer."""
+    """Return the hash of everything the result depends on; the ids determine both the text and the tokenizer."""
     digest = hashlib.blake2b(identity.encode(), digest_size=16)
     for one in sequences:
         lengths = len(one.ids), len(one.starts)
@@ -270,7 +270,7 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
 
 
 def asked_clips(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Tensor | None]:
-    """Return a credit's factors on clip ranges, by what it was given for weights [turns]; None if it gives none.
+    """Return a credit's factors on clip ranges, with the same inputs as its weights [turns]; None if it gives none.
 
     Raises:
         ConfigError: If it gives anything but one finite number > 0 a turn.
@@ -304,9 +304,9 @@ def _are_numbers(found: Any, turns: int, above: float) -> bool:
 
 
 def weigh_all(examples: Sequence[Example], loss: Loss, credit: Credit) -> list[Example]:
-    """Return the examples with their weights, and with what the loss reads of all pairs of an optimizer step.
+    """Return the examples with their weights, and with the loss's inputs of all pairs of an optimizer step.
 
-    Weights that examples have already stay as they are.
+    Existing weights of examples are kept.
 
     Raises:
         ConfigError: If the credit's weights are none.
@@ -344,7 +344,7 @@ def turn_weights(
 ) -> Iterator[list[dict[int, tuple[float, float]]]]:
     """Yield (confidence, weight) by turn for each side of each row, to be shown, computed as training computes them.
 
-    Weights that a row has stay as they are, and need no credit. The reference policy is loaded if there is a row.
+    Existing weights of a row are kept, and need no credit. The reference policy is loaded if there is a row.
     """
     model = load_model(model_name) if examples else None
     return (_side_weights(model, example, credit) for example in examples)

@@ -2,7 +2,7 @@
 
 V of a turn is read where its first token is predicted: after everything the policy had seen, and before its action.
 Heads are cross-fitted: the head of an episode learns from other episodes alone, also how much to shrink. Such a V does
-not depend on the episode's actions, so as a baseline it leaves the expected gradient what it is.
+not depend on the episode's actions, so as a baseline it does not change the expected gradient.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ValueHead:
     weight: Tensor
     """w, float64 [features]."""
     intercept: Tensor
-    """b, in the unit of what is predicted, float64 []."""
+    """b, in the unit of the predicted value, float64 []."""
 
     def __call__(self, features: Tensor) -> Tensor:
         """Return the prediction of each row of features [rows, features], float64 [rows]."""
@@ -54,7 +54,7 @@ ByToken = Sequence[Sequence[Sequence[float]]]
 def turn_values(
     model: object, sequences: Sequence[Encoded], targets: ByToken, token_budget: int = TOKEN_BUDGET
 ) -> list[list[list[float]]]:
-    """Return V at the first tokens of each turn, fitted to what it should be on other episodes.
+    """Return V at the first tokens of each turn, fitted to the returns of other episodes.
 
     Args:
         model: A causal language model on the device to compute on.
@@ -267,7 +267,7 @@ def _rows(features: Tensor, constant: Tensor, targets: Tensor) -> Tensor:
 
 
 def folds_by(keys: Sequence[Hashable]) -> list[int]:
-    """Return folds of what has these keys, in turn; equal keys are in one fold."""
+    """Return the fold of each key, in turn; equal keys are in one fold."""
     order = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     return [order[key] % min(FOLDS, len(order)) for key in keys]
 

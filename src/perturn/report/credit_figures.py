@@ -20,7 +20,7 @@ from perturn.types import Trajectory
 SHOWN = 10
 """Turns on which two credits disagree most, that are listed."""
 _DIGITS = 9
-"""Digits after the point that weights are compared by; what is smaller is rounding error."""
+"""Digits after the point that weights are compared by; smaller differences are rounding error."""
 
 
 def credit_summary(

@@ -17,7 +17,7 @@ from perturn.group import groups_of
 from perturn.types import Message, Trajectory, Turn, failed, score, succeeded, unfinished
 
 LONGEST = 20_000
-"""Characters of one text that the page holds; what is cut is counted."""
+"""Characters of one text that the page holds; cut characters are counted."""
 
 _ACTION = re.compile(r"\n[ \t]*Action:")
 

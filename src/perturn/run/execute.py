@@ -116,7 +116,7 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
 
 
 def _gpu_faults(recipe: Recipe) -> Iterator[str]:
-    """Yield why a training that is still to be done has not one GPU for each process."""
+    """Yield why an unfinished training does not have one GPU for each process."""
     waits = _waiting_trainings(recipe)
     gpus = locate("torch.cuda:device_count")() if waits and world_size() == 1 else 0
     processes = recipe.launch.processes
@@ -130,7 +130,7 @@ def _gpu_faults(recipe: Recipe) -> Iterator[str]:
 
 
 def _refuse_offload(recipe: Recipe) -> None:
-    """Reject `cpu_offload` where there is no GPU. A dry run may ask what it costs."""
+    """Reject `cpu_offload` where there is no GPU. A dry run may estimate it nevertheless."""
     if recipe.launch.cpu_offload and _waiting_trainings(recipe) and not locate("torch.cuda:is_available")():
         raise ConfigError(
             "launch.cpu_offload keeps parts of the model out of the memory of a GPU, and this machine has none; leave "
@@ -153,7 +153,7 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 def _refuse_orphans(run: Run) -> None:
-    """Reject a run of which a stage was removed, but not what was made from it."""
+    """Reject a run with a removed stage whose results were used by stages that still exist."""
     for stage in stages(run.recipe):
         for need in stage.needs if run.is_done(stage.name) else ():
             if not run.is_done(need) and need in run.manifest["stages"]:
@@ -165,7 +165,7 @@ def _refuse_orphans(run: Run) -> None:
 
 
 def made_from(folder: Path, recipe: Recipe, seals: Seals, name: str) -> list[str]:
-    """Return files and folders of a stage and of all that follows from it: what to remove to have them made again."""
+    """Return files and folders of a stage and of all that follows from it, which must be removed to make them again."""
     names = {name}
     for stage in stages(recipe):
         if names.intersection(stage.needs):
@@ -256,7 +256,7 @@ def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
 
 
 def _check_row(renderer: Renderer, row: Row) -> None:
-    """Reject a row of the user's own that the chat template rejects, unless nobody will learn it."""
+    """Reject a row of the user's own that the chat template rejects, unless it is not trained on."""
     one = row.trajectory if isinstance(row, WeightedTrajectory) else row
     sides = (one.chosen, one.rejected) if isinstance(one, PreferencePair) else (one,)
     for side in sides:
@@ -316,7 +316,7 @@ def run_stages(
 
 
 def _say_waiting(run: Run, waiting: Sequence[tuple[str, str]]) -> None:
-    """Say which stages a command left for later, and what does them.
+    """Print which stages a command left for later, and the command that runs them.
 
     Args:
         run: The run.

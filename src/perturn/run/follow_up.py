@@ -57,8 +57,8 @@ def following(recipe: Recipe) -> Recipe | None:
 def planned(recipe: Recipe) -> list[Recipe]:
     """Return the recipe and those that follow, as they can be checked before anything was trained.
 
-    Each that follows begins with the model of the first one, which has the same sizes and the same tokenizer, until its
-    own model is there. None follows a recipe that is still to make its model, since nothing can be checked without a
+    Each later recipe begins with the model of the first one, which has the same sizes and the same tokenizer, until its
+    own model exists. None follows a recipe that is still to make its model, since nothing can be checked without a
     model.
     """
     found, follows = [recipe], following(recipe)

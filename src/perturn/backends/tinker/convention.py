@@ -1,4 +1,4 @@
-"""The convention of a service: by what it divides the gradient that it is sent. A self-test finds it out.
+"""The convention of a service: the number by which it divides the gradient that it is sent. A self-test finds it out.
 
 A loss of Perturn is a function of token log-probabilities. Its gradient by each of them, g, is sent as a loss that the
 service has, whose gradient is linear in what is sent:
@@ -41,7 +41,7 @@ _REQUEST = 1 << 20
 
 @dataclass(frozen=True)
 class Convention:
-    """By what a service divides the gradient that it is sent, and whether it clips it."""
+    """The number by which a service divides the gradient that it is sent, and whether it clips it."""
 
     loss: str
     """Loss of the service that the gradient is sent as."""
@@ -89,7 +89,7 @@ class _Seen:
     """Responses of a service, as shares of the response to the short sequence alone."""
 
     longer: float
-    """The same gradient in a longer sequence that begins alike."""
+    """The same gradient in a longer sequence with the same beginning."""
     beside: float
     """The same next to an idle sequence."""
     apart: float
@@ -109,7 +109,7 @@ class _Seen:
 
 
 def find_convention(service: Service, base: str, rank: int) -> Convention:
-    """Find out by what a service divides a gradient, with adapters that are then dropped.
+    """Find the number by which a service divides a gradient, with adapters that are dropped afterwards.
 
     Args:
         service: The service.

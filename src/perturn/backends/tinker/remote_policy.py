@@ -1,4 +1,4 @@
-"""A policy that a service trains: it stands where `TurnTrainer` has a model, and has no weights in this process."""
+"""A policy that a service trains: `TurnTrainer` uses it in place of a model, and it has no weights in this process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def asked(encoded: Encoded) -> list[Asked]:
 
 
 class RemotePolicy(nn.Module):
-    """A policy at a service, with the config of its model; its one parameter is there for `transformers.Trainer`."""
+    """A policy at a service, with the config of its model; its one parameter exists for `transformers.Trainer`."""
 
     def __init__(
         self, service: Service, adapter: Adapter, stored: StoredPolicy, convention: Convention, config: Any
@@ -107,7 +107,7 @@ class RemotePolicy(nn.Module):
         self._adapter.backward(sent, self.convention.loss, most)
 
     def step(self, **adam: float) -> dict[str, float]:
-        """Have the service make an optimizer step; returns what it measured."""
+        """Let the service make an optimizer step; return the service's metrics."""
         return self._adapter.step(**adam)
 
     def save(self, name: str) -> StoredPolicy:

@@ -56,7 +56,7 @@ class ServiceTrainer(TurnTrainer):
             policy: The policy.
             args: Settings of the training.
             request_tokens: Tokens of one request, at most.
-            reference: The reference; None: the policy as it is now.
+            reference: The reference; None: the policy in its current state.
             settings: Further arguments of `TurnTrainer`.
         """
         self._request_tokens = request_tokens

@@ -182,7 +182,7 @@ class ApiEngine:
         return {key: value for key, value in (body | self._settings.request).items() if value is not None}
 
     def _read(self, body: bytes, digest: str, conversation: str) -> Action | EngineFailure:
-        """Count what an answer cost, keep it, and make it an action."""
+        """Count the cost of an answer, keep the answer, and make it an action."""
         try:
             completion = read_completion(body)
         except DataError as error:

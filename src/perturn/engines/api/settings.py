@@ -26,7 +26,7 @@ class ApiSettings:
     """Any server of the chat-completions protocol: OpenAI, vLLM, llama.cpp and others."""
 
     SECRET_LENGTH: ClassVar[int] = 8
-    """Length from which a key is secret; shorter ones are placeholders such as EMPTY, and may stand in any text."""
+    """Length from which a key is secret; shorter ones are placeholders such as EMPTY, and may occur in any text."""
 
     base_url: str = "https://api.openai.com/v1"
     """Address of the protocol, with its version."""
@@ -86,7 +86,7 @@ class ApiSettings:
             raise ConfigError(f"the recipe holds the key that is in {self.api_key_env}; take it out.")
 
     def open(self, serving: Serving) -> Engine:
-        """Ask the server for answers, and keep what was bought in the run's folder."""
+        """Ask the server for answers, and keep the paid answers in the run's folder."""
         require_library("openai", "engine api", "api")
         ledger = RunPaths(serving.folder).ledger if serving.folder else None
         engine: Engine = locate("perturn.engines.api.engine:ApiEngine")(
@@ -96,7 +96,7 @@ class ApiSettings:
 
     @property
     def traits(self) -> EngineTraits:
-        """It serves what its server serves, and spends money."""
+        """It serves the models of its server, and spends money."""
         most = self.max_cost or self.max_tokens_total
         spending = (
             f"engine's bound: {most}" if most else "no bound: set engine.max_cost or engine.max_tokens_total"

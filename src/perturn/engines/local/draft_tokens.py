@@ -1,6 +1,6 @@
 """Guesses of the tokens that a policy will write next, and how many of them are worth a pass through the model.
 
-Agents repeat formats, and copy names from what they read. So the tokens after the last few tokens are guessed from
+Agents repeat formats, and copy names from their observations. So the tokens after the last few tokens are guessed from
 earlier places with the same tokens: in the same conversation, and in the actions of all others. A guess that is wrong
 costs time and changes nothing.
 """
@@ -80,7 +80,7 @@ class Drafts:
             self._own.popitem(last=False)
 
     def learn(self, ids: Sequence[int], answer: Sequence[int]) -> None:
-        """Learn an answer, for all conversations, and what stood before it."""
+        """Learn an answer and the tokens before it, for all conversations."""
         before = ids[-CONTEXT:]
         self._actions.learn([*before, *answer], len(before))
         self._actions.forget_first(_ACTIONS)

@@ -154,11 +154,11 @@ class _Plan:
     """Attention of the tokens of a batch."""
 
     parts: list[_Alone | _Together]
-    """To what their conversations' slots hold."""
+    """Attention to the keys and values in the conversations' slots."""
     order: Tensor | None
     """Index of each token of the batch among the tokens of the parts; None: the same order."""
     shared: list[Shared]
-    """To what lies apart for several."""
+    """Attention to the keys and values that are shared."""
 
 
 _PLAN: ContextVar[_Plan] = ContextVar("plan")

@@ -30,7 +30,7 @@ class ServiceSettings:
     api_key_env: str | None = None
     """Environment variable that holds the key; None: the service asks for none. The API key is not a setting."""
     timeout: Annotated[float, SECONDS, EFFORT] = 600.0
-    """Seconds to wait for the answer to one request, while the service is there."""
+    """Seconds to wait for the answer to one request, while the service can be reached."""
     patience: Annotated[float, SECONDS, EFFORT] = 30.0
     """Seconds for which the service may be unreachable before the run stops."""
 
@@ -71,7 +71,7 @@ class ServiceSettings:
         return key_in(self.api_key_env, self.host, "tml-")
 
     def check_client(self) -> None:
-        """Check that the client package and the key are there.
+        """Check that the client package is installed and the key is set.
 
         Raises:
             ConfigError: If one is missing, or the package has a version that was not tested.

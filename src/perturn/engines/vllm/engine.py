@@ -46,7 +46,7 @@ _MOMENT = 0.005
 
 
 class VllmEngine:
-    """Answers prompts by vLLM; close it, or what it started stays until this process ends."""
+    """Answers prompts with vLLM; close it, or its processes run until this process ends."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class VllmEngine:
             settings: Where vLLM runs and how.
             name: Identity of the policy, stamped on the trajectories. Another name must mean other weights.
             dtype: Type to compute in, float32 or bfloat16; servers have their own.
-            context: Longest sequence in tokens that the model was made for; None: what its folder says.
+            context: Longest sequence in tokens that the model was made for; None: the value in its folder.
             steady: From `perturn.rotary.steady_length`.
             adapters: Folder of adapters that are added to the model; None: none.
             adapter_rank: Largest rank of adapters that it will be given later; 0: none.
@@ -252,7 +252,7 @@ class VllmEngine:
         return self._loop
 
     def _drop(self) -> None:
-        """Give up what is being answered."""
+        """Give up the unfinished answers."""
         for future in self._open:
             future.cancel()
         self._open.clear()
@@ -294,7 +294,7 @@ def _params(prompt: Prompt, sampling: Sampling, end_ids: Collection[int]) -> dic
 
 
 def check_vllm(settings: VllmSettings) -> None:
-    """Find out whether vLLM is there, without starting a model or changing the weights of a server.
+    """Check that vLLM is installed or its server answers, without starting a model or changing the weights of a server.
 
     Raises:
         PerturnError: If it is missing, or a server does not answer or cannot be given weights.

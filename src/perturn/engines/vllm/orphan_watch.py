@@ -16,7 +16,7 @@ from contextlib import suppress
 import psutil
 
 _PAUSE = 0.5
-"""Seconds between looks at what has been started."""
+"""Seconds between checks of the started processes."""
 
 
 class Watch:

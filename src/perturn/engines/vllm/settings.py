@@ -75,7 +75,7 @@ class VllmSettings:
         return EngineTraits(True, packages, self.cache_gigabytes, share, rank, swaps_weights=True)
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
-        """Find out whether vLLM is there, without starting a model or changing a server."""
+        """Check that vLLM is installed or its server answers, without starting a model or changing a server."""
         locate("perturn.engines.vllm.engine:check_vllm")(self)
 
     def open(self, serving: Serving) -> Engine:

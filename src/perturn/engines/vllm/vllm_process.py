@@ -71,7 +71,7 @@ class InProcess:
         self.limit = int(self._llm.model_config.max_model_len)
 
     async def open(self, model: str, version: str) -> None:
-        """Label what comes with the version of the weights it was started with."""
+        """Label later tokens with the version of the weights it was started with."""
         await self._llm.update_weight_version(version)
 
     async def answer(self, replica: int, ids: Sequence[int], sampling: dict[str, Any]) -> Sampled:

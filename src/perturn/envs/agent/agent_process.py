@@ -23,7 +23,7 @@ from perturn.io.scratch import scratch_folder
 _OUTPUT = 2**16
 """Bytes of the end of its output that are kept, of each stream."""
 _LINES = 3
-"""Lines of the end of what it wrote that an error quotes."""
+"""Lines of the end of its output that an error quotes."""
 _MOMENT = 0.1
 """Seconds between two looks at whether it has ended, while something that it started holds its output open."""
 _REAP_S = 5.0
@@ -112,7 +112,7 @@ class AgentProcess:
         return f"{how}; it wrote: {' | '.join(lines)}" if lines else how
 
     def _listen(self, on_end: Callable[[], None]) -> None:
-        """Keep the end of what it writes until it ends."""
+        """Keep the end of its output until it ends."""
         with selectors.DefaultSelector() as waiting:
             for name, stream in self._streams.items():
                 os.set_blocking(stream.fileno(), False)

@@ -2,7 +2,7 @@
 
 It reads the task, looks in the places where the thing is likeliest (`places.py`), remembers the things it has seen, and
 acts on the task. It does not plan: it may walk to a wrong place, as a newcomer would. It can also take over from
-somebody else, knowing what that one has seen and done.
+another policy, and then knows its commands and observations.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Wish:
 
 
 def read_task(text: str) -> Wish:
-    """Turn the first observation of a game into what is asked for."""
+    """Return the wanted things and goal from the first observation of a game."""
     said = text.rpartition("Your task is to: ")[2].strip().rstrip(".")
     for pattern in _TASKS:
         if match := pattern.fullmatch(said):
@@ -69,7 +69,7 @@ class Player:
     def __init__(
         self, first: Observation, step: Callable[[str], Observation], promise: Promise = promise
     ) -> None:
-        """Look around, given what `reset` answered, what takes an action, and the order of search."""
+        """Look around, given the observation of `reset`, a function that takes an action, and the order of search."""
         self.script: list[tuple[str, str]] = []
         self.wish = read_task(first.text)
         self.places = _SEEN.findall(first.text.rpartition("Your task")[0])
@@ -143,7 +143,7 @@ class Player:
         self.lay_down()
 
     def _look_at(self, place: str) -> None:
-        """Know what was seen at a receptacle."""
+        """Remember the things seen at a receptacle."""
         if not self._last.text.endswith(" is closed."):
             self.seen[place] = _SEEN.findall(self._last.text)
             self.unsearched.discard(place)
@@ -154,7 +154,7 @@ class Player:
         return bool(self.held) and kind(self.held) != self.wish.thing
 
     def lay_down(self) -> None:
-        """Put down what is not asked for, if it can be put down here."""
+        """Put down an unwanted thing, if it can be put down here."""
         if self.burdened and (put := self.can("move", self.held) or self.can("put", self.held)):
             self.do(f"I do not need the {self.held}. I put it down.", put)
             self.put_down(self.held, " ".join(put.split()[-2:]))
@@ -220,7 +220,7 @@ def _take(player: Player, thing: str, place: str) -> str:
 
 
 def _free_hand(player: Player) -> None:
-    """Go where what is in the hand, and not asked for, can be put down."""
+    """Go where the unwanted thing in the hand can be put down."""
     for place in _ranked(player, kind(player.held)):
         if player.burdened:
             player.visit(place, f"I do not need the {player.held}. I may put it down at {place}.")
@@ -265,7 +265,7 @@ def _find(player: Player, thing: str, taken: Sequence[str]) -> tuple[str, str]:
 
 
 def _treat(player: Player, thing: str) -> None:
-    """Clean, heat or cool what is in the hand."""
+    """Clean, heat or cool the thing in the hand."""
     treatment = player.wish.treatment
     place = next((each for each in player.places if kind(each) == TREATED_AT[treatment]), "")
     if place != player.here:

@@ -22,14 +22,14 @@ TREATMENTS = {
     "microwavetype": ("heat", "heatable"),
     "fridgetype": ("cool", "coolable"),
 }
-"""Kind of receptacle -> what can be done there, and to objects with which flag."""
+"""Kind of receptacle -> possible actions there, and the flags of objects they apply to."""
 _STATES = {"isclean": "clean", "ishot": "heat", "iscool": "cool"}
 """State that a goal asks for -> the treatment that brings it about."""
 
 
 @dataclass(frozen=True)
 class House:
-    """A game as it stands: names are the problem's ids. Its contents belong to the world and are only read."""
+    """The current state of a game: names are the problem's ids. Its contents belong to the world and are only read."""
 
     goal: Sequence[Literal]
     here: str
@@ -164,7 +164,7 @@ class _Search:
                 yield length + 1, replace(there, held=each, lies=state.lies - {(each, place)})
 
     def _treat(self, state: _State) -> Iterator[tuple[int, _State]]:
-        """Treat what is held, or bring it to the lamp and light that."""
+        """Treat the thing in the hand, or bring it to the lamp and light the lamp."""
         house, aim, held = self._house, self._aim, state.held
         if aim.lamp:
             length, there = self._reach(state, aim.place)
@@ -176,7 +176,7 @@ class _Search:
                 yield length + 1, replace(there, ready=state.ready | {held})
 
     def _put(self, state: _State, places: Iterable[str]) -> Iterator[tuple[int, _State]]:
-        """Put down what is held."""
+        """Put down the thing in the hand."""
         kind = self._house.kind
         for place in places:
             if (kind.get(place), kind.get(state.held)) in self._house.fits:

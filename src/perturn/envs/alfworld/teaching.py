@@ -26,7 +26,7 @@ class GamesTaught(ABC):
         """Return the game of a task."""
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Return actions of an explorer who sees observations alone."""
+        """Return actions of an explorer that sees observations alone."""
         return [action for _, action in self.demonstration(task)]
 
     def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
@@ -43,12 +43,12 @@ class GamesTaught(ABC):
         return take_over(self.game(task), self.grammar, actions)
 
     def clumsy(self, task: Task, seed: int) -> Sequence[str]:
-        """Return actions of the expert who errs and recovers, other ones for each seed."""
+        """Return actions of the expert that errs and recovers, different ones for each seed."""
         game = TextGame(self.grammar)
         return clumsy_script(game, game.reset(self.game(task)), random.Random(f"{task.id} {seed}"))
 
     def aimless(self, task: Task, seed: int, turns: int) -> Sequence[str]:
-        """Return actions of somebody without a goal, who tries what can be done."""
+        """Return actions of a player without a goal, who tries everything possible."""
         game = TextGame(self.grammar)
         return aimless_script(game, game.reset(self.game(task)), random.Random(f"{task.id} {seed}"), turns)
 
@@ -109,7 +109,7 @@ class _Clumsy:
         self._game, self._draw, self._last = game, draw, first
 
     def step(self, command: str) -> Observation:
-        """Do what was asked for, after some nonsense; return the answer to the command."""
+        """Do the wanted command after some useless ones; return the answer to it."""
         if self._draw.random() < _FAILURE:
             self._do(self._failing(command))
         if command.startswith("go to ") and self._draw.random() < _DETOUR:

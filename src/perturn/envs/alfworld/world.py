@@ -83,7 +83,7 @@ class World:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def house(self) -> House:
-        """Return the game as it stands now, for a look at all of it; valid until the next command."""
+        """Return the current game, with full view; valid until the next command."""
         return House(
             self._goal,
             self._here,

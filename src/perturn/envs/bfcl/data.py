@@ -209,7 +209,7 @@ class Matched:
         """In [0, 1]."""
 
     def add(self, calls: Sequence[ToolCall]) -> float:
-        """Take calls in; returns what F1 rose by, which is below 0 where it fell."""
+        """Add calls; return the change of F1, which is below 0 if it fell."""
         before = self.f1
         self._similarity += [[call_similarity(call, wanted) for wanted in self._gold] for call in calls]
         matched = fsum(hard_matches(self._similarity))

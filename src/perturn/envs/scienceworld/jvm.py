@@ -148,7 +148,7 @@ class Jvm:
 
 
 def _shared_jvm(memory: str) -> Jvm:
-    """Return the JVM of this process with that much memory, started if there is none."""
+    """Return the JVM of this process with this amount of memory, started if there is none."""
     key = os.getpid(), memory
     if key in _JVMS and not _JVMS[key].alive:
         _JVMS[key].stop()  # which takes it out

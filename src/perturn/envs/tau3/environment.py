@@ -158,7 +158,7 @@ class Tau3:
         return Observation("", results=results, valid=all(valid), terminated=over, state_key=self._key())
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Return the gold actions, one per turn, and a message with all that must be told."""
+        """Return the gold actions, one per turn, and a message with all texts that the user must be given."""
         criteria = self._find(task)["evaluation_criteria"]
         calls = [
             ToolAction("", (ToolCall(each["name"], each["arguments"]),)) for each in criteria["actions"] or ()

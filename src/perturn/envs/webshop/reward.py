@@ -61,7 +61,7 @@ def wanted_options(product: Product, chosen: Mapping[str, str], goal: Goal) -> i
 
 
 def has_option(product: Product, name: str, value: str, wanted: Sequence[str]) -> bool:
-    """Return whether a chosen option is one of those wanted (given as colors), or stands in the product's text.
+    """Return whether a chosen option is one of those wanted (given as colors), or occurs in the product's text.
 
     A size must be the same; of other options similar words will do.
     """

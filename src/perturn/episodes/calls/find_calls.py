@@ -29,7 +29,7 @@ _MENTION = re.compile(r"<tool_call>(?=[ \t]+[^\s{\[<]|[`'\".,;:!?)]|\s*<tool_cal
 
 @dataclass(frozen=True)
 class _Events:
-    """Search for the beginnings of thoughts and calls, and for marks that stand where no call is."""
+    """Search for the beginnings of thoughts and calls, and for marks without a call."""
 
     pattern: re.Pattern[str]
     formats: Mapping[str, CallFormat]
@@ -102,7 +102,7 @@ class Reading:
         self._at = end
 
     def _call(self, form: CallFormat) -> bool:
-        """Take what a format reads here; whether it could."""
+        """Read a call in one of the formats here; return whether there was one."""
         found = form.read(self.text, self._at, self.tools)
         if found is None or found.end <= self._at:
             return False

@@ -118,7 +118,7 @@ class Fields:
     task: str | None = None
     score: str | None = None
     decode: Decode | None = None
-    """Text of token ids, for records without texts; None: nobody named a tokenizer."""
+    """Text of token ids, for records without texts; None: no tokenizer was named."""
 
 
 Reader = Callable[[Iterator[Record], Fields], Iterator[Entry]]

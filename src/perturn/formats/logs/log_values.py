@@ -124,7 +124,7 @@ def seconds(value: Any) -> float | None:
 
 
 def score_value(value: Any) -> float | None:
-    """Return a score: a number as it is, true or thumbs up as 1, false or thumbs down as 0; None for anything else."""
+    """Return a score: a number unchanged, true or thumbs up as 1, false or thumbs down as 0; None for anything else."""
     if not isinstance(value, str):
         return _number(value)
     word = value.strip().lower()

@@ -1,8 +1,8 @@
 """Convert messages and tool schemas of providers and tracing services to Perturn's format.
 
 Known are the messages of OpenAI (chat completions and responses), of Anthropic, of the semantic conventions of
-OpenTelemetry, and of LangChain. Each is told by its own shape, since services keep the messages of any client. All are
-first brought into the shape of chat completions, which `chat_messages` reads.
+OpenTelemetry, and of LangChain. Each is recognised by its own shape, since services keep the messages of any client.
+All are first brought into the shape of chat completions, which `chat_messages` reads.
 
 Sources: OpenAI's and Anthropic's API references (Create chat completion, Create a model response, Create a message);
 OpenTelemetry's JSON schemas `gen-ai-input-messages.json` and `gen-ai-output-messages.json`
@@ -101,7 +101,7 @@ def _tool(tool: Any, where: str) -> Mapping[str, Any] | None:
 
 
 def _ours(message: Mapping[str, Any], where: str) -> Message:
-    """Return a message of chat completions in our form; what only its provider reads is left out."""
+    """Return a message of chat completions in our form; fields that only its provider reads are left out."""
     if message.get("role") == "assistant":
         return _action(message, where).message()
     kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
@@ -151,7 +151,7 @@ def _chat(value: Any, where: str) -> Iterator[dict[str, Any]]:
 def parsed(value: Any, where: str) -> Any:
     """Return messages, or the body of a response, that may be given as JSON text.
 
-    Any other text stays as it is, also an answer that is JSON itself.
+    Any other text is not changed, also an answer that is JSON itself.
     """
     if not isinstance(value, str):
         return value

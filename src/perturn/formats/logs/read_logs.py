@@ -1,4 +1,4 @@
-"""Files of logs: the format of each is told by its records, which are read one at a time."""
+"""Files of logs: the format of each is recognised by its records, which are read one at a time."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def read_request_logs(records: Iterator[Record], fields: Fields) -> Iterator[Ent
 
 
 def _payload(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return LiteLLM's payload, which a callback gets within its arguments; any other record as it is."""
+    """Return LiteLLM's payload, which a callback gets within its arguments; any other record unchanged."""
     return mapping(record.get("standard_logging_object")) or record
 
 

@@ -45,7 +45,7 @@ def tasks(source: str) -> Iterator[dict[str, Any]]:
 
 
 async def _schemas(url: str) -> dict[str, dict[str, Any]]:
-    """Return what each tool of a server takes."""
+    """Return the arguments of each tool of a server."""
     async with MCPToolClient(base_url=url) as world:
         return {each.name: each.input_schema for each in await world.list_tools()}
 
