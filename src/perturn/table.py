@@ -113,7 +113,7 @@ def locate(where: str) -> Any:
 
 
 def check_names(entry: type, *, kind: str, known: Collection[str], traits: type | None = None) -> None:
-    """Reject a class with a public attribute that nobody reads, since its name is misspelt or belongs in `traits`.
+    """Reject a class with a public attribute that is never read, since its name is misspelt or belongs in `traits`.
 
     Settings, the class's own dataclass fields, may have any name. A name counts as misspelt only if the class lacks the
     name that was meant, so that `steps` next to `step` is allowed.
@@ -178,7 +178,7 @@ def guarded(says: str, remedy: str = "", passes: tuple[type[Exception], ...] = (
     Args:
         says: What cannot be done.
         remedy: What to do, after the text.
-        passes: Exceptions that are raised as they are.
+        passes: Exceptions that are passed on unchanged.
 
     Raises:
         ConfigError: In one line, such as `credit 'mine' cannot be measured: TypeError: no number.`
@@ -198,8 +198,8 @@ def making(entry: Any, before: str = "", passes: tuple[type[Exception], ...] = (
 
     Args:
         entry: Its class.
-        before: What stands before the text.
-        passes: Exceptions that are raised as they are.
+        before: Beginning of the message.
+        passes: Exceptions that are passed on unchanged.
 
     Raises:
         ConfigError: Such as `my_package.Mine cannot be made: KeyError: 'x'. Correct its class.`

@@ -303,7 +303,7 @@ def end_ids(
 
 @cache
 def _warn(name: str, ids: tuple[int, ...], tokens: str) -> None:
-    """Say once that a model names ordinary tokens as its end."""
+    """Warn once that a model names ordinary tokens as its end."""
     _logger.warning(
         "the model names token ids %s%s as the end of a text, but they are no special tokens of the tokenizer %r; "
         "answers do not end there. Correct eos_token_id in the model's generation_config.json.",

@@ -105,12 +105,12 @@ class Adapters:
 
     @property
     def low_rank(self) -> LowRank | None:
-        """Their rank and scale; None if they do something else than add one product to each weight."""
+        """Their rank and scale; None if they do more than add one product to each weight."""
         return low_rank(self.folder)
 
     @property
     def beneath(self) -> str:
-        """Folder of the model that they were trained upon; nothing is asked of a network."""
+        """Folder of the model that they were trained upon; no network is used."""
         found = resolve_model(self.base)
         if Path(found).is_dir():
             return found

@@ -76,7 +76,7 @@ class Walk:
         return Piece(self._template.tokenize_after(self._before, self._heard), role, NO_TURN)
 
     def by_role(self, heard: Piece) -> Iterator[Piece]:
-        """Yield the newest messages, divided where the next one begins."""
+        """Yield the tokens of the newest messages, one message at a time."""
         start = 0
         known = self._closed.removesuffix(self._owed)
         for count, message in enumerate(self._new[:-1], start=1):

@@ -348,7 +348,7 @@ def _write(
 
 @cache
 def _announce(model: str, ours: Template) -> None:
-    """Say once that a stock template was recognised."""
+    """Warn once that a known template was recognised."""
     _logger.warning(
         "the chat template of %r is the stock one of %s, which does not serve many turns; Perturn's of that name is "
         "used in play and training. %s",
@@ -360,7 +360,7 @@ def _announce(model: str, ours: Template) -> None:
 
 @cache
 def _warn_of_clock(model: str) -> None:
-    """Say once that a template's text depends on the day."""
+    """Warn once that a template's text depends on the date."""
     _logger.warning(
         "the chat template of %r reads the clock: a policy may be trained on another text than it played the day "
         "before. Give one with a fixed date with `chat_template`.",

@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 _MODEL_FILES = {".safetensors", ".json", ".jinja", ".txt", ".model"}
 """Kinds of the files that a model is loaded from."""
 _MOMENT_S = 0.003
-"""Seconds to wait for an answer before prompts that came meanwhile are passed on."""
+"""Seconds to wait for an answer before newer prompts are passed on."""
 _POLL_S = 10.0
 """Seconds that a replica may wait for an answer before it says that there is none yet."""
 _LOSSES_IN_A_ROW = 16
@@ -86,7 +86,7 @@ class Replicas:
             _logger.warning("replica %d of the policy has no room yet; going on without it", replica.number)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """Return one action a prompt; another replica answers the prompts of a replica that is lost meanwhile.
+        """Return one action per prompt; another replica answers the prompts of a replica that is lost in between.
 
         Raises:
             RunError: If no replica is left, or one after the other is lost.
@@ -119,7 +119,7 @@ class Replicas:
         return answered
 
     def update_weights(self, folder: str | Path, name: str) -> None:
-        """Serve other weights of the same model from now on; a replica that is lost meanwhile is started with them.
+        """Serve other weights of the same model from now on; a replica that is lost in between is started with them.
 
         Args:
             folder: What `save_pretrained` wrote, on this machine.
@@ -200,7 +200,7 @@ class Replicas:
             )
 
     def _admit(self, seconds: float) -> None:
-        """Take in the replicas that are ready in time; it is an error if one differs from the others."""
+        """Add the replicas that are ready in time; it is an error if one differs from the others."""
         for replica in self._connection.started(self._coming, seconds):
             found, name = self._hear(replica, replica.identity), self._hear(replica, replica.started)
             if found is None or name is None:

@@ -102,7 +102,7 @@ def traits_of(recipe: Recipe) -> RowTraits | None:
 
 
 def makes(recipe: Recipe, *kinds: str) -> bool:
-    """Return whether the rows of a recipe are of one of some kinds."""
+    """Return whether the rows of a recipe are of one of the given kinds."""
     return recipe.rows is not None and recipe.rows.traits.makes in kinds
 
 

@@ -120,7 +120,7 @@ class Run:
         self.manifest["files"] = {file: one for file, one in files if one["stage"] != stage}
 
     def let_go(self, paths: Sequence[Path]) -> None:
-        """Remove files and folders of finished stages that nothing needs any more; the stages stay done."""
+        """Remove files and folders of finished stages that are no longer needed; the stages stay done."""
         if not paths:
             return
         names = tuple(self.paths.name(path) for path in paths)

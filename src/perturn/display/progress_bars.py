@@ -348,7 +348,7 @@ def bar(what: str, total: int, done: int = 0, unit: str = "", effort: Effort | N
 
 @contextmanager
 def at_work(what: str) -> Iterator[Work]:
-    """Say every now and then that something without countable items is still being done."""
+    """Show that work without countable items continues."""
     with screen.showing(Work(what)) as work:
         yield work
 

@@ -54,7 +54,7 @@ def adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def low_rank(folder: Path) -> LowRank | None:
-    """Return rank and scale of the adapters in a folder; None if they do something else than add one product."""
+    """Return rank and scale of the adapters in a folder; None if they do more than add one product."""
     config = adapter_config(folder)
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
         return None

@@ -131,7 +131,7 @@ class EngineLine:
         self._flush()  # an order may have been cut in its middle
 
     def submit(self, prompt: Prompt, sampling: Sampling) -> None:
-        """Have a prompt answered; no two at a time are of one conversation."""
+        """Start answering a prompt; no two at a time are of one conversation."""
         if self._lost is not None:
             self._loop.call_soon(self._deliver, [(prompt, self._lost)])
             return
@@ -253,7 +253,7 @@ class _Served:
         self._told: set[int] = set()
 
     def run(self) -> None:
-        """Answer prompts, after the other end has received the engine's traits.
+        """Send the engine's name and abilities to the other end, then answer prompts.
 
         Raises:
             OSError: When the other end is closed, or EOFError.

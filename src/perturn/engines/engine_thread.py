@@ -40,7 +40,7 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, prompt: Prompt, sampling: Sampling) -> None:
-        """Have a prompt answered; no two at a time are of one conversation."""
+        """Start answering a prompt; no two at a time are of one conversation."""
         self._orders.put(partial(self._work.begin, prompt, sampling))
 
     def cancel(self, conversation: str) -> None:
@@ -112,7 +112,7 @@ class EngineWork:
             self._pool.shutdown(cancel_futures=True)
 
     def begin(self, prompt: Prompt, sampling: Sampling) -> None:
-        """Have a prompt answered; no two at a time are of one conversation."""
+        """Start answering a prompt; no two at a time are of one conversation."""
         if self._pool is not None:
             self._pool.submit(self._answer, [(prompt, sampling)])
         elif self._streaming is not None:

@@ -122,7 +122,7 @@ class Updatable(Engine, Protocol):
 
 @runtime_checkable
 class SleepingEngine(Engine, Protocol):
-    """An engine that can give the memory of its device back while nothing is asked of it."""
+    """An engine that can give the memory of its device back while it is idle."""
 
     def sleep(self) -> None:
         """Give it back until the next prompt, or the next weights.

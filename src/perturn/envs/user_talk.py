@@ -1,4 +1,4 @@
-"""The talk of an agent with a user, as the user hears it."""
+"""The conversation of an agent and a user, from the user's side."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Machine:
     base_gb: float
     """Memory of the process without a model."""
     crowd: float = 1.0
-    """Seconds that pass while this process computes for one; above 1 where other work runs on its cores."""
+    """Seconds that pass per second of computing in this process; above 1 where other work runs on its cores."""
     passed: float | None = None
     """Seconds that a token takes in a forward pass, measured with a model of this shape; None: it is too large."""
     trained: float | None = None

@@ -27,7 +27,7 @@ def open_trackers(
         folder: For their files.
         run: Name of the run.
         stage: Name of the stage.
-        step: Optimizer steps done before, from which a resumed stage goes on.
+        step: Optimizer steps done before, from which a resumed stage continues.
 
     Raises:
         RunError: If a tracker cannot start, such as Weights & Biases without a key.

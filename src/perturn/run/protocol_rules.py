@@ -61,7 +61,7 @@ def rules_for(protocol: str | None, env: Environment, task: Callable[[], Task]) 
     """Return the section `protocol` of a recipe that leaves it to the environment.
 
     Args:
-        protocol: Name of the rules; None: what the environment declares, else defaults.
+        protocol: Name of the rules; None: the rules that the environment declares, else defaults.
         env: A world of it.
         task: Finds a task that it can pose, which is posed where only that shows whether it offers tools.
 
@@ -119,13 +119,13 @@ def ruled(recipe: Recipe) -> Recipe:
 
 
 def say_rules(rules: Rules, name: str) -> None:
-    """Print what was chosen, if anything."""
+    """Print the chosen rules, if there are any."""
     for line in rules.lines(name):
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def check_rules(name: str, broken: bool = False) -> list[str]:
-    """Print the rules that an environment declares or is played by; return what is wrong with them.
+    """Print the rules that an environment declares or is played by; return their faults.
 
     Args:
         name: As in `environment.name`.
@@ -194,7 +194,7 @@ def _offers_tools(env: Environment, task: Callable[[], Task]) -> bool:
 
 
 def _short(value: Any) -> str:
-    """Return a value as it is printed."""
+    """Return a value in printed form."""
     text = " ".join(str(value).split())
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     return repr(shown) if isinstance(value, str) and " " in shown else shown

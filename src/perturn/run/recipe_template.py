@@ -1,4 +1,4 @@
-"""Write a recipe to start from: what everybody should look at, or every setting there is with its documentation."""
+"""Write a recipe to start from: the settings that everybody should look at, or every setting with its documentation."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def write_recipe(
     full: bool = False,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Write a recipe that runs as it is, to be changed.
+    """Write a recipe that runs unchanged, to be edited.
 
     Args:
         file: Where to; it must not exist.
@@ -73,7 +73,7 @@ def write_recipe(
         loss: Of the alignment; None: tlm-dre on pairs, and ppo-clip on groups where the environment has no expert.
         lora: Train adapters instead of all weights.
         full: Write every setting there is, instead of those that differ from their defaults.
-        overrides: `key=value` words that replace what would be chosen.
+        overrides: `key=value` words that replace the chosen values.
 
     Raises:
         ConfigError: If the file exists, or there is no such loss or environment.
@@ -116,7 +116,7 @@ def _check_rows(recipe: Recipe, losses: Mapping[str, Any]) -> None:
 
 
 def _short(chosen: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the chosen settings alone, a line each, with what each section does."""
+    """Yield the chosen settings alone, a line each, with the purpose of each section."""
     for name, value in chosen.items():
         does = f"  # {_DOES[name]}" if name in _DOES else ""
         if isinstance(value, Mapping) and len(value) > 1:
@@ -331,7 +331,7 @@ def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: boo
 
 
 def _values(settings: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as they are."""
+    """Return the fields of a dataclass unchanged."""
     return {each.name: getattr(settings, each.name) for each in dataclasses.fields(settings)}
 
 

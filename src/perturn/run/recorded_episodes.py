@@ -18,7 +18,7 @@ def tell_filled(what: str, counts: Mapping[str, int]) -> None:
 
 
 def drop_broken(store: TrajectoryStore, blocks: Iterable[Sequence[Job]]) -> int:
-    """Take what is stored of blocks that are not whole out of a file; how many episodes that was."""
+    """Remove the episodes of incomplete blocks from a file; return their number."""
     held = store.keys()
     keys = [{(job.task.id, job.sample) for job in block} for block in blocks]
     broken = {key for block in keys if not block <= held for key in block & held}

@@ -82,7 +82,7 @@ def refuse_changed(recipe: Recipe, command: str | None = None) -> None:
 
 
 def changes(recorded: Inputs, thorough: bool = False) -> list[Change]:
-    """Return the recorded inputs that are not what they were.
+    """Return the recorded inputs that have changed.
 
     Args:
         recorded: As the manifest holds them.
@@ -103,7 +103,7 @@ def _change(setting: str, noted: Mapping[str, Any], thorough: bool) -> Change | 
 
 
 def _again(noted: Mapping[str, Any], thorough: bool = False) -> dict[str, Any]:
-    """Return the record of an input as it is now."""
+    """Return the record of an input in its current state."""
     given, kind = noted["given"], noted["kind"]
     found = _expand(given, kind) if given else recorded_files(noted)
     return {**noted, **record(given, kind, found, noted, thorough=thorough)}
@@ -262,7 +262,7 @@ def _revision(name: str) -> str | None:
 
 
 def _tell_revisions(known: Inputs) -> None:
-    """Say which models of the Hub are at another commit than when the run was made."""
+    """Report which models of the Hub are at another commit than when the run was made."""
     for key, noted in known.items():
         before = noted.get("revision")
         now = _revision(noted["given"]) if before else None

@@ -57,11 +57,11 @@ def engine_settings(recipe: Recipe) -> EngineSettings:
 
 
 def require_weights(recipe: Recipe, reader: str, otherwise: str) -> None:
-    """Reject what reads the weights of a policy, or passes of it, where the engine serves none of ours.
+    """Reject readers of a policy's weights, or of passes of it, if the engine serves no policies of ours.
 
     Args:
         recipe: Of the run.
-        reader: Who reads, and what.
+        reader: The reader, and its input.
         otherwise: What to do with this engine.
 
     Raises:
@@ -94,7 +94,7 @@ def open_engine(run: Run, policy: str) -> Engine:
 
 
 def handed_over(recipe: Recipe, path: str) -> tuple[str, str | None]:
-    """Return what the engine of a recipe loads for a policy, and the folder of the model beneath adapters."""
+    """Return the model that the engine of a recipe loads for a policy, and the folder of the base model of adapters."""
     return for_engine(path, _adapters_taken(recipe), console.print)
 
 

@@ -111,7 +111,7 @@ def backend_settings(recipe: Recipe) -> Backend:
 
 
 class Session:
-    """An open run, and what its stages share, each opened once."""
+    """An open run, and the parts that its stages share, each opened once."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.recipe = run, run.recipe
@@ -128,7 +128,7 @@ class Session:
         return make_protocol(self.recipe.protocol)
 
     def rules(self, policy: str) -> EpisodeProtocol:
-        """Return the rules that a policy plays by; a policy that was told how its episodes end is asked for success."""
+        """Return the rules that a policy plays by, with the suffix for success if it was trained with one."""
         asked, section = suffix_of(self.recipe, policy), self.recipe.protocol
         if asked is None or section is None:
             return self.protocol
@@ -147,8 +147,8 @@ class Session:
     def engine(self, policy: str) -> Engine:
         """Return the engine that serves a policy; it stays open until training needs the memory.
 
-        Where another policy is asked for that was trained from the same model, the engine is given its weights in
-        place, if it can take them; otherwise it is closed and another one opened.
+        If another policy of the same base model is asked for, the engine is given its weights in place, if it can take
+        them; otherwise it is closed and another one opened.
         """
         if self._engine is None or (self._engine[0] != policy and not self.updated(policy)):
             self.release()
@@ -190,7 +190,7 @@ class Session:
         return self._training
 
     def rest(self) -> None:
-        """Have the engine give the memory of its device back until it is asked again, if it can."""
+        """Let the engine give the memory of its device back until it is needed again, if it can."""
         if self._engine is not None and isinstance(self._engine[1], SleepingEngine):
             self._engine[1].sleep()
 
@@ -285,7 +285,7 @@ class Session:
         protocol: EpisodeProtocol | None = None,
         behind: bool = False,
     ) -> dict[str, int]:
-        """Have the episodes played that a file lacks, and store each as it ends.
+        """Play the episodes that a file lacks, and store each as it ends.
 
         Where an earlier call stopped since too many had failed, those are played again. Where episodes are played in
         blocks, an incomplete block is played again from its beginning.
@@ -301,8 +301,7 @@ class Session:
             protocol: Rules of the episodes, if they differ from the run's rules.
             behind: Whether another stage runs at the same time, and shows its own progress.
 
-        Returns:
-            Counts of what the file holds.
+        Returns: Counts of the episodes in the file.
 
         Raises:
             EnvironmentFailure: If more episodes fail than may.

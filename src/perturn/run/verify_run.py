@@ -26,7 +26,7 @@ class Verified:
 
     run: str
     sealed: int
-    """Files that were compared with what was written."""
+    """Number of files that were checked."""
     damaged: list[Damage]
     unsealed: list[str]
     """Files that are not checked: of stages that are not done, reports, and files of other programs."""
@@ -42,7 +42,7 @@ class Verified:
 
 
 def verify(folder: Path) -> Verified:
-    """Hash every finished file of a run folder, and its inputs as far as they are here.
+    """Hash every finished file of a run folder, and its inputs that are on this machine.
 
     Nothing is written, and the run may be at work.
 
@@ -87,7 +87,7 @@ def _remedy(folder: Path, seals: dict[str, Any], one: Damage) -> str:
 
 
 def _missing(paths: RunPaths, recipe: Recipe, name: str) -> Path | None:
-    """Return the first missing file of what a stage, and all stages after it, would begin with or read."""
+    """Return the first missing file that a stage, or a stage after it, would begin with or read."""
     again, made = {name}, set[Path]()
     for stage in stages(recipe):
         if stage.name != name and not again.intersection(stage.needs):

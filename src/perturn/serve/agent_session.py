@@ -177,7 +177,7 @@ class Session:
 
         Args:
             policy: Identity of the policy that answered.
-            environment: Name of what the agent plays in.
+            environment: Name of the agent's environment.
             outcome: Fields of the trajectory that say how it ended.
         """
         first = self._taken[0].opening if self._taken else Opening()
@@ -204,7 +204,7 @@ class Session:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return what `GET /s/ID` shows."""
+        """Return the answer to `GET /s/ID`."""
         return {
             "session": self.id,
             "task": self.task.id,
@@ -233,7 +233,7 @@ class Session:
         }
 
     def _turn(self, index: int, taken: _Taken, first: Opening) -> Turn:
-        """Return a turn as it is stored."""
+        """Return a turn in its stored form."""
         parent = taken.position.follows
         return replace(
             taken.turn,
@@ -268,7 +268,7 @@ class Session:
 
 
 def read_action(action: Action, ask: Ask) -> Answer:
-    """Return an engine's answer as a client gets it, and as it is recorded.
+    """Return an engine's answer in the client's form, and in the recorded form.
 
     Raises:
         EngineFailure: If its log-probabilities are not finite.

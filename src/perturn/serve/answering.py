@@ -42,7 +42,7 @@ class Answering:
         return len(self._waiting)
 
     def check(self, ask: Ask) -> None:
-        """Reject what the endpoint or its engine cannot do.
+        """Reject requests that the endpoint or its engine cannot serve.
 
         Raises:
             Refusal: Saying what.
@@ -77,7 +77,7 @@ class Answering:
             self._variables.add(variables)
 
     async def sampled(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action]:
-        """Wait for the engine's answers; those that nobody waits for any more are cancelled.
+        """Wait for the engine's answers; answers without a waiting client are cancelled.
 
         Raises:
             PerturnError: If the engine cannot answer one.

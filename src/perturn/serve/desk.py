@@ -1,4 +1,4 @@
-"""The sessions of an endpoint: which one a request belongs to, how it is answered, and what becomes of each.
+"""The sessions of an endpoint: to which session a request belongs, how it is answered, and how sessions end.
 
 Everything here runs in the endpoint's event loop; only the engine has its own thread.
 """
@@ -331,7 +331,7 @@ class Desk:
         return self._trajectory(session, trajectory.truncated, None)
 
     def _forget(self, session: Session) -> None:
-        """Release what is kept of a session."""
+        """Release the state of a session."""
         ended = Refusal(409, f"session {session.id!r} has ended.", "session_ended")
         self._answering.forget(session.conversations, ended)
         for index in range(len(session)) if session.is_automatic else ():

@@ -50,8 +50,8 @@ def paired_comparison(
     """Compare two sets of scores task by task.
 
     The interval is `mean_interval` of the differences, so both scores of a task stay together; where each score is the
-    lowest or the highest, the interval of a difference of paired rates. The p-value comes from flipping signs: were `a`
-    and `b` alike, each difference could as well have had the other sign. As a test of the mean it assumes that the
+    lowest or the highest, the interval of a difference of paired rates. The p-value comes from flipping signs: without
+    an effect, each difference could as well have had the other sign. As a test of the mean it assumes that the
     differences are symmetric around it: rare large gains against many small losses can be significant either way. It is
     exact for up to 16 tasks that differ, and otherwise counts 10 000 random flips, the observed one included. Where
     scores are the lowest or the highest, McNemar's exact test, which makes no such assumption, is added.

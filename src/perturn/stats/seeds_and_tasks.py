@@ -1,6 +1,6 @@
 """Scores of several seeds on the same tasks: means and differences that are to hold for other seeds and other tasks.
 
-Seeds and tasks are both samples, and every seed meets every task. Scores of one seed are alike, and so are scores
+Seeds and tasks are both samples, and every seed meets every task. Scores of one seed are correlated, and so are scores
 of one task. So 3 x 140 scores are not 420 independent ones, nor is a mean over seeds as sure as its tasks make it look.
 """
 
@@ -31,7 +31,7 @@ SEED = 20_240_101
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard error of a mean over seeds and tasks, and what it is made of."""
+    """Standard error of a mean over seeds and tasks, and its parts."""
 
     error: float
     freedom: float
@@ -67,7 +67,7 @@ def crossed_spread(values: Sequence[Sequence[float]]) -> Spread:
     """Return the standard error of the mean of a table, for other seeds and other tasks.
 
     With S seeds, T tasks and the mean squares of a two-way analysis of variance, MS_s between seeds, MS_t between tasks
-    and MS_e of what is left,
+    and MS_e of the residual,
 
         error^2 = (MS_s + max(MS_t - MS_e, 0)) / (S T)
         freedom = (MS_s + max(MS_t - MS_e, 0))^2 / (MS_s^2 / (S - 1))

@@ -292,7 +292,7 @@ _OF_THE_STUDY = {
     "cluster": "set it in the recipe",
     "evaluate.tasks": "set the study's own `test.tasks` and `tune.tasks`",
 }
-"""Keys of a recipe that a study gives its cells itself, and what to do instead of laying them over it."""
+"""Keys of a recipe that a study sets in its cells itself, each with the remedy."""
 
 
 def refuse_unknown(study: Study) -> None:
@@ -337,7 +337,7 @@ def _within(value: Any, key: str) -> dict[str, Any]:
 
 
 def without_alignment(data: Mapping[str, Any]) -> list[str]:
-    """Return sections that go where a recipe, as it is written, has no alignment."""
+    """Return sections that are dropped if a recipe has no alignment."""
     explored = _is_explored_for_a_score(data)
     sections = [key for key in _OF_THE_ALIGNMENT if key != "explore" or not explored]
     return [*sections, *_rewards_of_training(data)]
@@ -363,7 +363,7 @@ def _is_explored_for_a_score(data: Mapping[str, Any]) -> bool:
 
 
 def refuse_without_alignment(study: Study, method: str, data: Mapping[str, Any]) -> None:
-    """Reject what a method without an alignment sets, or sweeps, of the sections that go with it.
+    """Reject settings or sweeps of sections that a method without an alignment drops.
 
     Args:
         study: The study.

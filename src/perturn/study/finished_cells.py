@@ -22,7 +22,7 @@ class Kept:
     """Rows of `cells.json` and `episodes.parquet` of finished cells, for those whose run is not there, finished."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what a study has left.
+        """Read the results that a study has left.
 
         Raises:
             RunError: If a file of it is malformed.

@@ -42,7 +42,7 @@ def open_study(file: Path, overrides: Sequence[str] = (), workers: int | None = 
 
 
 def run_study(board: Board, workers: int | None = None) -> Path:
-    """Do the cells that are not done, and write the study's results, also of what there is after Ctrl-C; then its page.
+    """Run the cells that are not done, and write the study's results, after Ctrl-C too; then its page.
 
     Args:
         board: Of the study.

@@ -98,7 +98,7 @@ class Study:
         refuse(self._faults())
 
     def _faults(self) -> Iterator[str]:
-        """Yield what is wrong with names, and with settings that do not go together."""
+        """Yield faults of names, and settings that exclude each other."""
         yield from bad_names("name", [self.name])
         yield from bad_names("share", self.share)
         if self.name in self.share:

@@ -1,4 +1,4 @@
-"""Stages that several cells of a study share: each is made by one of them, and taken over by the others.
+"""Stages that several cells of a study share: one cell runs each, and the others copy it.
 
 What runs of other studies have finished is taken over too.
 """

@@ -26,7 +26,7 @@ _STATES = ("done", "failed", "to do")
 
 
 class Screen:
-    """Shows what a conductor is doing: a live table in a terminal; elsewhere lines as cells end and time goes by."""
+    """Shows the progress of a conductor: a live table in a terminal; elsewhere lines as cells end and time passes."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._live = console, Live(console=console, auto_refresh=False, transient=True)
@@ -64,7 +64,7 @@ class Screen:
             self._say_running(conductor)
 
     def _say_running(self, conductor: Conductor) -> None:
-        """Say in a line which cells are at work, and how much is left."""
+        """Print in a line which cells are running, and the time left."""
         self._said = time.monotonic()
         working = ", ".join(
             f"{worker.cell.label} {_stage(worker.cell)}".rstrip() for worker in conductor.running.values()

@@ -20,7 +20,7 @@ class Board:
     """The cells of a study and how far each is."""
 
     def __init__(self, plan: Plan | Again) -> None:
-        """See what is done already."""
+        """Read which cells are done already."""
         self.plan = plan
         self.kept = Kept(plan.study.folder)
         """Results of cells whose runs are gone."""

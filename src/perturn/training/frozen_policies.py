@@ -24,7 +24,7 @@ from perturn.training.turn_config import TurnConfig
 class Frozen:
     """A policy that does not move, whose log-probabilities rows hold.
 
-    It is asked before training. Rows that come later need the same policy, and the trained one has moved by then.
+    It is computed before training. Rows that come later need the same policy, and the trained one has moved by then.
     """
 
     def __init__(self, name: str, args: TurnConfig, precision: Precision) -> None:
@@ -70,7 +70,7 @@ class Frozen:
                 divided among processes.
 
         Raises:
-            ConfigError: If the policy is not to be had any more.
+            ConfigError: If the policy no longer exists.
         """
         assert self._identity is not None
         for model, without_adapters in self._candidates(trained):

@@ -111,7 +111,7 @@ def _comes_from_arrow(rows: object) -> bool:
 
 
 def mismatched(prompt: Trajectory, actions: Trajectory) -> Trajectory:
-    """Return an episode as it was played, after the prompt and the observation that posed another one's task."""
+    """Return an episode in the order it was played, after the prompt and the observation of another episode's task."""
     first = replace(
         actions.turns[0], observation=prompt.turns[0].observation, recalled=prompt.turns[0].recalled
     )
@@ -202,7 +202,7 @@ def mismatches(
     compute: Callable[[Batch], tuple[Tensor, Any, dict[str, Tensor]]],
     packs: Sequence[Batch],
 ) -> list[float]:
-    """Return the numbers that a loss reads of mismatched rows under the policy as it is now, one per row.
+    """Return the inputs of a loss for mismatched rows under the current policy, one per row.
 
     Args:
         loss: The loss.

@@ -1,4 +1,4 @@
-"""Episodes that a policy has sampled, as rows of training: what it sampled them with, and the weights of a group."""
+"""Sampled episodes as rows of training, with sampling log-probabilities and the weights of a group."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def as_row(row: Any, index: int, loss: Any, tally: Tally | None = None, *, fille
     """Return a row in any form that training takes; a pair becomes its chosen side where the loss reads one side.
 
     Args:
-        row: The row, or what is wrong with it.
+        row: The row, or its fault.
         index: Its number.
         loss: What it is for.
         tally: Collects the facts found in the row.
@@ -195,7 +195,7 @@ class Weighed(NamedTuple):
     """Whether the turns alone carry loss that the trajectory added to its origin; None: it has none."""
 
     def row(self, trajectory: Trajectory) -> WeightedTrajectory:
-        """Return the trajectory with what was written of it."""
+        """Return the trajectory with the credit's weights."""
         clip = None if self.clip is None else tuple(self.clip.tolist())
         return WeightedTrajectory(trajectory, tuple(self.weight.tolist()), clip, self.own_turns)
 
@@ -209,8 +209,8 @@ def weigh_groups(
 ) -> dict[int, Weighed]:
     """Ask a credit for the weights of each group, and for its clip ranges if it gives any.
 
-    It is asked once for all groups if its statistics run across tasks. Trajectories that do not count in the statistics
-    of their group, by `perturn.data.group_account.counts`, are not shown to it, and get weights of 0.
+    It is called once for all groups if its statistics run across tasks. Trajectories that do not count in the
+    statistics of their group, by `perturn.data.group_account.counts`, are not shown to it, and get weights of 0.
 
     Args:
         trajectories: Episodes.
@@ -273,7 +273,7 @@ def weigh_rows(examples: Sequence[Example], rows: Sequence[Row], credit: Credit)
 
     Args:
         examples: As training sees the rows.
-        rows: Each a trajectory; or all of them with weights, which stay as they are.
+        rows: Each a trajectory; or all of them with weights, which are kept.
         credit: See `weigh_groups`.
 
     Raises:

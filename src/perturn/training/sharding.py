@@ -1,6 +1,6 @@
 """FSDP2: weights, gradients and optimizer of a training divided among processes, by torch's `fully_shard`.
 
-accelerate takes processes on CPUs for plain data parallelism although FSDP is asked for, and does not say so. Here the
+accelerate treats processes on CPUs as plain data parallelism although FSDP is asked for, without a message. Here the
 model is divided before accelerate sees it, on CPUs and on GPUs by the same lines.
 """
 
@@ -139,7 +139,7 @@ class ShardedTrainer(Trainer):
         return plugin is not None and plugin.fsdp_version == 2 and plugin.auto_wrap_policy is None
 
     def _divide(self) -> None:
-        """Divide the model, where that is asked for."""
+        """Divide the model, if FSDP2 is asked for."""
         if self.is_divided:
             offload = bool(self.args.fsdp_config.get("cpu_offload"))  # type: ignore[union-attr]
             divide(self.model, self.args.world_size, offload)

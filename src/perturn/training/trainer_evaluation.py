@@ -73,7 +73,7 @@ def refuse_best_metric(metric: str | None, sets: Sets | None) -> None:
 
     Args:
         metric: `metric_for_best_model`; transformers sets it to `loss` where the best model is loaded at the end.
-        sets: What is evaluated on. One set has names of its own metrics, such as `eval_loss`.
+        sets: What is evaluated on. With one set, metrics have no set's name, such as `eval_loss`.
 
     Raises:
         ConfigError: If there are several sets, and the metric is of none.
@@ -321,7 +321,7 @@ def step_metrics(
         loss: The loss.
         chosen: First sides.
         rejected: Second sides; None where the loss reads one.
-        step: What the loss is told of the whole optimizer step, by keyword.
+        step: Keyword arguments of the loss for the whole optimizer step.
         entropy: Of the policy at each loss token, in nats [loss tokens]; None: not known.
     """
     of_chosen, of_rejected = (None, None) if entropy is None else entropy.tensor_split([len(chosen.policy)])

@@ -104,7 +104,7 @@ class TurnConfig(TrainingArguments):
     remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows are examples."})
 
     def __new__(cls, *args: Any, **settings: Any) -> TurnConfig:
-        """Reject settings that do not exist, with what to write instead; `__init__` does the rest."""
+        """Reject settings that do not exist, with the remedy; `__init__` does the rest."""
         known = {each.name for each in fields(cls)}
         for name in settings:
             if name not in known:
@@ -112,7 +112,7 @@ class TurnConfig(TrainingArguments):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check what can be checked without data.
+        """Check everything that needs no data.
 
         Raises:
             ValueError: If transformers refuses a setting.

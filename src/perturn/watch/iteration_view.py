@@ -28,8 +28,7 @@ class Iteration:
     success_rate: float | None
     """Of its explored episodes that are over."""
     success_interval: tuple[float, float] | None = None
-    """95 % interval of the success rate, which allows for the samples of one task being alike; of the last iterations
-    alone."""
+    """95 % interval of the success rate, clustered by task; of the last iterations alone."""
     mean_score: float | None = None
     """Mean total reward of its explored episodes that are over; of the last iterations alone."""
     entropy: float | None = None

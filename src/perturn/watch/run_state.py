@@ -70,7 +70,7 @@ class Score:
     drawn: int | None = None
     """Episodes played, where the best of several of each task is scored; these are counted above."""
     asked: int | None = None
-    """Episodes that were to be played for that."""
+    """Number of episodes that the evaluation should have."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class State:
 
     run: str
     state: str
-    """running, finished, died, failed, stopped, or idle: some stages are done, and nobody works."""
+    """running, finished, died, failed, stopped, or idle: some stages are done, and no process works on the run."""
     says: str
-    """The same in a sentence, with what to do."""
+    """The state in a sentence, with the remedy."""
     stages: list[Stage]
     scores: list[Score]
     metrics: dict[str, dict[str, float]]
@@ -105,7 +105,7 @@ class State:
 
 
 class Watcher:
-    """Looks at a run folder again and again; what was read before is not read again."""
+    """Looks at a run folder repeatedly; parts that were read before are not read again."""
 
     def __init__(self, folder: Path) -> None:
         """Open a run.
@@ -119,7 +119,7 @@ class Watcher:
         self._tails: dict[Path, Tail[Any]] = {}
 
     def look(self) -> State:
-        """Return the run as it is now."""
+        """Return the current state of the run."""
         manifest = read_note(self._paths.manifest, Manifest) or {}
         progress = read_note(self._paths.progress, Progress) or {}
         done: dict[str, Any] = manifest.get("stages") or {}
@@ -208,7 +208,7 @@ class Watcher:
         )
 
     def _rows(self, file: Path) -> list[Any]:
-        """Return the content of a file now: metrics as they are, or the numbers of episodes."""
+        """Return the current content of a file: metrics, or the numbers of episodes."""
         logged = file.parent == self._paths.metrics("").parent
         tail: Tail[Any] = Tail(file, parse_metrics if logged else parse_outcome)
         return self._tails.setdefault(file, tail).look()
@@ -296,7 +296,7 @@ def _verdict(
     progress: Mapping[str, Any],
     holder: tuple[int, bool] | None,
 ) -> tuple[str, str]:
-    """Return the run's state, and what it means."""
+    """Return the run's state, and its meaning."""
     again = f"`perturn run {folder}` goes on from there."
     if now is not None and now.state != "done":
         pid, error = progress.get("pid"), progress.get("error")

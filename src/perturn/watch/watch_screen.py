@@ -160,7 +160,7 @@ def _scores(state: State) -> Table:
 
 
 def _drawn(row: Score) -> str:
-    """Return how many episodes the scored ones are the best of, and how many were asked for if these are not all."""
+    """Return of how many episodes the scored ones are the best, and how many were asked for if some are missing."""
     if row.drawn is None:
         return ""
     return f"{row.drawn} episodes" if row.drawn == row.asked else f"{row.drawn} of {row.asked} episodes"

@@ -77,7 +77,7 @@ class RemotePolicy(nn.Module):
     def backward(
         self, rows: Sequence[Asked], logprobs: Sequence[Numbers], gradient: Tensor, most: int
     ) -> None:
-        """Have the service add a gradient by the log-probabilities of loss tokens to the gradients of its weights.
+        """Let the service add a gradient by the log-probabilities of loss tokens to the gradients of its weights.
 
         Args:
             rows: As `logprobs` had them.
@@ -111,7 +111,7 @@ class RemotePolicy(nn.Module):
         return self._adapter.step(**adam)
 
     def save(self, name: str) -> StoredPolicy:
-        """Have the service keep weights and optimizer; the name of the state is new each time."""
+        """Let the service keep weights and optimizer; the name of the state is new each time."""
         path = self._adapter.save(f"{name}-{uuid.uuid4().hex[:8]}")
         return StoredPolicy(path, self._stored.base, self._stored.rank, self._stored.service)
 
@@ -121,7 +121,7 @@ class RemotePolicy(nn.Module):
         before.close()
 
     def close(self) -> None:
-        """Have the service drop it."""
+        """Let the service drop it."""
         self._adapter.close()
 
 

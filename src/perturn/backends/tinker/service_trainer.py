@@ -143,7 +143,7 @@ class ServiceTrainer(TurnTrainer):
         super().log(logs | ({"grad_norm": norm} if "loss" in logs and norm is not None else {}), start_time)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Have the service keep the policy, and write where it is kept."""
+        """Let the service keep the policy, and write where it is kept."""
         folder = Path(output_dir or str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
         self.policy.save(f"{Path(str(self.args.output_dir)).stem}-{self.state.global_step}").write(folder)

@@ -3,8 +3,8 @@
 The new tokens of all conversations go through a model's layers side by side, without padding; only attention tells
 them apart. Each conversation's keys and values stay in its own slot (see `blocks.py`): nothing is copied when a
 conversation joins a batch or leaves it. Conversations that have a few new tokens each and lie side by side attend in
-one call; any other attends alone. Tokens that several begin with may lie apart (see `beginnings.py`): to these all of
-them attend in one product of matrices, and what each found there and at its own is joined by the log-sum-exps.
+one call; every other one attends alone. Tokens that several begin with may lie apart (see `beginnings.py`): to these
+all of them attend in one product of matrices, and what each found there and at its own is joined by the log-sum-exps.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def own_rewards(episode: Trajectory) -> Trajectory:
 
 
 def _is_rated(episode: Trajectory, settings: JudgeSettings) -> bool:
-    """Return whether there is something to rate; the outcome of an episode that goes on is not known."""
+    """Return whether there is something to rate; the outcome of an unfinished episode is not known."""
     open_ended = unfinished(episode) and settings.of == "episode"
     return bool(episode.turns) and not failed(episode) and not open_ended
 

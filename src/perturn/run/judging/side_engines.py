@@ -38,7 +38,7 @@ def check_side_engine(section: Section, model: str, where: str, recipe: str) -> 
         section: `name` and settings of the engine.
         model: Its model.
         where: Dotted key of the section.
-        recipe: Text of the resolved recipe, in which no secret may stand.
+        recipe: Text of the resolved recipe, which must hold no secret.
 
     Raises:
         PerturnError: Saying what is missing.
@@ -53,7 +53,7 @@ def open_side_engine(section: Section, model: str, where: str, folder: Path | No
         section: `name` and settings of the engine.
         model: Folder, Hub id or bundled name; of an engine that serves no checkpoints, the model's name at its server.
         where: Dotted key of the section.
-        folder: Folder in which the engine keeps what was paid for; None: in memory.
+        folder: Folder in which the engine keeps paid answers; None: in memory.
 
     Raises:
         PerturnError: If the model cannot be served.

@@ -113,14 +113,14 @@ class LogSettings:
 
 
 def import_logs(files: Sequence[Location], output: Path, settings: LogSettings | None = None) -> LogAccount:
-    """Write the episodes of logs as rows of training, and return what became of every entry.
+    """Write the episodes of logs as rows of training, and return the bin of every entry.
 
     The logs may be of any size: the calls are sorted in a temporary file next to the output.
 
     Args:
         files: Files or folders, read as one log.
         output: File of JSON lines to write; an existing file is replaced.
-        settings: How the log is read, and what it is written as.
+        settings: How the log is read, and the form of the rows.
 
     Raises:
         DataError: If a file cannot be read or is not a log, if several scores could be the reward, or if there is no

@@ -130,7 +130,7 @@ def scored(trajectory: Trajectory, score: float | None, success_at: float | None
 
     Args:
         trajectory: As `trajectory_of` returned it.
-        score: Total reward; None: nobody scored it.
+        score: Total reward; None: there is no score.
         success_at: Least score of a success; None: above 0.
     """
     total, turns = score or 0.0, trajectory.turns

@@ -108,7 +108,7 @@ def _packed(call: Call) -> tuple[str, bytes]:
 
 
 def _key(end: tuple[bytes, tuple[str, str]]) -> bytes:
-    """Return a digest of what identifies a conversation up to an answer."""
+    """Return a digest that identifies a conversation up to an answer."""
     key, setting = end
     return hashlib.blake2b(key + json.dumps(setting).encode(), digest_size=16).digest()
 

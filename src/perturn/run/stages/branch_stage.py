@@ -98,7 +98,8 @@ def _play_rounds(session: Session, stage: Stage, explored: Sequence[Trajectory])
 def _chosen(session: Session, stage: Stage, inputs: ExploreInputs) -> list[Forks]:
     """Return the turns at which episodes are resumed.
 
-    Where a policy was read they are stored before any is, so that a stage which was stopped goes on with the same.
+    If a policy was read for them, they are stored before any is played, so that a stopped stage resumes with the same
+    turns.
     """
     explorer, file = explorer_of(session.recipe), session.run.paths.forks(stage.mark)
     if not explorer.traits.reads_policy:
@@ -148,7 +149,7 @@ def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajecto
 
 
 def not_come_back(stage: str, episodes: Iterable[Trajectory]) -> dict[str, int]:
-    """Return the number of a stage's branches that were not played, since the world did not come back; warn of them."""
+    """Return how many branches were not played because the world did not come back, and warn of them."""
     played_on = [one for one in episodes if one.origin is not None]
     count = sum(map(came_elsewhere, played_on))
     if count:

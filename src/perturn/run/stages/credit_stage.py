@@ -1,4 +1,4 @@
-"""Credit the stored groups of a run: with the credit of its recipe, or again with any other."""
+"""Compute the credit of a run's stored groups: the credit of its recipe, or any other."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class _Weigher:
         self._states: dict[str, State] = {}
 
     def computed(self, stage: Stage, episodes: Sequence[Trajectory]) -> dict[str, Computed]:
-        """Compute what the credit needs of explored episodes; ask for the quantities of earlier episodes first."""
+        """Compute the quantities that the credit needs, first of earlier episodes, then of explored ones."""
         compares = len(policies_of(self.credit.needs)) > 1  # a policy with the reference of its iteration
         source = RunSource(
             self._paths,

@@ -27,7 +27,7 @@ def empty_base(recipe: Recipe) -> Any:
 
 
 def check_model(recipe: Recipe, trains: bool, renderer: Renderer | None) -> None:
-    """Build the model without its weights, and upon it what trains it.
+    """Build the model without its weights, and its trainer.
 
     Args:
         recipe: Of the run.

@@ -26,7 +26,7 @@ from perturn.types import Action, Environment, EpisodeProtocol, Task, Trajectory
 
 
 def show_lessons(session: Session, stage: Stage) -> None:
-    """Play every task of the base's task list as its expert does, and badly, and record what happens."""
+    """Play every task of the base's task list as its expert does, and with errors, and record the episodes."""
     run, recipe = session.run, session.recipe
     assert recipe.base is not None
     file = run.paths.trajectories(stage.name)

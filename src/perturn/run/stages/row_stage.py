@@ -1,4 +1,4 @@
-"""Make the rows of an alignment from what an iteration has explored, by the row maker of the recipe."""
+"""Make the rows of an alignment from an iteration's explored episodes, by the row maker of the recipe."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS_OF = {"pairs": PreferencePair, "single": Trajectory, "labelled": WeightedTr
 
 
 def make_rows(session: Session, stage: Stage) -> None:
-    """Make the rows of an iteration, say what became of its episodes, and write them.
+    """Make the rows of an iteration, report where its episodes ended, and write the rows.
 
     Raises:
         RunError: If there is nothing to train on, and nothing is hoped for in a later iteration.
@@ -113,7 +113,7 @@ def expert_episodes(session: Session) -> list[Trajectory]:
 
 
 def check_made(recipe: Recipe) -> None:
-    """Reject rows of which a policy would not see all, and those that read log-probabilities that nobody returns."""
+    """Reject rows that a policy would not see in full, and rows that need missing log-probabilities."""
     if recipe.rows is None:
         return
     traits = recipe.rows.traits
@@ -198,7 +198,7 @@ def _earlier(run: Run, stage: Stage) -> list[WeightedTrajectory]:
 
 
 def _limit(recipe: Recipe) -> Limit:
-    """Return the length limit of training; what knows tokens is loaded when it is asked."""
+    """Return the length limit of training; the tokenizer is loaded when it is needed."""
     found = cache(lambda name: partial(locate(f"perturn.run.stages.group_stage:{name}"), recipe))
     return Limit(
         too_long=lambda episodes: found("too_long")(episodes),

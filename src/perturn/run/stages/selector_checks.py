@@ -29,7 +29,7 @@ _OF_RUN: dict[SelectorNeed, str] = {
 
 
 def check_selection(recipe: Recipe, maker: Maker | None = None) -> None:
-    """Reject an evaluation that would choose among equal candidates, or by what is not there.
+    """Reject an evaluation that would choose among equal candidates, or by missing values.
 
     Args:
         recipe: Of the run that scores.

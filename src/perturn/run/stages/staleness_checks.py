@@ -1,4 +1,4 @@
-"""Before work: what cannot be done while the policy that explores changes."""
+"""Before work: settings that are impossible while the exploring policy changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_staleness(recipe: Recipe) -> None:
 
 
 def _faults(recipe: Recipe) -> Iterator[str]:
-    """Yield what does not go together."""
+    """Yield settings that exclude each other."""
     explore, align = recipe.explore, recipe.align
     if recipe.iterations == 1 or align is None or explore is None:
         yield "there is no next iteration to explore meanwhile; set iterations > 1, or staleness=0."
@@ -63,7 +63,7 @@ def _faults(recipe: Recipe) -> Iterator[str]:
 
 
 def _credit_faults(recipe: Recipe) -> Iterator[str]:
-    """Yield what a credit reads that there is not."""
+    """Yield missing inputs of a credit."""
     assert recipe.align is not None
     name, credit = named_credit(recipe.align.loss, recipe.credit)
     for quantity, request in wanted(credit.needs, f"credit {name}").values():

@@ -116,7 +116,7 @@ def _settings(recipe: Recipe, stage: Stage) -> Train:
 
 
 def _begin(session: Session, stage: Stage, settings: Train) -> tuple[Any, Any]:
-    """Return the model that a stage trains, as it was before, and its tokenizer."""
+    """Return the model that a stage trains, before the training, and its tokenizer."""
     run, base = session.run, session.recipe.base
     if stage.name != "base" or base is None:
         told = run.recipe.rows.traits.told if stage.name not in ONCE and run.recipe.rows else None
@@ -210,7 +210,7 @@ def _save_steps(settings: Train, rows: int) -> int:
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """Return the newest checkpoint that was written to its end; what a kill left half-written is removed."""
+    """Return the newest complete checkpoint; half-written ones are removed."""
     complete = []
     for checkpoint in folder.glob("checkpoint-*"):
         try:  # the trainer writes its state last
@@ -262,7 +262,7 @@ def _write_json(file: Path, value: Any) -> None:
 
 
 def _note_agreement(run: Run, stage: Stage, pairs: Sequence[Any], examples: Sequence[Example]) -> None:
-    """Say how far the log-probabilities that the reference sampled its episodes with are from those just computed.
+    """Report how far the log-probabilities that the reference sampled its episodes with are from those just computed.
 
     The reference pass has computed them for training, so this costs nothing. Written to `metrics/agreement.json`.
     """
@@ -281,7 +281,7 @@ def _note_agreement(run: Run, stage: Stage, pairs: Sequence[Any], examples: Sequ
 
 
 def _say_agreement(run: Run, stage: Stage) -> None:
-    """Say what `metrics/agreement.json` holds, if it is there."""
+    """Report the content of `metrics/agreement.json`, if it exists."""
     file = run.paths.agreement(stage.mark)
     if not file.is_file():
         return

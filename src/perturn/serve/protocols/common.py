@@ -31,7 +31,7 @@ _STEM, _NUMBERS = secrets.token_hex(8), count()
 
 
 class Strict(BaseModel):
-    """The body of a request; keys that it does not name are ignored, unless they change what is sampled."""
+    """The body of a request; unknown keys are ignored, unless they change sampling."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -100,7 +100,7 @@ def read_body(kind: type[Body], body: bytes) -> Body:
 
 
 def check_plain(value: object, param: str) -> None:
-    """Reject what cannot be stored or rendered, such as NaN.
+    """Reject values that cannot be stored or rendered, such as NaN.
 
     Raises:
         Refusal: Naming the part.

@@ -54,8 +54,8 @@ def families(study: RecordedStudy, methods: Sequence[str]) -> dict[str, list[Pai
 def compare(study: RecordedStudy, tables: Mapping[str, Scores], bounds: Bounds) -> dict[Pair, dict[str, Any]]:
     """Return each method against the baseline, and further pairs, on the seeds and tasks that both have.
 
-    Seeds of one base are averaged first, so that what a method has with a base counts once. Comparisons without a score
-    count in the correction too, since it is made for all that are looked for, not for those that came first.
+    Seeds of one base are averaged first, so that one base counts once. Comparisons without a score count in the
+    correction too, since it is made for all that are looked for, not for those that came first.
 
     Args:
         study: The study, with the comparisons that it names.

@@ -19,7 +19,7 @@ COLORS = (
 _MARKS = ("circle", "square", "triangle-up")
 _OF_A_MEAN = {"color": GREY}
 _FACTOR = 5
-"""Swept numbers that span more than this factor stand on a logarithmic axis."""
+"""Swept numbers that span more than this factor are drawn on a logarithmic axis."""
 
 
 def styles(methods: Sequence[str], baseline: str) -> dict[str, dict[str, str]]:

@@ -145,7 +145,7 @@ _TAG = re.compile(r"<(?=[\w/!?])")
 
 
 def tables(summary: Mapping[str, Any]) -> str:
-    """Return each environment of a study: its methods, the further comparisons, and what to know of the numbers.
+    """Return each environment of a study: its methods, the further comparisons, and notes on the numbers.
 
     Args:
         summary: The study's numbers, as `verdicts.summarize` gives them.
@@ -254,7 +254,7 @@ def _comparison(found: Mapping[str, Any] | None, measure: str, verdict: str) -> 
 
 
 def _difference(found: Mapping[str, Any], interval: str, measure: str) -> tuple[str, str, str]:
-    """Return the difference with its interval (or two bases' differences), what could have been seen, the verdict."""
+    """Return the difference with its interval (or of two bases), the smallest detectable one, and the verdict."""
     if found["p_value"] is None:
         both = " and ".join(_signed(each, measure) for each in found["by_base"])
         return both, "–", WORDS[found["verdict"]]

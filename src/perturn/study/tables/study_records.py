@@ -109,7 +109,7 @@ class RecordedStudy:
 
 
 def read_recorded(folder: Path) -> RecordedStudy:
-    """Read a study's folder, as far as the study has come.
+    """Read a study's folder, finished or not.
 
     Raises:
         RunError: If the folder holds no study, or a file of it is malformed.
@@ -207,7 +207,7 @@ def read_cells(file: Path) -> list[dict[str, Any]]:
 def protocols_of(folder: Path, cells: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the stamp of the last run of the first finished cell of each method on the test tasks.
 
-    Where that run is gone, what `protocols.json` has noted.
+    If that run is deleted, the record in `protocols.json`.
     """
     noted = read_note(folder / PROTOCOLS, dict[str, dict[str, dict[str, Any]]]) or {}
     found: dict[str, dict[str, dict[str, Any]]] = {}

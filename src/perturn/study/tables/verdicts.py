@@ -229,7 +229,7 @@ def _on_failed(study: RecordedStudy, environment: str, methods: Sequence[Mapping
 
 
 def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield whether methods were tuned alike, and the tested point is the best one."""
+    """Yield whether methods had equal tuning, and whether the tested setting is the best one."""
     points: dict[str, list[Mapping[str, Any]]] = {}
     for row in tuning:
         if row["text"]:
