@@ -50,7 +50,7 @@ class Evaluate:
     """Another turn limit than the protocol's, reminders of it, and extensions on demand. None: the protocol's limit."""
 
     distance: Literal["shortest", "searching"] | None = None
-    """Measure the way to a success that is left around each turn, in this sense, so that errors of the scored episodes
+    """Measure the turns left to a success around each turn, in this sense, so that errors of the scored episodes
     are wrong turns. The world must know it. None: errors are invalid turns."""
 
     def __post_init__(self) -> None:

@@ -125,7 +125,7 @@ class Plan:
             scored: The task list of the verdicts and the folder of the runs that score; None: the study's.
 
         Raises:
-            ConfigError: If its recipe is wrong; named is the method.
+            ConfigError: If its recipe is wrong, with the name of the method.
         """
         study, data = self.study, self._data(environment, method, point, seed)
         runs = {"output": str(study.folder / "runs")}

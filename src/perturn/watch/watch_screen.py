@@ -150,7 +150,7 @@ def ledger(one: Iteration) -> str:
 def _scores(state: State) -> Table:
     table = Table(box=None, pad_edge=False)
     drawn = ("best of",) if any(row.drawn is not None for row in state.scores) else ()
-    for name in ("policy", "tasks", "average score", "success rate", "failed", *drawn):
+    for name in ("policy", "episodes", "average score", "success rate", "failed", *drawn):
         table.add_column(name, justify="left" if name == "policy" else "right")
     for row in state.scores[:2] + state.scores[2:][-_SCORES:]:
         numbers = f"{row.mean_score:.3f}", f"{row.success_rate:.3f}", str(row.failed)
