@@ -204,7 +204,7 @@ class WeightedTrajectory:
     the credit of the training decides."""
     has_spread: bool | None = field(default=None, metadata=SPARSE)
     """Whether the weights of its group differ from 0. False: the trajectory counts in the KL to the reference alone,
-    and not in the mean of the clipped term. None: True."""
+    and not in the average of the clipped term. None: True."""
 
     def __post_init__(self) -> None:
         turns = len(self.trajectory.turns)

@@ -1,4 +1,4 @@
-"""Which credits another trainer can feed: compares the inputs of a credit with the values the trainer gives."""
+"""Checks which credits another trainer can feed: compares the inputs of a credit with the values the trainer gives."""
 
 from __future__ import annotations
 

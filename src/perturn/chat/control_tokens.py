@@ -1,4 +1,4 @@
-"""Control tokens that are written in a message as text, kept apart from those of the chat template.
+"""Control tokens that are written in a message as text, kept apart from the chat template's.
 
 A tool result that holds `<|im_end|>` must not end its message. So a control token in the text of a message is broken up
 by a mark before the template writes the message. The tokenizer then reads a broken token as the plain text that it is

@@ -89,7 +89,7 @@ GpuMemory = Annotated[
         "--gpu-memory",
         min=1,
         max=1e6,
-        help="Gigabytes per GPU for --dry-run; default: those of this machine.",
+        help="Gigabytes per GPU for --dry-run; default: of this machine's GPUs.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]

@@ -25,7 +25,14 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     table = Table(
         box=None, pad_edge=False, title=f"{stamp.get('name', '')}, held-out tasks", title_justify="left"
     )
-    for column in ("policy", "episodes", "average score [95 %]", "success rate [95 %]", "mean turns", "failed"):
+    for column in (
+        "policy",
+        "episodes",
+        "average score [95 %]",
+        "success rate [95 %]",
+        "mean turns",
+        "failed",
+    ):
         table.add_column(column)
     for row in summary["policies"]:
         table.add_row(

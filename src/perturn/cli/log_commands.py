@@ -59,28 +59,23 @@ def import_logs(
         typer.Option(
             "--format",
             help="Logs: otel, langsmith, langfuse, requests. Rollouts: verifiers, verl, skyrl, trl, art, "
-            "agent-lightning; else the records tell.",
+            "agent-lightning. Default: recognised.",
         ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; default: FILE-ROWS.jsonl.")
     ] = None,
-    rows: Annotated[
-        str, typer.Option(help="Kind of rows to write: trajectories, labelled or pairs.")
-    ] = "trajectories",
+    rows: Annotated[str, typer.Option(help="trajectories, labelled or pairs.")] = "trajectories",
     score: Annotated[
         str | None, typer.Option(help="Name of the score that is the reward, or the path of its field.")
     ] = None,
-    success_at: Annotated[
-        float | None, typer.Option(help="Lowest score of a success; default: any above 0.")
-    ] = None,
+    success_at: Annotated[float | None, typer.Option(help="Lowest score of a success; else above 0.")] = None,
     threshold: Annotated[float, typer.Option(help="Score gap that a pair must exceed.")] = 0.4,
     session: Annotated[
         str | None, typer.Option(help="Path of the field that names the episode, such as metadata.chat.")
     ] = None,
     task: Annotated[
-        str | None,
-        typer.Option(help="Path of the field that names the task; default: the first user message."),
+        str | None, typer.Option(help="Path of the field that names the task; else the first user message.")
     ] = None,
     keep_unscored: Annotated[
         bool, typer.Option("--keep-unscored", help="Also write episodes without a score.")

@@ -292,7 +292,7 @@ class Launch:
 @dataclass(frozen=True)
 @bounded
 class Worlds:
-    """Where environments run, and their limits; nothing here changes an episode."""
+    """Processes and limits of environments; nothing here changes an episode."""
 
     processes: Annotated[int, Bound(least=0)] | None = None
     """Worlds alive at a time on a machine, each in its own process. None: one for each episode that is played at the

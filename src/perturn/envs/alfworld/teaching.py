@@ -121,7 +121,7 @@ class _Clumsy:
         return self._last
 
     def _failing(self, command: str) -> str:
-        """Return a command similar to the given one that cannot be done now: a wrong number, or too early."""
+        """Return a similar command that cannot be done now: a wrong number, or too early."""
         verb, *rest = command.split(" ")
         numbers = [index for index, word in enumerate(rest) if word.isdecimal()]
         if numbers and self._draw.random() < _WRONG_NUMBER:
