@@ -43,8 +43,9 @@ HEARTBEAT_SECONDS = 5.0
 class Run:
     """A run folder, locked by this process until it is closed.
 
-    Opening it never overwrites the results of another recipe. Of processes that train together, only the first holds the folder; the others do not know what is done. Where a
-    driver has started them (the setting `launch`), the driver holds it.
+    Opening it never overwrites the results of another recipe. Of processes that train together, only the first holds
+    the folder; the others do not know what is done. Where a driver has started them (the setting `launch`), the driver
+    holds it.
     """
 
     def __init__(self, recipe: Recipe) -> None:
