@@ -63,7 +63,7 @@ def request_of(needs: Iterable[str | Need], kind: type[N]) -> N | None:
 
 
 def reads(needs: Iterable[str | Need], kind: type[Need]) -> bool:
-    """Return whether the quantity of a request type is among the needs."""
+    """Return whether the needs include a request of this type."""
     return kind.name in names_of(needs)
 
 

@@ -116,7 +116,7 @@ def _numbered(source: Source, view: View, tally: Tally | None) -> Iterator[tuple
 
 
 def _file(data: Path) -> Path:
-    """Return the rows that are shown: of a run those that its newest alignment learns from."""
+    """Return the rows to show: for a run, the training rows of its newest alignment."""
     paths, recipe = RunPaths(data), recipe_of(data)
     if recipe is None:
         return data

@@ -160,7 +160,7 @@ def find_control_tokens(tokenizer: Any, end_text: str, call_end_text: str, write
     Args:
         tokenizer: A Hugging Face tokenizer.
         end_text: What ends a turn of the policy.
-        call_end_text: What ends its turn after calls; in most templates the same.
+        call_end_text: Text that ends its turn after calls; in most templates the text that ends every turn.
         write: Writes a conversation with the chat template.
     """
     added = {token.content for token in tokenizer.added_tokens_decoder.values() if not token.special}

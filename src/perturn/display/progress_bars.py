@@ -246,7 +246,7 @@ class Screen:
 
     @contextmanager
     def showing(self, work: Work) -> Iterator[Work]:
-        """Show a work while the block runs."""
+        """Show a work in progress while the block runs."""
         if self._works or self._console.quiet:
             with self._within(work):
                 yield work

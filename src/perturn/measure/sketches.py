@@ -64,7 +64,7 @@ class Projection:
         return found.cpu()
 
     def _drawn(self, index: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the number that each parameter of a tensor goes to, and its sign."""
+        """Return the entry of the sketch that each parameter of a tensor is added to, and its sign."""
         if index in self._known:
             return self._known[index]
         random = torch.Generator().manual_seed(_SEED + index)

@@ -108,9 +108,8 @@ class ImplicitReward:
 
         r(a) = sum_j log pi(a_j | prompt, a_<j) - log pi_0(a_j | prompt, a_<j)
 
-    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 5, for one turn; without beta and what depends on the prompt
-    alone, which change no order.
-    Differs: log pi is as the engine sampled, log pi_0 as training computes it.
+    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 5, for one turn; without beta and the term of the prompt alone,
+    which do not change the order. Differs: log pi is as the engine sampled, log pi_0 as training computes it.
     """
 
     def __init__(self, start: Any, renderer: Renderer) -> None:

@@ -26,7 +26,7 @@ PENALTIES = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-6)
 """Ridge penalties to choose from, relative to the variance of all features together; 10 leaves little but the mean."""
 
 _EQUAL = 1e-9
-"""Difference of squared errors, as a share of the sum of squared returns, that is put down to rounding."""
+"""Largest difference of squared errors, as a share of the sum of squared returns, that counts as rounding error."""
 _CONSTANT = 1e-12
 """Variance of a feature, relative to the largest mean square, below which it is a constant."""
 

@@ -23,7 +23,7 @@ def hard_matches(similarity: ArrayLike) -> list[float]:
     to each other than that count as equal.
 
     Args:
-        similarity: Of each given thing to each wanted one, in [0, 1] [given, wanted].
+        similarity: Of each given thing to each wanted thing, in [0, 1] [given, wanted].
 
     Returns: Similarity of each given thing to its match [given]; 0 if it has no match, or nothing in common with it.
     """

@@ -296,7 +296,7 @@ _OF_THE_STUDY = {
 
 
 def refuse_unknown(study: Study) -> None:
-    """Reject keys that are of no section of a recipe, where null would go unseen, and keys that are the study's own."""
+    """Reject keys of unknown sections, where null would have no effect, and keys that the study sets itself."""
     check_none(_wrong("by_seed", study.by_seed))
     check_none(_wrong(SWEEP, study.sweep))
     for name, overlay in study.environments.items():

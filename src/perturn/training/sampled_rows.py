@@ -95,7 +95,7 @@ def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:
 
     Args:
         trajectory: As it was played.
-        encoded: As training sees it; turns that it leaves out are left out here.
+        encoded: In the form for training; turns that training leaves out are left out here.
 
     Returns:
         log mu of its loss tokens, in nats [loss tokens].
@@ -272,7 +272,7 @@ def weigh_rows(examples: Sequence[Example], rows: Sequence[Row], credit: Credit)
     A group is the rows of one task and one policy, each with all of its turns, whatever a length limit leaves out.
 
     Args:
-        examples: As training sees the rows.
+        examples: The rows in the form for training.
         rows: Each a trajectory; or all of them with weights, which are kept.
         credit: See `weigh_groups`.
 

@@ -230,7 +230,7 @@ def _conventions(loss: str) -> Iterator[Convention]:
 
 
 def _fits(convention: Convention, seen: _Seen) -> bool:
-    """Return whether the responses are those that a convention predicts."""
+    """Return whether the responses agree with a convention's prediction."""
     alone = convention.factors([_SHORT])[0]
     apart = convention.factors([_SHORT, _IDLE] if convention.batch == "step" else [_SHORT])[0]
     twice = convention.factors([_SHORT, _SHORT] if convention.batch == "step" else [_SHORT])[0]

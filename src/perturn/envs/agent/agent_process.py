@@ -138,7 +138,7 @@ class AgentProcess:
 
 
 def _kill(process: Running, lifeline: socket.socket, folder: Any, task: Path) -> None:
-    """Kill a process, its group, its descendants, and what else has its task in its environment; reap it."""
+    """Kill a process, its group, its descendants, and every process with its task's environment variable; reap it."""
     others = []
     with suppress(psutil.Error):
         others = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []

@@ -57,7 +57,7 @@ class Simulator:
         return values
 
     def close(self) -> None:
-        """Give the simulator's memory back; the last one to close ends the JVM."""
+        """Give the simulator's memory back; the last simulator to close ends the JVM."""
         if self.jvm.owner != os.getpid():
             return
         with _LOCK:

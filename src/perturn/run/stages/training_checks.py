@@ -31,7 +31,7 @@ _ARGUMENTS = {
     "warmup_ratio": "warmup_steps",
     "scheduler": "lr_scheduler_type",
 }
-"""Settings of `Train` that transformers has by other names."""
+"""Settings of `Train` that have other names in transformers."""
 if "activation_checkpointing" in TurnConfig.__dataclass_fields__:  # not in older versions, such as vLLM's
     _ARGUMENTS["gradient_checkpointing"] = "activation_checkpointing"
 
