@@ -58,7 +58,7 @@ def check_example(example: Sequence[Mapping[str, Any]]) -> None:
     """Reject a worked example that an observation cannot follow.
 
     Raises:
-        ValueError: Saying what it must be.
+        ValueError: With the allowed values.
     """
     for index, message in enumerate(example):
         if message.get("role") not in ("user", "assistant", "tool") or not isinstance(

@@ -106,7 +106,7 @@ def name_of(entries: Mapping[str, Any], kind: type) -> str:
 def locate(where: str) -> Any:
     """Return the object that `module:object` names, loaded when it is asked for.
 
-    So what costs something to load, such as torch, is a line of data where it may not be needed.
+    So an entry that is slow to load, such as one with torch, is a line of data until it is needed.
     """
     module, _, name = where.partition(":")
     return getattr(import_module(module), name)

@@ -1,4 +1,4 @@
-"""One turn of an episode: what the policy was shown, the action that answered it, and the turn that it follows."""
+"""One turn of an episode: the policy's prompt, the action that answered it, and the turn that it follows."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Turn:
 
     @property
     def carries_loss(self) -> bool:
-        """Whether training puts loss on the action: it is to be trained, and it is not empty."""
+        """Whether training puts loss on the action: it is marked for training, and it is not empty."""
         action = self.action
         written = action.text.strip() or action.tool_calls or action.token_ids or action.reasoning
         return self.trained and bool(written)

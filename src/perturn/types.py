@@ -32,7 +32,7 @@ class Status(StrEnum):
     COMPLETED = "completed"
     """The episode ran to its end, or to a limit of Perturn."""
     FAILED = "failed"
-    """The environment or the engine raised; `Trajectory.error` says what."""
+    """The environment or the engine raised; `Trajectory.error` has the text."""
     UNFINISHED = "unfinished"
     """It has played its turns of an iteration (explorer `window`), and continues in the next one."""
 
@@ -101,7 +101,7 @@ class Trajectory:
 
     @property
     def key(self) -> tuple[str, int]:
-        """(task id, sample): what exactly-once collection counts."""
+        """(task id, sample), the identity by which each episode is collected exactly once."""
         return self.task.id, self.sample
 
     @property
@@ -336,7 +336,7 @@ class Engine(Protocol):
         ...
 
     def forget(self, conversation: str) -> None:
-        """Delete what is kept for a conversation that has ended."""
+        """Delete the state of a conversation that has ended."""
         ...
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ def host_credit(
             host gives it, or else the remedy.
 
     Raises:
-        ConfigError: If there is no such credit, or it reads what the host does not give.
+        ConfigError: If there is no such credit, or the host does not give one of its inputs.
     """
     if isinstance(credit, str | Mapping):
         section = {"name": credit} if isinstance(credit, str) else dict(credit)

@@ -107,8 +107,7 @@ class _Library:
     estimators: Callable[[Any], Iterable[str]]
     """From the module to the names of its estimators."""
     make: Callable[[Any, str, dict[str, Any]], tuple[Estimate, bool]]
-    """From the module, a name and settings, of which it removes those that it reads, to the estimator, and whether it
-    reads V."""
+    """From the module, a name and settings, of which it removes its own, to the estimator, and whether it reads V."""
 
 
 def is_released(name: str) -> bool:
@@ -123,8 +122,8 @@ def released_estimator(section: Mapping[str, Any]) -> ReleasedEstimator:
         section: `name`, such as `verl:rloo`, and settings of the library, among them `gamma` and `lam`.
 
     Raises:
-        ConfigError: If the library is not installed, has no such estimator, or the estimator reads what the episodes of
-            a process do not have.
+        ConfigError: If the library is not installed, has no such estimator, or the estimator reads something that the
+            episodes of a process do not have.
     """
     host, _, name = str(section["name"]).partition(":")
     library = _LIBRARIES[host]

@@ -29,7 +29,7 @@ def make_credit(credit: str | Mapping[str, Any] | Credit) -> HostCredit:
         credit: A credit, the name of one, or a section `credit`.
 
     Raises:
-        ConfigError: If there is no such credit, or it reads what tinker-cookbook does not give.
+        ConfigError: If there is no such credit, or tinker-cookbook does not give one of its inputs.
     """
     return host_credit("tinker-cookbook", credit, {STATES: None})
 

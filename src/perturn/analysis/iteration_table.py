@@ -21,7 +21,7 @@ class Iteration:
 
     number: int
     explored: list[Outcome]
-    """Of these, those that are over."""
+    """Number of them that have ended."""
     unfinished: int
     """Explored episodes that go on in the next iteration."""
     counts: Mapping[str, Any]

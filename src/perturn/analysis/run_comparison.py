@@ -17,7 +17,7 @@ from perturn.types import Trajectory
 _PANEL = ("environment", "split", "panel_sha256", "n")
 """Keys of the protocol that are equal where two scores are of the same tasks."""
 _FREE = ("seed",)
-"""Keys that may differ: runs of several seeds are to be compared."""
+"""Keys that may differ, since runs of several seeds should be comparable."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ _logger = logging.getLogger(__name__)
 Policy = Any
 """A Hub id, a folder, a transformers model, or an `Engine`; to `collect`, also "expert"."""
 World = Any
-"""A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or what else makes a world, or a world."""
+"""A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or another maker of worlds, or a world."""
 
 
 def collect(
@@ -76,13 +76,13 @@ def collect(
 
     Args:
         policy: A Hub id, a folder, a transformers model, an `Engine`, or "expert": the environment's own.
-        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or what else makes a
-            world; or a world, which plays one episode at a time and stays open.
+        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or another maker of
+            worlds; or a world, which plays one episode at a time and stays open.
         split: Of the tasks.
         n: Tasks, chosen the same way each time; None: all.
         skip: Tasks to leave out first.
         samples: Episodes of each task.
-        protocol: Rules, or the name of rules; None: what the environment declares, else defaults.
+        protocol: Rules, or the name of rules; None: the environment's rules, else defaults.
         sampling: How actions are decoded; None: at temperature 1.
         tokenizer: Of a transformers model; None: of its `name_or_path`.
         engine: Section `engine` that serves a Hub id or a folder; None: the local engine.
@@ -193,11 +193,11 @@ def evaluate(
 
     Args:
         policy: A Hub id, a folder, a transformers model, or an `Engine`.
-        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or what else makes a
-            world; or a world, which plays one episode at a time and stays open.
+        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or another maker of
+            worlds; or a world, which plays one episode at a time and stays open.
         split: Of the tasks; None: test, or the environment's own test split.
         n: Tasks, each kind about as often as in the split; None: 50, or all if there are fewer.
-        protocol: Rules, or the name of rules; None: what the environment declares, else defaults.
+        protocol: Rules, or the name of rules; None: the environment's rules, else defaults.
         sampling: How actions are decoded; None: as the protocol says, else greedily.
         tokenizer: Of a transformers model; None: of its `name_or_path`.
         engine: Section `engine` that serves a Hub id or a folder; None: the local engine.

@@ -105,7 +105,7 @@ def _faults(
     experts: Sequence[Trajectory],
     branches: Sequence[Trajectory],
 ) -> Iterator[str]:
-    """Yield why a row maker needs a run, or what it was not given."""
+    """Yield why a row maker needs a run, or which inputs are missing."""
     traits, name = maker.traits, type(maker).__name__
     if traits.corrects:
         yield (

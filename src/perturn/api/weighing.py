@@ -60,7 +60,7 @@ def weigh(
         ranges where the credit gives them; `train` takes these.
 
     Raises:
-        ConfigError: If there is no such credit, it does not say what it reads, or that is not given.
+        ConfigError: If there is no such credit, it does not declare its inputs, or one of them is not given.
         DataError: If it reads the gold answer, and a task has none in `data["answer"]`.
     """
     check_known(failed, FAILURES, f"unknown failed {failed!r}")

@@ -45,7 +45,7 @@ class Backend(Protocol):
             goes_on: Whether the next iteration continues with the optimizer of the last one.
 
         Raises:
-            PerturnError: Saying what is wrong.
+            PerturnError: With the fault.
         """
 
     def open(self, model: str) -> Training:

@@ -264,7 +264,7 @@ def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings
         settings: Keyword arguments of the class.
 
     Raises:
-        ModelError: If there is no such model; one line that says what was tried.
+        ModelError: If there is no such model; one line with the places that were tried.
     """
     alone = kind == "AutoTokenizer" and name not in BUNDLED  # beside adapters too
     if alone and (user_path(name, "model.name") / "tokenizer_config.json").is_file():

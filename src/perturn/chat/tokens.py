@@ -338,7 +338,7 @@ class Renderer:
         """Reject tokens of pieces that decode to another text than the tokens of the whole.
 
         They may be other tokens: a policy continues the tokens of its prompt, even if the tokenizer would merge the
-        last of them with what follows.
+        last of them with the next text.
         """
         whole = list(self._chat.tokenize(text))
         pieces, expected = self._chat.decode(ids), self._chat.decode(whole)

@@ -180,7 +180,7 @@ def read_mapping(file: Path, what: str) -> dict[str, Any]:
 
     Args:
         file: The file.
-        what: What it is, such as `recipe`.
+        what: Kind of the file, such as `recipe`.
 
     Raises:
         ConfigError: If it is not YAML, or no mapping.

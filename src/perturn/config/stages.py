@@ -140,13 +140,13 @@ def learned_from(recipe: Recipe, policy: str) -> str | None:
 
 
 def explored_before(recipe: Recipe, policy: str) -> str:
-    """Return the stage that explores last before a policy is evaluated; of what the loop begins with, the first."""
+    """Return the last exploration before a policy is evaluated; for the policy of the start, the first one."""
     its = [number for number in range(1, recipe.iterations + 1) if policy_of(recipe, number) == policy]
     return f"explore{mark(recipe, its[0] if its else 1)}"
 
 
 def _explores_first(recipe: Recipe) -> bool:
-    """Return whether the selector of an evaluation needs what is explored here, so that this comes first."""
+    """Return whether the selector of an evaluation needs episodes explored here, so that exploration comes first."""
     return recipe.explore is not None and recipe.evaluate is not None and "explored" in recipe.evaluate.needs
 
 

@@ -1,4 +1,4 @@
-"""Outcomes of stored episodes, read without their texts: a run may hold thousands of which only numbers are shown."""
+"""Outcomes of stored episodes, read without their texts: of a run's thousands of episodes, mostly numbers are shown."""
 
 from __future__ import annotations
 

@@ -111,8 +111,8 @@ def ledger(
     - no_spread: every weight of its group is 0, for example because it alone counts and the credit has no other
       baseline; or it has no turn.
     - cut: not even its first turn fits the length limit of training.
-    - filtered: the outcomes of its group are equal though the weights are not, and such groups are dropped; or it is to
-      be left out by itself. It counted in its group's statistics.
+    - filtered: the outcomes of its group are equal though the weights are not, and such groups are dropped; or its
+      signals leave it out. It counted in its group's statistics.
     - trained.
 
     Args:

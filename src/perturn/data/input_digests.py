@@ -37,7 +37,7 @@ class Files:
     files: Mapping[str, Path]
 
     def outside(self, folder: Path) -> Files:
-        """Return the those that do not lie in a folder."""
+        """Return the files that do not lie in a folder."""
         return Files(
             self.folder, {name: file for name, file in self.files.items() if not file.is_relative_to(folder)}
         )

@@ -147,7 +147,7 @@ class Run:
             from other inputs.
 
         Raises:
-            RunError: If a file is not what the other run wrote.
+            RunError: If a file has changed since the other run wrote it.
         """
         other = read_manifest(theirs) or {"stages": {}}
         note, seals = other["stages"].get(stage, {}), other.get("files", {})
@@ -304,7 +304,7 @@ def refuse_other(recipe: Recipe) -> None:
 
 
 def _compared(recipe: Recipe) -> dict[str, Any]:
-    """Return all settings by their dotted keys, of which a model within `output` has its place there.
+    """Return all settings by their dotted keys; a model within `output` is given by its place there.
 
     So a run that starts from the policy of a run next to it can be moved together with that run, and be named by
     another path.

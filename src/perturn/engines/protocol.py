@@ -90,7 +90,7 @@ class EngineSettings(Protocol):
             recipe: Text of the resolved recipe, which is kept in the run: it must hold no secret.
 
         Raises:
-            PerturnError: Saying what is missing.
+            PerturnError: With the missing part.
         """
 
     def open(self, serving: Serving) -> Engine:

@@ -46,7 +46,7 @@ def as_text(value: object, whose: str) -> str:
     """Return a text unchanged.
 
     Raises:
-        EnvironmentFailure: If it is none, with what to do.
+        EnvironmentFailure: If it is not one, with the remedy.
     """
     if not isinstance(value, str):
         raise EnvironmentFailure(
@@ -114,7 +114,7 @@ def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
     """Return the schema that transformers makes of a function.
 
     Raises:
-        ConfigError: If it can make none, saying what the function lacks.
+        ConfigError: If it can make none, with the parts that the function lacks.
     """
     from transformers.utils.chat_template_utils import get_json_schema
 

@@ -27,8 +27,8 @@ Calls = asyncio.Queue[tuple[Awaitable[Any], "Future[Any]"]]
 class WorldLoop:
     """The event loop of a world, which begins with the first coroutine and ends with `close`, or with its owner.
 
-    All coroutines run in one task, one after the other. So `close` may leave what `reset` has entered, such as the
-    session of an MCP client, and a context variable keeps its value.
+    All coroutines run in one task, one after the other. So `close` may leave a context that `reset` has entered, such
+    as the session of an MCP client, and a context variable keeps its value.
     """
 
     def __init__(self) -> None:

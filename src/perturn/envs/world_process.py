@@ -71,7 +71,7 @@ def runs_here(section: Section, settings: Worlds) -> bool:
 
 
 def world_count(section: Section, settings: Worlds, concurrency: int) -> int:
-    """Return how many worlds may be alive at a time, if `concurrency` episodes are to be played at once.
+    """Return how many worlds may be alive at a time, if `concurrency` episodes should be played at once.
 
     A process that waits for the model costs memory but no processor, and neither does a process that sleeps or waits
     for a

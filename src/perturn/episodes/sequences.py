@@ -62,7 +62,7 @@ class Position:
     prompt: tuple[Message, ...]
     """Messages before the observation, where it opens a sequence; else none."""
     heard: tuple[Message, ...]
-    """Its observation: what is new, user and tool messages."""
+    """Its observation: the new user and tool messages."""
     broke: Break | None
     """Why it opens a sequence although the episode has turns; None where it continues one, is the first, or repeats
     the request of an earlier turn."""

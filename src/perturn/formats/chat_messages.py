@@ -67,7 +67,7 @@ def read_messages(value: Any, where: str, unread: set[str]) -> list[Read]:
         unread: Grows by the keys that nothing reads and that hold more than a default.
 
     Raises:
-        DataError: If a message cannot be read, or says what no training here can do.
+        DataError: If a message cannot be read, or asks for an unsupported kind of training.
     """
     if isinstance(value, str):
         raise DataError(

@@ -65,7 +65,8 @@ def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str
         unread: Grows by the columns that nothing reads and that hold more than a default.
 
     Raises:
-        DataError: If a column holds no plain data, says what no training here can do, or the row has several meanings.
+        DataError: If a column holds no plain data, asks for an unsupported kind of training, or the row has several
+            meanings.
     """
     given = {str(key): value for key, value in row.items() if value is not None}
     read = {name: plain_column(given[name], f"{where}: {name}") for name in _COLUMNS if name in given}

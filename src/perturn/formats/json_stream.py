@@ -17,7 +17,7 @@ from perturn.io.read_input import is_too_deep, lines_of, parse_object
 _SOLID = re.compile(r"[^\s,]")
 _CHUNK = 1 << 20
 _LONGEST = 1 << 26
-"""Characters within which a value must end: what is longer is a mistake, and reading on would fill the memory."""
+"""Characters within which a value must end: a longer value is a mistake, and reading on would fill the memory."""
 _REMEDY = "Correct it, or get the file again."
 
 

@@ -43,7 +43,7 @@ def translate(read: dict[str, Any], others: dict[str, Any], where: str) -> str:
         The form, in words.
 
     Raises:
-        DataError: If the row has several meanings, or asks for what no training here does.
+        DataError: If the row has several meanings, or asks for an unsupported kind of training.
     """
     if isinstance(functions := others.get("functions"), list) and functions and not read.get("tools"):
         others.pop("functions")
@@ -213,7 +213,7 @@ def _pair_of_texts(read: dict[str, Any], texts: set[str], where: str) -> str | N
 
 
 def _refuse_repeated(read: Mapping[str, Any], side: str, where: str) -> None:
-    """Reject an answer that begins with the whole prompt, of which a model would read two."""
+    """Reject an answer that begins with the whole prompt, which a model would then read twice."""
     prompt = read.get("prompt")
     if isinstance(prompt, str) and len(prompt) > _SHORT and read[side].startswith(prompt):
         raise DataError(
@@ -297,7 +297,7 @@ def alone(text: str, where: str) -> list[Message]:
     """Return a text that carries loss as a whole, as an answer to nothing.
 
     Raises:
-        DataError: If it is a conversation that a chat template has made: what is prompt in it cannot be told.
+        DataError: If it is a conversation that a chat template has rendered, in which the prompt cannot be found.
     """
     if (conversation := conversation_of(text)) is not None:
         return conversation

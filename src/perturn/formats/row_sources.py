@@ -80,7 +80,7 @@ def open_source(location: Location) -> Source:
         location: A file, a folder, or a data set of the Hub (`owner/name`, `owner/name:split`).
 
     Raises:
-        DataError: If there is nothing, or nothing that can be read as rows; it says what there is, and what to do.
+        DataError: If there is nothing, or nothing that can be read as rows, with the files found and the remedy.
     """
     text = os.fspath(location)
     path = user_path(text, "the path of rows")

@@ -209,7 +209,7 @@ def _hint(columns: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def _refuse_repeated(prompt: list[Read], sides: dict[str, list[Read]], where: str) -> None:
-    """Reject a side that begins with the whole prompt, of which a model would read two."""
+    """Reject a side that begins with the whole prompt, which a model would then read twice."""
     if not prompt or prompt[0].message["role"] == "assistant":
         return
     for name, side in sides.items():

@@ -274,7 +274,7 @@ class _Loader(yaml.SafeLoader):
         return size, level
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Make a value; PyYAML lets errors of Python pass for what only looks like a number or a date."""
+        """Make a value; PyYAML passes on errors of Python for a text that only looks like a number or a date."""
         try:
             if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
                 value = str(node.value)

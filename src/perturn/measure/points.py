@@ -159,8 +159,8 @@ class Plan:
 def plan(episodes: Sequence[Trajectory], kind: Kind) -> Plan:
     """Return the points of episodes.
 
-    - In a deterministic world, the state before a turn follows from the task and from what was said before, so that
-      episodes with the same beginning share a point.
+    - In a deterministic world, the state before a turn follows from the task and the actions so far, so that episodes
+      with the same beginning share a point.
     - In a seeded world it follows from the episode's own seed too, and each episode has its own points.
     - In an open world the answer to an action is random, and the point after a turn is the turn repeated.
 

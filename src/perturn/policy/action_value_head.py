@@ -77,7 +77,7 @@ class ActionValues:
         return values
 
     def __call__(self, prompt: Prompt, actions: Sequence[Action]) -> list[float]:
-        """Return Q of each action after a prompt, in units of reward; -inf for one of which the engine gave no tokens.
+        """Return Q of each action after a prompt, in units of reward; -inf for an action without token ids.
 
         The prompt is computed once for all of them.
         """
@@ -122,7 +122,7 @@ class ImplicitReward:
         self._model, self._renderer = start, renderer
 
     def __call__(self, prompt: Prompt, actions: Sequence[Action]) -> list[float]:
-        """Return rewards in nats, one an action; -inf for one of which the engine gave no tokens or log-probabilities.
+        """Return rewards in nats, one per action; -inf for an action without token ids or log-probabilities.
 
         The prompt is computed once for all of them.
         """

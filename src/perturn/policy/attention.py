@@ -4,8 +4,8 @@ On the CPU a segment costs two calls of torch's flash attention: its own tokens,
 descends from it. No mask exists, and nothing is computed to be masked away. On a GPU the same forest becomes one
 block mask of FlexAttention.
 
-Activation checkpointing keeps what attention gave, since its cost grows with the length of a sequence and its output
-does not: the backward pass computes all else of a layer again.
+Activation checkpointing keeps the output of attention, whose cost grows with the length of a sequence while its size
+does not. The backward pass computes everything else of a layer again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of training data as tokens: a trajectory or a pair, and of which turns its sides carry loss."""
+"""Rows of training data as tokens: a trajectory or a pair, and the turns of its sides that carry loss."""
 
 from __future__ import annotations
 

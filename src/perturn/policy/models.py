@@ -85,7 +85,7 @@ def load_model(
         say: Called with a message before slow work starts.
 
     Raises:
-        ModelError: If there is no such model; one line that says what was tried.
+        ModelError: If there is no such model; one line with the places that were tried.
     """
     transformers_logging.disable_progress_bar()
     found = adapters_in(name)
@@ -194,8 +194,8 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
         seed: Of the adapters' first weights.
 
     Raises:
-        ConfigError: If peft is missing, cannot add them, a module that is to have one is not there, or the output layer
-            gets one.
+        ConfigError: If peft is missing or cannot add adapters, if a named module does not exist, or if the output layer
+            would get one.
     """
     require_library("peft", "peft_config", "lora")
     from peft import PeftModel, get_peft_model

@@ -254,7 +254,7 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
     """Return weights of a group as a credit gives them, one tensor per trajectory [turns]; without gradient.
 
     Raises:
-        ConfigError: If it needs what it is not given, or gives anything but one finite number per turn.
+        ConfigError: If an input is missing, or it gives anything but one finite number per turn.
     """
     missing = sorted(keywords(credit.needs) - needed.keys())
     if missing:

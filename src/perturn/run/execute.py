@@ -83,7 +83,7 @@ def _open(recipe: Recipe, command: str | None) -> Run:
 
 
 def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = True) -> None:
-    """Reject what nothing need be opened for: another recipe's folder, changed inputs, trackers, and impossible stages.
+    """Check everything that needs no model: another recipe's folder, changed inputs, trackers, impossible stages.
 
     Args:
         recipe: Of the run.

@@ -27,7 +27,7 @@ class Failures:
         self._errors: deque[str | None] = deque(maxlen=2 * max(_FIRST, concurrency))
 
     def add(self, trajectories: Iterable[Trajectory]) -> Failures:
-        """Take these into account, in the order in which they ended."""
+        """Count these, in the order in which they ended."""
         for one in trajectories:
             self._errors.append(one.error or "no reason" if failed(one) and not unjudged(one) else None)
         return self

@@ -55,7 +55,7 @@ def following(recipe: Recipe) -> Recipe | None:
 
 
 def planned(recipe: Recipe) -> list[Recipe]:
-    """Return the recipe and those that follow, as they can be checked before anything was trained.
+    """Return the recipe and its later ones, in the form that can be checked before anything was trained.
 
     Each later recipe begins with the model of the first one, which has the same sizes and the same tokenizer, until its
     own model exists. None follows a recipe that is still to make its model, since nothing can be checked without a

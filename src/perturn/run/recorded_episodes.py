@@ -29,7 +29,7 @@ def require_worlds(what: str, wanted: int, most: int) -> None:
     """Raise an error if the machine has no room for the worlds of a block.
 
     Raises:
-        ConfigError: Saying what to set.
+        ConfigError: With the setting to change.
     """
     if most < wanted:
         raise ConfigError(

@@ -56,7 +56,7 @@ _SAID_FROM = 1 << 30
 
 
 def refuse_changed(recipe: Recipe, command: str | None = None) -> None:
-    """Reject to go on with a run of which an input from outside has changed, or is gone and still needed.
+    """Refuse to resume a run if an input has changed, or is gone and still needed.
 
     Nothing is written.
 

@@ -80,7 +80,7 @@ def world_maker(recipe: Recipe) -> WorldMaker:
 
 
 def capacity(recipe: Recipe, make: WorldMaker, concurrency: int) -> int:
-    """Return how many worlds may be alive at a time, if `concurrency` episodes are to be played at once."""
+    """Return how many worlds may be alive at a time, if `concurrency` episodes should be played at once."""
     if isinstance(make, ClusterWorlds):
         return make.capacity(concurrency)
     assert recipe.environment is not None
@@ -336,7 +336,7 @@ class Session:
 def _drop_unwanted(
     store: TrajectoryStore, failures: Failures, again: bool, blocks: Sequence[Sequence[Job]]
 ) -> None:
-    """Drop stored episodes that are to be played again: failed ones, if too many have failed, and broken blocks."""
+    """Drop stored episodes that will be played again: failed ones, if too many have failed, and broken blocks."""
     failures.add(store.read())
     if again or failures.too_many:
         if dropped := store.drop(lambda one: failed(one) and not unjudged(one)):

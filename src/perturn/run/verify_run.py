@@ -33,8 +33,8 @@ class Verified:
     remedies: list[str]
     """Remedies for the damage, a sentence each."""
     changed_inputs: list[str]
-    """Inputs from outside the run folder that have changed since, a sentence each. The run's own files are whole all
-    the same."""
+    """Inputs from outside the run folder that have changed since, a sentence each. The run's own files are undamaged
+    nevertheless."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON data."""

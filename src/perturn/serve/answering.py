@@ -106,7 +106,7 @@ class Answering:
                     self._thread.cancel(prompt.conversation)
 
     def _arrived(self, answered: Sequence[tuple[Prompt, Answered]]) -> None:
-        """Hand answers to those that wait for them."""
+        """Give answers to the clients that wait for them."""
         for prompt, answer in answered:
             known, future = self._waiting.pop(id(prompt), (None, None))
             if known is not prompt or future is None or future.done():

@@ -94,7 +94,7 @@ class Desk:
         """Reject a name that no session can have.
 
         Raises:
-            Refusal: Saying what it may hold.
+            Refusal: With the allowed values.
         """
         if not _ID.fullmatch(name):
             raise Refusal(

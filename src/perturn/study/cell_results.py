@@ -19,7 +19,7 @@ from perturn.study.cells import Cell, Point
 
 Panel = Literal["tune", "test"]
 _SCORED = "scored.json"
-"""The note, in the folder of a cell's score, of which weights were scored."""
+"""The note, in the folder of a cell's score, on which weights were scored."""
 PANELS: tuple[Panel, ...] = ("tune", "test")
 
 

@@ -318,7 +318,7 @@ def _spread(overlay: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wrong(where: str, keys: Iterable[Any]) -> Iterator[str]:
-    """Yield the keys whose first part is of no recipe, or that are the study's."""
+    """Yield keys whose first part is no section of a recipe, or that the study sets itself."""
     known = [each.name for each in fields(Recipe)]
     for key in map(str, keys):
         first, *below = key.split(".")

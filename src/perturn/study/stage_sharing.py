@@ -36,7 +36,7 @@ class Source:
 
 
 Sources = dict[str, list[Source]]
-"""Stage -> other runs that make the same."""
+"""Stages, each with the other runs that make the same."""
 
 
 def identities(recipe: Recipe) -> dict[str, str]:

@@ -63,7 +63,7 @@ class Board:
         return "failed" if cell.folder in self.errors else "to do"
 
     def to_do(self) -> dict[Path, tuple[Cell, bool]]:
-        """Return cells to work on, by folder, and whether each is to be scored on the test tasks too."""
+        """Return cells to run, by folder, and whether each will be scored on the test tasks too."""
         found: dict[Path, tuple[Cell, bool]] = {}
         for cell, panel in self.cells():
             if self.state(cell, panel) == "to do":

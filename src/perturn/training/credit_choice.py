@@ -41,7 +41,7 @@ def check_credit(credit: Any, name: str) -> None:
     """Reject a credit that does not declare its inputs, or how it reads them.
 
     Raises:
-        ConfigError: Naming what it lacks.
+        ConfigError: With the missing inputs.
     """
     check_none(_faults(credit, name))
 
@@ -84,8 +84,9 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
         section: `name` of a credit and its settings; None: the loss's own.
 
     Raises:
-        ConfigError: If there is no such credit, a setting is wrong, or the credit needs what training does not compute.
-            Also if the loss is on pairs and the credit on groups, or the loss's section sets the replaced credit.
+        ConfigError: If there is no such credit, a setting is wrong, or training does not compute an input of the
+            credit. Also if the loss is on pairs and the credit on groups, or the loss's section sets the replaced
+            credit.
     """
     if section is None:
         return loss.credit

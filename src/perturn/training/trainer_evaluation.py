@@ -173,7 +173,7 @@ class EvaluatingTrainer(ShardedTrainer):
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Return metrics of rows, and as `predictions` a dict of what they are means of, by name [rows].
+        """Return metrics of rows, and as `predictions` a dict of the row values they are means of, by name [rows].
 
         That is the loss, log-probabilities (`logps/chosen`, also of a row that is not desirable), and of pairs the
         implicit rewards (`rewards/chosen`). Rows whose episode FAILED are left out, which a warning says.

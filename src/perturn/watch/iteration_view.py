@@ -144,7 +144,7 @@ class Tail(Generic[T]):
         """Return all rows there are now.
 
         Raises:
-            RunError: If a complete line is not what it should be.
+            RunError: If a complete line is malformed.
         """
         try:
             status = self._file.stat()

@@ -128,7 +128,7 @@ def _iterations(state: State) -> list[RenderableType]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return shares as bars, of which the highest is 1."""
+    """Return shares as bars; a share of 1 is the highest bar."""
     return "".join(_BARS[max(0, min(len(_BARS) - 1, int(value * len(_BARS))))] for value in values)
 
 

@@ -1,13 +1,14 @@
 """The convention of a service: the number by which it divides the gradient that it is sent. A self-test finds it out.
 
-A loss of Perturn is a function of token log-probabilities. Its gradient by each of them, g, is sent as a loss that the
-service has, whose gradient is linear in what is sent:
+A loss of Perturn is a function of token log-probabilities. Its gradient by each of them, g, is sent as a loss of the
+service whose gradient is linear in the numbers sent:
 
     importance_sampling   L = -sum_t exp(log pi(y_t) - logprobs_t) advantages_t,   advantages = -g: ratio 1
     cross_entropy         L = -sum_t weights_t log pi(y_t),                        weights = -g
 
 Services divide that sum by other things: Tinker by nothing; SkyRL's JAX backend by the sum of a sequence's weights,
-which are 1 where none are sent, and by the sequences of an optimizer step. What is sent is multiplied by these again.
+which are 1 where none are sent, and by the sequences of an optimizer step. The numbers sent are multiplied by these
+again.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def find_convention(service: Service, base: str, rank: int) -> Convention:
         rank: Of the adapters.
 
     Raises:
-        RunError: If the service computes something else than the gradient that it is sent; says what was seen.
+        RunError: If the service computes something else than the gradient that it is sent; with the numbers seen.
     """
     adapter = service.adapter(base, rank, 0)
     try:

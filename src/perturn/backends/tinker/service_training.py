@@ -95,7 +95,7 @@ class ServiceTraining:
         self._release()
 
     def close(self) -> None:
-        """Let the service drop what is open, and end the session."""
+        """Let the service drop its open state, and end the session."""
         self._release()
         self._service.close()
 

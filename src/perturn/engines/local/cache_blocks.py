@@ -1,6 +1,6 @@
 """Memory for keys and values: conversations of about one length side by side in a block, one buffer a layer.
 
-One call then attends for all of them, which is what counts when each has one new token and the model is small.
+One call then attends for all of them, which matters when each has one new token and the model is small.
 """
 
 from __future__ import annotations

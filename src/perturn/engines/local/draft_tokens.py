@@ -18,7 +18,7 @@ CONTEXT = _ORDERS[0]
 _ACTIONS = 100_000
 """Contexts that are kept of the actions of all conversations; those that were first seen longest ago go."""
 _CONVERSATIONS = 256
-"""Conversations of which tokens are kept."""
+"""Number of conversations whose tokens are kept."""
 _READ = 2048
 """Last tokens that are learned of a conversation that is new, or was dropped for others."""
 _LASTS = 0.95

@@ -94,7 +94,7 @@ class History:
         return new
 
     def cut_to(self, ids: list[int], most: int) -> bool:
-        """Drop what is not in a prompt, such as an action that was not taken; whether no more than so much had to go.
+        """Drop tokens that are not in a prompt, such as an action not taken; return whether few enough were dropped.
 
         Args:
             ids: The prompt; one token at least is left to be fed.

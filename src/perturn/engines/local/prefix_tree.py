@@ -180,7 +180,7 @@ class Row:
         return self.answer[-1] in end_ids or self.length >= self.longest or self._stopped()
 
     def _stopped(self) -> bool:
-        """Return whether the answer ends with a text that is to end it."""
+        """Return whether the answer ends with one of its stop texts."""
         if not (stop := self.prompt.stop):
             return False
         newest = self.said(self.answer[-max(len(text.encode()) for text in stop) - 4 :])

@@ -42,7 +42,7 @@ class Rejected(RunError):
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """Tokens of which some are predicted for a loss."""
+    """Tokens, some of which are predicted for a loss."""
 
     ids: NDArray[np.int64]
     """Tokens that the model reads."""
@@ -169,7 +169,7 @@ class Service:
 
         Args:
             future: Of the client.
-            what: What is awaited, for errors.
+            what: The awaited result, for errors.
 
         Raises:
             Rejected: If the service says that it cannot do it.

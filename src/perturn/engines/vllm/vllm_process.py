@@ -184,7 +184,7 @@ def _arguments(
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """Set variables for vLLM and its processes, unless the user has set them, and restore what vLLM sets itself.
+    """Set variables for vLLM unless the user has set them, and restore the variables that vLLM sets itself.
 
     It preloads libraries and names a world size, which environments and trainers of this process must not inherit.
     """

@@ -155,7 +155,7 @@ class Agent:
         A crash, a limit of time, a missing reward or a failure of the engine ends in a trajectory marked FAILED.
 
         Raises:
-            RunError: If the episode was to be resumed, or the protocol says what an agent is not told.
+            RunError: If the episode was to be resumed, or the protocol has a text that an agent is not given.
         """
         _check_rules(job, protocol)
         rules = f"{protocol.name}-{protocol.format}"
@@ -250,7 +250,7 @@ def _check_rules(job: Job, protocol: EpisodeProtocol) -> None:
     """Reject protocol settings that an agent cannot be given, or cannot follow.
 
     Raises:
-        RunError: Saying what to leave out.
+        RunError: With the setting to leave out.
     """
     if job.begun is not None or job.window is not None:
         raise RunError("an agent's episode cannot be resumed; take explore.name=rollouts.")

@@ -38,7 +38,7 @@ def messages_of(value: Any, where: str, system: Any = None) -> tuple[Message, ..
         system: Instructions that are separate from the messages: a text or parts of text.
 
     Raises:
-        DataError: If a message is of no known shape, or holds what no training here can use, such as an image.
+        DataError: If a message has an unknown shape, or holds something that training cannot use, such as an image.
     """
     head = [{"role": "system", "content": _texts(system, f"{where}.system")}] if system else []
     return tuple(_ours(one, where) for one in (*head, *_chat(value, where)))
@@ -52,7 +52,7 @@ def answer_of(value: Any, where: str) -> Action | None:
         where: Its place, for error messages.
 
     Raises:
-        DataError: If it is of no known shape, or holds what no training here can use.
+        DataError: If it has an unknown shape, or holds something that training cannot use.
     """
     value = parsed(value, where)
     said = [{"role": "assistant", "content": value}] if isinstance(value, str) else list(_chat(value, where))

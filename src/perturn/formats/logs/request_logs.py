@@ -228,7 +228,7 @@ def answers_in(response: Any, where: str) -> Iterator[Action]:
         where: Its place, for error messages.
 
     Raises:
-        DataError: If an answer is of no known shape, or holds what no training here can use.
+        DataError: If an answer has an unknown shape, or holds something that training cannot use.
     """
     response = parsed(response, where)
     body = response if isinstance(response, Mapping) else {}

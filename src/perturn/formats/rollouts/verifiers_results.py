@@ -3,7 +3,7 @@
 - A row of `results.jsonl` (`vf-eval --save-results`, verifiers up to 0.1 and `verifiers.legacy` of 0.4) has
   `example_id`, `prompt`, `completion` and `reward`. With `--state-columns trajectory` it has the tokens of each call.
 - A line of `traces.jsonl` (`verifiers.v1`, and prime-rl) is an episode with the traces of its agents. A trace is a
-  graph of messages, of which those with `sampled` are answers.
+  graph of messages; messages with `sampled` are answers.
 
 Sources: verifiers 0.4.0, `legacy/utils/save_utils.py`, `v1/cli/output.py`, `v1/graph.py` and `v1/trace.py`.
 """

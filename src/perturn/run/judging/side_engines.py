@@ -41,7 +41,7 @@ def check_side_engine(section: Section, model: str, where: str, recipe: str) -> 
         recipe: Text of the resolved recipe, which must hold no secret.
 
     Raises:
-        PerturnError: Saying what is missing.
+        PerturnError: With the missing part.
     """
     checked_settings(section, where).check(lambda: locate("perturn.policy.models:empty_model")(model), recipe)
 

@@ -106,7 +106,7 @@ def trajectory_of(rollout: Rollout, environment: str) -> tuple[Trajectory, Assem
     """Return the trajectory of a whole rollout, without the score that is its total reward, and how its turns hang.
 
     Raises:
-        DataError: If it holds what an episode cannot hold.
+        DataError: If it holds something that an episode cannot hold.
     """
     found = assemble(rollout.steps)
     trajectory = Trajectory(

@@ -25,7 +25,7 @@ def check_agent(recipe: Recipe) -> None:
     """Refuse to resume episodes of an agent, to replay them, or to set texts that the agent's program sets itself.
 
     Raises:
-        ConfigError: Saying what to take.
+        ConfigError: With the alternative.
     """
     if recipe.environment is not None and plays_itself(recipe.environment):
         check_none(_faults(recipe))

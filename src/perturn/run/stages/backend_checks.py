@@ -26,7 +26,7 @@ def check_backend(recipe: Recipe) -> None:
     """Check that the backend provides the needs, that the engine reads its policies, and that it can be opened.
 
     Raises:
-        PerturnError: Saying what is missing.
+        PerturnError: With the missing part.
     """
     backend, name = backend_settings(recipe), recipe.backend["name"]
     lacks = set(PROVIDED) - backend.traits.provides

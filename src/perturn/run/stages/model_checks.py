@@ -31,8 +31,8 @@ def check_model(recipe: Recipe, trains: bool, renderer: Renderer | None) -> None
 
     Args:
         recipe: Of the run.
-        trains: Whether it is to be trained.
-        renderer: Of the model; None: it is to be made too.
+        trains: Whether it will be trained.
+        renderer: Of the model; None: the run makes it.
 
     Raises:
         PerturnError: If it cannot be trained as the recipe says.

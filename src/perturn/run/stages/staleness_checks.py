@@ -15,10 +15,10 @@ from perturn.training.credit_choice import make_loss, named_credit
 
 
 def check_staleness(recipe: Recipe) -> None:
-    """Reject a recipe with `staleness` of which a part needs one policy that explored, or the engine to itself.
+    """Reject a recipe with `staleness` that has a part which needs one exploring policy, or the engine to itself.
 
     Raises:
-        ConfigError: Saying what to set.
+        ConfigError: With the setting to change.
     """
     check_none(f"staleness is {recipe.staleness}, and {fault}" for fault in _faults(recipe))
 

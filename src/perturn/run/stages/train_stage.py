@@ -97,7 +97,7 @@ def train_rows(
 
 
 def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
-    """Return the rows that a stage learns from, and the number of episodes of which they are left; None: of these."""
+    """Return the rows of a stage, and the number of episodes they were selected from; None: all of these."""
     run, recipe = session.run, session.recipe
     if stage.name == "base":
         return taught(run), None

@@ -191,7 +191,7 @@ def _environment(name: str, found: Mapping[str, Any], baseline: str) -> Iterator
 
 
 def how_to_read(comparisons: Mapping[str, int], measures: Sequence[str]) -> str:
-    """Return how the numbers are to be read.
+    """Return an explanation of the numbers.
 
     Args:
         comparisons: How many of each family.
