@@ -18,7 +18,7 @@ from perturn.study.cells import Cell
 from perturn.study.stage_sharing import Sources
 
 _TRIES = 2
-"""How often a cell is begun whose node is lost."""
+"""Tries of a cell, if its node is lost each time."""
 
 
 class CellServer:

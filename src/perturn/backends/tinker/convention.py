@@ -24,7 +24,7 @@ from perturn.engines.tinker.service import Adapter, Numbers, Rejected, Service, 
 from perturn.errors import RunError
 
 LOSSES = ("importance_sampling", "cross_entropy")
-"""Losses of a service that a gradient can be sent as, the first that works first."""
+"""Losses of a service that can carry a gradient, in the order in which they are tried."""
 _SHORT, _LONG, _IDLE = 8, 16, 30
 """Tokens of the sequences of the self-test."""
 _LOSS = 5

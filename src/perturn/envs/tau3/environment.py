@@ -218,7 +218,7 @@ def _basis(row: Row) -> list[str]:
 
 
 def _assertions(row: Row) -> list[str]:
-    """Return the assertions in plain language that the reward of a task is for; tau2-bench grants an empty list."""
+    """Return a task's assertions in plain language, if its reward depends on them; an empty list counts as met."""
     criteria = row["evaluation_criteria"]
     return (criteria.get("nl_assertions") or []) if ASSERTED in criteria["reward_basis"] else []
 

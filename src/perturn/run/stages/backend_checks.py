@@ -67,7 +67,7 @@ def _misread(recipe: Recipe, reads: str, stores: str) -> Iterator[str]:
 
 
 def _reads(entry: Any) -> str | None:
-    """Return the form in which an engine reads policies, where its traits can be had without settings."""
+    """Return the form in which an engine reads policies, if its traits do not depend on settings."""
     made = at_defaults(entry)
     whole = entry if made is None else made
     traits = whole.traits

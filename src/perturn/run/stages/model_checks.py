@@ -15,7 +15,7 @@ from perturn.run.session import backend_settings
 from perturn.table import locate
 
 _VOCABULARY = 700
-"""Words of a model before the texts are known from which they are taken, about as many as ALFWorld's."""
+"""Assumed size of the vocabulary before its texts are known, about ALFWorld's."""
 
 
 def empty_base(recipe: Recipe) -> Any:
