@@ -205,7 +205,7 @@ def test_an_end_that_an_interval_lacks_is_a_question_mark(capsys):
     print_summary({"protocol": None, "policies": [row], "comparison": compared})
 
     printed = capsys.readouterr().out
-    assert "7.000 [? to ?]" in printed
+    assert "7.000 [?, ?]" in printed
     assert "Whether sft differs from base is unclear" in " ".join(printed.split())
 
 

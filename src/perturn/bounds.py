@@ -45,7 +45,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Effort:
-    """The mark of a setting that changes where, how fast or how far a run works, and nothing of what it makes."""
+    """The mark of a setting that changes where, how fast or how far a run works, but not its results."""
 
 
 EFFORT = Effort()
@@ -56,7 +56,7 @@ EFFORT = Effort()
 class Outside:
     """Mark of a setting that names files outside the run folder. A run keeps digests of these files.
 
-    The setting may be a text, or a list or mapping of texts. A text that names nothing is no input.
+    The setting may be a text, or a list or mapping of texts. An empty text is not an input.
     """
 
     kind: Literal["path", "rows", "model", "code", "template", "maybe"]
@@ -82,7 +82,7 @@ class EntryOf:
     table: str
     """Kind of the table, as `perturn.table_index` names it."""
     shared: type | None = None
-    """Dataclass of settings that the section has beside `name`, whatever entry it picks; None: none."""
+    """Dataclass of the settings that the section has for every entry; None: it has none."""
     default: str | None = None
     """The entry that a section without `name` picks. A section with a default is parsed into the entry; without one it
     stays a mapping."""
@@ -132,7 +132,7 @@ def check_values(values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
 
 
 def bounded(kind: type[T]) -> type[T]:
-    """Have a dataclass compare its fields with their bounds as it is made; stands below `@dataclass`."""
+    """Make a dataclass compare its fields with their bounds when it is made; written below `@dataclass`."""
     kind.__post_init__ = check_bounds  # type: ignore[attr-defined]
     return kind
 

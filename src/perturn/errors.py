@@ -1,4 +1,4 @@
-"""The errors users meet. Each message says where, what was expected, what was got, and what to do."""
+"""The errors users meet. Each message names the place, the expected value, the value found, and the remedy."""
 
 import difflib
 import re
@@ -18,7 +18,7 @@ _VARIES = re.compile(r"'[^']*'|\d+")
 _JOINT = re.compile(r"[_\s-]+")
 """Characters that join the parts of a name and are easily confused."""
 _LONGEST = 2000
-"""Characters of a message; what it quotes from a file or a world may have any length."""
+"""Largest number of characters of a message; quotes from a file or a world may have any length."""
 _QUOTE = reprlib.Repr()
 """How a message quotes a value; the elements of a long list are not all looked at."""
 _QUOTE.maxstring = _QUOTE.maxother = 200
@@ -63,7 +63,7 @@ class WorldLost(EnvironmentFailure):
 
 
 class BystanderLost(WorldLost):
-    """A world died with a process that it shared, through no action of its own."""
+    """A world died because a process that it shared died, not because of its own action."""
 
 
 class EngineFailure(PerturnError):
@@ -75,7 +75,7 @@ class ContextFull(EngineFailure):
 
 
 class RunError(PerturnError):
-    """A run folder is missing, belongs to another recipe, or lacks what a stage needs."""
+    """A run folder is missing, belongs to another recipe, or lacks the input of a stage."""
 
 
 class StorageError(RunError):
@@ -93,8 +93,8 @@ class BudgetError(RunError):
 def closest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
     """Return the known word that is most like a word, if one is like it.
 
-    Upper and lower case, `_`, `-` and spaces count as equal. Of dotted keys, the sections that all of them share are
-    not compared: otherwise any two keys of a deep section would be alike.
+    Upper and lower case, `_`, `-` and spaces count as equal. Sections that all dotted keys share are not compared:
+    otherwise any two keys of a deep section would be similar.
 
     Args:
         word: Such as `align.loss.nam`.
@@ -123,7 +123,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def check_known(word: object, known: Collection[str], says: str, remedy: str = "") -> None:
-    """Raise unless a word is known; the message says what is wrong and lists the known words.
+    """Raise unless a word is known; the message names the fault and lists the known words.
 
     Raises:
         ConfigError: Such as `unknown split 'tset'. Did you mean 'test'? Known: test, train.`
@@ -244,7 +244,7 @@ def _then(remedy: str) -> str:
 
 
 def check_none(faults: Iterable[str | None]) -> None:
-    """Raise if there is a fault; the faults after the first one are not looked for. None and "" are no faults.
+    """Raise if there is a fault; the faults after the first one are not looked for. None and "" are not faults.
 
     Raises:
         ConfigError: With the first fault.
@@ -258,7 +258,7 @@ def within(where: str, *kinds: type[Exception], after: str = "") -> Iterator[Non
     """Put a place before the text of each `ConfigError`; a `ValueError` on settings becomes one.
 
     Args:
-        where: The place, or what cannot be done.
+        where: The place, or the failed operation.
         kinds: Further exceptions that mean a wrong setting here.
         after: What to do, after the text.
 

@@ -32,9 +32,9 @@ UNAWAITED = (
 
 
 def plain_observation(answer: object) -> Any:
-    """Return an observation whose scalars of numpy, and of the like, are Python's; anything else as it is.
+    """Return an observation whose numpy scalars, and similar ones, are Python's; anything else unchanged.
 
-    So are texts of a class of their own, such as `numpy.str_`. Lists become tuples. Records then stay JSON.
+    So are texts of a subclass, such as `numpy.str_`. Lists become tuples. Records then stay JSON.
     """
     if not isinstance(answer, Observation):
         return answer
@@ -57,7 +57,7 @@ def _plain(value: Any) -> Any:
 
 
 def observation_faults(answer: object) -> list[str]:
-    """Return faults of an environment's answer, each with its remedy; numpy scalars are no fault."""
+    """Return faults of an environment's answer, each with its remedy; numpy scalars are allowed."""
     answer = plain_observation(answer)
     if is_unawaited(answer):
         return [UNAWAITED]
@@ -123,7 +123,7 @@ def sound(answer: Observation, call: str) -> Observation:
 
 
 def is_unawaited(answer: object) -> bool:
-    """Return whether an answer is a coroutine or the like, which is no answer; a coroutine is closed."""
+    """Return whether an answer is an awaitable, which is not a valid answer; a coroutine is closed."""
     if inspect.iscoroutine(answer):
         answer.close()  # or Python would warn of it too
     return inspect.isawaitable(answer) or inspect.isasyncgen(answer)
@@ -154,7 +154,7 @@ def task_fault(task: Task) -> str | None:
 
 
 def close_world(env: Environment) -> None:
-    """Close a world that is not needed any more; if it cannot close, the run goes on."""
+    """Close a world that is no longer needed; if it cannot close, the run continues."""
     try:
         close: Callable[[], object] = env.close
         if is_unawaited(close()):

@@ -1,4 +1,4 @@
-"""Give memory that is free back to the system: glibc keeps what was freed, and torch's allocator on a GPU does too."""
+"""Give free memory back to the system: glibc and torch's allocator on a GPU keep freed memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import psutil
 
 _LEAST, _MOST = 2**28, 2**30
-"""Bounds of the free bytes that a process may hold beside what is in use; between them, half of that."""
+"""Bounds of the free bytes that a process may hold in addition to the bytes in use; between them, half of the bytes in
+use."""
 
 _libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 _other = 0
@@ -26,7 +27,7 @@ class _Counts(ctypes.Structure):
 
 
 def release_memory() -> None:
-    """Free what models that are gone have left, so that the next stage does not add to it.
+    """Free the memory of models that are gone, so that the next stage does not add to it.
 
     Keys and values of a thousand conversations leave 2 GB of small free blocks, which glibc keeps until asked.
     """
@@ -38,7 +39,7 @@ def release_memory() -> None:
 
 
 def set_heap_aside() -> None:
-    """Have the garbage collector leave out all objects that are there now, such as objects of imported modules.
+    """Let the garbage collector skip all objects that exist now, such as objects of imported modules.
 
     For a process that does nothing but one run: looking through a million objects after each stage takes longer than
     many a stage. What is set aside is freed when its last reference goes, but not if it is part of a cycle.
@@ -50,10 +51,10 @@ def set_heap_aside() -> None:
 def return_waste() -> None:
     """Return free memory to the operating system, if there is much of it; call it where work on the CPU holds the most.
 
-    Activations of ever other sizes fragment the memory that glibc keeps, which then is twice of what is in use. Memory
-    that is free at the height of a pass serves none of its later parts. Memory that is free between two passes serves
-    the next. Returning memory, or each large block at once, makes training up to 50 % slower, since the
-    system clears the pages each time.
+    Activations of ever different sizes fragment the memory that glibc keeps, which then is twice the memory in use.
+    Memory that is free at the height of a pass serves none of its later parts. Memory that is free between two passes
+    serves the next. Returning memory, or each large block at once, makes training up to 50 % slower, since the system
+    clears the pages each time.
 
     Needs glibc 2.33 or later; elsewhere nothing happens.
     """
@@ -70,7 +71,7 @@ def _trim() -> None:
 
 
 def _used() -> int:
-    """Return bytes in use, as glibc counts them; 0 where it does not."""
+    """Return bytes in use, as counted by glibc; 0 with another C library."""
     if not hasattr(_libc, "mallinfo2"):
         return 0
     _libc.mallinfo2.restype = _Counts

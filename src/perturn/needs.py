@@ -15,7 +15,7 @@ Returns = Callable[[Sequence["Trajectory"]], list[list[float]]]
 """Rewards that count, of each turn `[trajectories][turns]`, such as `perturn.credit.returns.Return`."""
 
 Targets = Callable[[Sequence["Trajectory"], Sequence[Sequence[int]]], list[list[list[float]]]]
-"""Function from trajectories, and the tokens of each turn `[trajectories][turns]`, to the returns that V stands for
+"""Function from trajectories, and the tokens of each turn `[trajectories][turns]`, to the returns that V predicts
 `[trajectories][turns][tokens]`. It covers as many first tokens of each turn as V is read at; NaN: not known."""
 
 
@@ -33,7 +33,7 @@ Needs = tuple[str | Need, ...]
 """Needs of an entry: names and requests, at most one for each quantity."""
 
 SENSES = ("shortest", "searching")
-"""How far an episode is from a success, for one who knows all of the world or for one who has to search."""
+"""How far an episode is from a success, with full knowledge of the world or by searching."""
 
 
 def keyword(name: str) -> str:
@@ -63,7 +63,7 @@ def request_of(needs: Iterable[str | Need], kind: type[N]) -> N | None:
 
 
 def reads(needs: Iterable[str | Need], kind: type[Need]) -> bool:
-    """Return whether the quantity of a request type is among the needs."""
+    """Return whether the needs include a request of this type."""
     return kind.name in names_of(needs)
 
 
@@ -79,15 +79,14 @@ class Reference(Need):
 
 @dataclass(frozen=True)
 class Distance(Need):
-    """Actions that the way to a success still takes around each turn, as the environment says.
+    """Actions that the way to a success still takes around each turn, as measured by the environment.
 
     It is measured into `Turn.remaining`. It is given as `distance`, the distance of each turn `[trajectories][turns]`.
     """
 
     name: ClassVar[str] = "distance"
     sense: str = "shortest"
-    """`shortest`, with full knowledge of the world, or `searching`, by the expert, who knows only what was
-    shown."""
+    """`shortest`, with full knowledge of the world, or `searching`, by the expert, who knows only the observations."""
 
 
 @dataclass(frozen=True)

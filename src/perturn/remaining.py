@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Remaining:
-    """Turns that the way to a success still takes, as a `Pathfinder` says; None: there is no way any more."""
+    """Turns that are left to a success, from a `Pathfinder`; None if it can no longer be reached."""
 
     before: int | None
     """Just before an action."""

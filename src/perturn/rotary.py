@@ -45,7 +45,7 @@ def usable_length(config: Any) -> int | None:
 
 
 def too_long(config: Any) -> str:
-    """Return why a model is not used beyond its steady length, and what to do: the end of a sentence.
+    """Return why a model is not used beyond its steady length, and the remedy: the end of a sentence.
 
     Args:
         config: Of a transformers model that has a steady length.

@@ -13,32 +13,31 @@ if TYPE_CHECKING:
     from perturn.types import Task
 
 Message = dict[str, Any]
-"""A chat message as chat templates take it: `role`, `content`, and `tool_calls` or `name` where used."""
+"""A chat message in the form of chat templates: `role`, `content`, and `tool_calls` or `name` where used."""
 
 _COUNT = Bound(least=1, most=10**9)
 
 
 @dataclass(frozen=True)
 class TurnControl:
-    """A turn limit that an agent is told of, and extensions for episodes that need them.
+    """A turn limit that the policy is told about, and extensions for episodes that need them.
 
     Source: "More with Less: An Empirical Study of Turn-Control Strategies for Efficient Coding Agents", 2025,
     arXiv:2510.16786, abstract: a fixed limit with reminders, and extensions on demand.
-    Differs: what counts as demand, how many extensions there are and what an agent is told is assumed.
+    Differs: the condition for an extension, the number of extensions and the text for the agent are our assumptions.
     """
 
     limit: Annotated[int, _COUNT] | None = None
-    """Turns of an episode before any extension, whatever its kind of task; None: as the protocol has it."""
+    """Turns of an episode before any extension, whatever its kind of task; None: as in the protocol."""
     reminder: bool = True
-    """Whether each observation ends with the number of turns that are left, and says it where there was an
-    extension."""
+    """Whether each observation ends with the number of turns left, and mentions an extension."""
     extend: Annotated[int, _COUNT] | None = None
-    """Turns of an extension, which an episode may be given when it has none left; None: there is none."""
+    """Turns of an extension, for an episode that has no turns left; None: no extensions."""
     times: Annotated[int, _COUNT] = 1
     """Extensions of an episode, at most."""
     progress: Annotated[int, _COUNT] | None = 5
     """An episode is extended if one of its last turns made progress: a reward above 0, or a valid action with an
-    observation that is new in this episode. None: to each episode that has not ended."""
+    observation that is new in this episode. None: each episode that has not ended is extended."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -59,7 +58,7 @@ def check_example(example: Sequence[Mapping[str, Any]]) -> None:
     """Reject a worked example that an observation cannot follow.
 
     Raises:
-        ValueError: Saying what it must be.
+        ValueError: With the allowed values.
     """
     for index, message in enumerate(example):
         if message.get("role") not in ("user", "assistant", "tool") or not isinstance(
@@ -91,12 +90,13 @@ class Sampling:
 
 @dataclass(frozen=True)
 class SimulatedUser:
-    """A model that plays the user, where an environment hands the user's turn over."""
+    """A model that plays the user, where an environment asks for the user's turn."""
 
     model: str
     """Its name."""
     prompt: str | None = None
-    """System text of the user's model; `{instructions}` becomes the environment's instructions; None: these."""
+    """System text of the user's model; `{instructions}` is replaced by the environment's instructions; None: the
+    instructions alone."""
 
     def system(self, instructions: str) -> str:
         """Return the system text of the user's model.
@@ -125,17 +125,17 @@ class EpisodeProtocol:
     history: int | None = None
     """How many earlier turns are shown at each turn, besides the observation that posed the task; None: all."""
     suffix: str = ""
-    """Text on a line of its own after the observation that poses the task, such as what is asked for."""
+    """Text on its own line after the observation that poses the task, such as what is asked for."""
     list_admissible: bool = False
-    """Whether an observation ends with the commands the world would understand, where it says them. Of a shortened
-    history only the newest observation does."""
+    """Whether an observation ends with the commands that the environment accepts, if it lists them. In a shortened
+    history, only the newest observation does."""
     sampling: Sampling | None = None
-    """Decoding that published scores under this protocol were made with; evaluation takes it unless a recipe has
-    its own. None: the protocol leaves it open."""
+    """Decoding of published scores under this protocol; evaluation uses it unless a recipe sets its own. None: the
+    protocol does not fix it."""
     turns: TurnControl | None = None
-    """A limit that takes the place of those above, reminders of it, and extensions. None: there are none."""
+    """A turn limit that replaces the limits above, reminders of it, and extensions. None: there are none."""
     user: SimulatedUser | None = None
-    """Who plays the user, where the environment hands the user's turn over. None: its script does."""
+    """The model that plays the user, where an environment asks for the user's turn. None: its script does."""
 
     def __post_init__(self) -> None:
         for name in ("system", "suffix"):

@@ -103,17 +103,17 @@ def name_of(entries: Mapping[str, Any], kind: type) -> str:
 def locate(where: str) -> Any:
     """Return the object that `module:object` names, loaded when it is asked for.
 
-    So what costs something to load, such as torch, is a line of data where it may not be needed.
+    So an entry that is slow to load, such as one with torch, is a line of data until it is needed.
     """
     module, _, name = where.partition(":")
     return getattr(import_module(module), name)
 
 
 def check_names(entry: type, *, kind: str, known: Collection[str], traits: type | None = None) -> None:
-    """Reject a class with a public attribute that nobody reads, since its name is misspelt or belongs in `traits`.
+    """Reject a class with a public attribute that is never read, since its name is misspelt or belongs in `traits`.
 
-    Settings, the class's own dataclass fields, may have any name. A name counts as misspelt only if the class lacks
-    the name that was meant, so that `steps` beside `step` is allowed.
+    Settings, the class's own dataclass fields, may have any name. A name counts as misspelt only if the class lacks the
+    name that was meant, so that `steps` next to `step` is allowed.
 
     Args:
         entry: The class of the entry.
@@ -175,7 +175,7 @@ def guarded(says: str, remedy: str = "", passes: tuple[type[Exception], ...] = (
     Args:
         says: What cannot be done.
         remedy: What to do, after the text.
-        passes: Exceptions that are raised as they are.
+        passes: Exceptions that are passed on unchanged.
 
     Raises:
         ConfigError: In one line, such as `credit 'mine' cannot be measured: TypeError: no number.`
@@ -191,12 +191,12 @@ def guarded(says: str, remedy: str = "", passes: tuple[type[Exception], ...] = (
 
 @contextmanager
 def making(entry: Any, before: str = "", passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Make an entry, which may be code of others: an exception becomes a `ConfigError` that names its class.
+    """Make an entry, whose class may be of another package: an exception becomes a `ConfigError` that names the class.
 
     Args:
         entry: Its class.
-        before: What stands before the text.
-        passes: Exceptions that are raised as they are.
+        before: Beginning of the message.
+        passes: Exceptions that are passed on unchanged.
 
     Raises:
         ConfigError: Such as `my_package.Mine cannot be made: KeyError: 'x'. Correct its class.`

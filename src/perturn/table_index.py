@@ -25,24 +25,24 @@ TABLES = {
     "protocols": "perturn.envs.named_protocols:PROTOCOLS",
     "templates": "perturn.chat.templates:TEMPLATES",
 }
-"""Kind -> where its table is."""
+"""For each kind of entry, where its table is."""
 
 LISTED = {
-    "losses": "What training minimizes; in a recipe align.loss.name.",
-    "token-inputs": "Numbers of each token that a loss may read: LossTraits.reads.",
-    "credits": "What weighs the turns of the alignment: credit.name.",
-    "quantities": "What is computed of episodes for an entry that needs it.",
-    "explorers": "How the episodes of an iteration are gathered: explore.name.",
-    "rows": "How episodes become rows of training data: rows.name.",
-    "selectors": "What an evaluation selects by: evaluate.select.name.",
-    "environments": "Where tasks are played: environment.name.",
-    "engines": "What answers the prompts: engine.name.",
+    "losses": "Losses that the alignment minimizes: align.loss.name.",
+    "token-inputs": "Values of each token that a loss may read: LossTraits.reads.",
+    "credits": "Methods that give each turn its weight: credit.name.",
+    "quantities": "Values of turns that credits and losses read.",
+    "explorers": "Ways to sample the episodes of an iteration: explore.name.",
+    "rows": "Ways to make training rows from episodes: rows.name.",
+    "selectors": "Scores for best-of-n and reranking: evaluate.select.name.",
+    "environments": "Environments with tasks to play: environment.name.",
+    "engines": "Inference engines that sample actions: engine.name.",
     "backends": "Where policies are trained: backend.name.",
-    "protocols": "Rules of an episode: protocol.name.",
-    "templates": "Chat templates that serve many turns: model.chat_template.",
-    "recipes": "Recipes that come with the package: perturn run NAME.",
+    "protocols": "Rules of an episode, such as its turn limit: protocol.name.",
+    "templates": "Chat templates for many turns: model.chat_template.",
+    "recipes": "Recipes of the package: perturn run NAME.",
 }
-"""Kind -> a line on it, of all that `perturn list` shows."""
+"""For each kind of entry, a line that describes it, as `perturn list` shows it."""
 
 
 def table(kind: str) -> Mapping[str, Any]:
@@ -66,7 +66,7 @@ class Method:
     reads: tuple[str, ...]
     """Kinds of rows and quantities that must be there or are computed for it, at its defaults, if it has any."""
     cost: str
-    """Work that these take beside playing and training."""
+    """Work that its inputs take besides playing and training."""
 
 
 def methods(kind: str) -> dict[str, Method]:
@@ -120,11 +120,11 @@ _NEEDS = {
     "needs_behavior": ("behavior", ""),
     "needs_proximal": ("proximal", "a pass of the policy over the rows before the first step"),
 }
-"""Claim of a loss on itself -> name of that which it reads, and its cost."""
+"""For each requirement that a loss declares, the name of the input that it reads, and its cost."""
 
 
 def _first_line(entry: Any) -> str:
-    """Return the first line on an entry: of its docstring, of a protocol's system text, or what a template says."""
+    """Return the first line of an entry's docstring, of a protocol's system text, or a template's description."""
     if isinstance(entry, type):
         text = inspect.getdoc(entry) or ""
     else:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from perturn.errors import check_free, check_type
 
 Form = Literal["task", "actions", "turns", "plain"]
-"""How a value crosses to another process or node: a `Task`; a list of texts; a list of (thought, action); or numbers,
+"""How a value is sent to another process or node: a `Task`; a list of texts; a list of (thought, action); or numbers,
 texts, None, and lists and dicts of them."""
 _OWN = {"name", "tasks", "reset", "step", "close", "declared", "played", "traits"}
 """Names that an ability cannot have."""
@@ -22,7 +22,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @dataclass(frozen=True)
 class Ability:
-    """The signature of an optional method of an environment, by which its calls cross to another process or node."""
+    """The signature of an optional method of an environment, by which its calls are sent to another process or node."""
 
     takes: tuple[Form, ...]
     """Forms of the arguments, in order."""
@@ -31,7 +31,7 @@ class Ability:
     or_none: bool = False
     """Whether the result may also be None."""
     crosses: bool = True
-    """Whether the method can be called in a world elsewhere."""
+    """Whether the method can be called in a world in another process or on another node."""
 
 
 @dataclass(frozen=True)
@@ -39,25 +39,25 @@ class EnvironmentTraits:
     """Traits of an environment, in its class attribute `traits`."""
 
     in_process: bool = False
-    """Whether a process around a world only costs. Its simulator then runs in a process of its own anyway, or it is
-    Python of ours, which waits for nothing and whose worlds share what they hold."""
+    """Whether running a world in a process has only costs. Its simulator then runs in its own process anyway, or it is
+    Python code of this package, which waits for nothing and whose worlds share their data."""
     protocol: str | None = None
-    """Named protocol that published scores on it were made under."""
+    """Named protocol of published scores on the environment."""
     distributions: tuple[str, ...] = ()
     """Installed packages that its results depend on; the run's manifest keeps their versions."""
     reads: Paths | Callable[[Mapping[str, Any]], Paths] | None = None
-    """Files and folders that it reads beyond those that its settings name, or a function from the settings to them.
-    A run keeps their digests, and rejects them when they change. None: those that its code names."""
+    """Files and folders that it reads besides those named in its settings, or a function from the settings to them. A
+    run keeps their digests, and rejects them when they change. None: the files that its code names."""
     answer_action: str | None = None
     """The action that gives an answer, such as `finish[{answer}]`. Each task then has its gold answer as a text in
     `data["answer"]`, and credits may ask how likely the policy finds it."""
     adapts: bool = False
-    """Whether `played` holds an object of the user's with another interface, whose class may declare rules."""
+    """Whether `played` holds a user's object with another interface, whose class may declare rules."""
     plays_itself: bool = False
     """Whether its episodes are programs that it plays by itself, with `play(job, protocol, policy)`, a generator like
     `perturn.episodes.episode.episode`. Its episodes cannot be resumed, and its worlds live in the loop's process."""
     abilities: Mapping[str, Ability] = field(default_factory=dict)
-    """Optional methods of its own, by name, besides the methods of the table `ABILITIES`."""
+    """Optional methods of this class, by name, besides the methods of the table `ABILITIES`."""
 
     def __post_init__(self) -> None:
         for name in sorted(self.abilities):
@@ -78,8 +78,8 @@ class EngineTraits:
     gpu_share: float | None = None
     """Share of a GPU that it holds while a policy is trained, for `--dry-run`; None: its model and the cache."""
     adapter_rank: int = 0
-    """Largest rank of adapters that it takes by themselves, beside the model that they are added to; adapters of a
-    higher rank are merged for it."""
+    """Largest rank of adapters that it serves as adapters, next to the base model; adapters of a higher rank are merged
+    for it."""
     spending: str = "unknown"
     """Most that it may spend, in words, for `--dry-run`."""
     computes_here: bool = False
@@ -91,7 +91,7 @@ class EngineTraits:
     prices: tuple[float, float] | None = None
     """Price of a million tokens of prompts, and of answers; None: unknown."""
     reads: str = "files"
-    """The form in which it reads policies that we trained, as `BackendTraits.stores` of the backend names it."""
+    """Form of the trained policies that it reads, as named by `BackendTraits.stores` of the backend."""
 
 
 def traits_of(environment: Any) -> EnvironmentTraits:

@@ -1,4 +1,4 @@
-"""One turn of an episode: what the policy was shown, the action that answered it, and the turn that it follows."""
+"""One turn of an episode: the policy's prompt, the action that answered it, and the turn that it follows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perturn.rules import Message
 SPARSE = {"sparse": True}
 """Metadata of a field that is written to a file only where it differs from its default."""
 OPENS = -1
-"""`Turn.follows` of a turn that follows no other: it opens a sequence of its own."""
+"""`Turn.follows` of a turn that follows no other: it opens its own sequence."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Action:
     text: str
     """The message content, without the end-of-turn token."""
     token_ids: tuple[int, ...] | None = None
-    """Ids as sampled, the end-of-turn token included if it was sampled. None for actions that came as text."""
+    """Ids as sampled, the end-of-turn token included if it was sampled. None for actions that were recorded as text."""
     logprobs: tuple[float, ...] | None = None
     """Log-probability of each sampled id under the policy that sampled it, at temperature 1, in nats [tokens]."""
     ended: bool = True
@@ -43,12 +43,12 @@ class Action:
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     """Native tool calls, in the chat-template form."""
     candidates: tuple[int, ...] = ()
-    """Tokens of each of the actions that this one was chosen among, itself included; empty: there was no choice."""
+    """Tokens of each candidate action, the chosen one included; empty if there was one candidate."""
     reasoning: str = field(default="", metadata=SPARSE)
-    """Thought before the text, where it came as a field of its own; a chat template writes both."""
+    """Thought before the text, where it came in a separate field; a chat template writes both."""
     versions: tuple[int, ...] = field(default=(), metadata=SPARSE)
     """Version of the policy that sampled each id: the iteration that made it, 0 for the policy that the loop began with
-    [tokens]. Empty: one policy sampled all, or none says."""
+    [tokens]. Empty: one policy sampled all, or the versions are unknown."""
 
     def __post_init__(self) -> None:
         if self.token_ids is not None and not self.token_ids:
@@ -77,27 +77,27 @@ class Turn:
     """Messages since the previous action: user or tool messages. Empty if two actions follow each other."""
     action: Action
     reward: float = 0.0
-    """Reward of this action: the environment's, unless a judge's has taken its place."""
+    """Reward of this action from the environment, or from a judge that replaces it."""
     valid: bool = True
     """Whether the action could be parsed and the environment understood it."""
     state_key: str | None = None
     """Key of the environment state the action was taken in; equal keys are the same state."""
     recalled: tuple[Message, ...] | None = None
-    """The observation as later turns of a shortened history see it, where that is another; None: as it was."""
+    """The observation in the shortened history of later turns, if it differs there; None: it does not."""
     remaining: Remaining | None = None
-    """The way that is left before and after the action; None: not measured."""
+    """Turns left to a success before and after the action; None: not measured."""
     trained: bool = field(default=True, metadata=SPARSE)
     """Whether training may put loss on the action; see `carries_loss`."""
     follows: int | None = field(default=None, metadata=SPARSE)
-    """Index of the turn whose context this turn extends. None: the turn before it; `OPENS`: none, so that the turn
+    """Index of the turn whose context this turn extends. None: the turn before it. `OPENS`: no turn, so that the turn
     opens another sequence, as after a compaction or in a sub-agent."""
     opening: Opening | None = field(default=None, metadata=SPARSE)
     """Messages and tools before the observation of a turn that opens another sequence; None: the trajectory's own."""
     user_said: tuple[str, ...] = field(default=(), metadata=SPARSE)
-    """Texts of the user, in order, where the environment handed over the user's turn before this observation. A resumed
+    """Texts of the user, in order, if the environment asked for the user's turn before this observation. A resumed
     episode hears them again. They carry no loss."""
     environment_reward: float | None = field(default=None, metadata=SPARSE)
-    """Reward that the environment gave, where `reward` is a judge's or has a judge's part; None: `reward` itself."""
+    """Reward of the environment, if `reward` includes a judge's rating; None: `reward` itself."""
 
     @property
     def own_reward(self) -> float:
@@ -106,7 +106,7 @@ class Turn:
 
     @property
     def carries_loss(self) -> bool:
-        """Whether training puts loss on the action: it is to be trained, and it is not empty."""
+        """Whether training puts loss on the action: it is marked for training, and it is not empty."""
         action = self.action
         written = action.text.strip() or action.tool_calls or action.token_ids or action.reasoning
         return self.trained and bool(written)
@@ -118,7 +118,7 @@ class Turn:
 
 
 def misplaced(turns: Sequence[Turn], history: int | None = None) -> str | None:
-    """Say which turn of an episode cannot stand where it says; None where all can.
+    """Return the first fault in the order of an episode's turns, or None.
 
     Args:
         turns: The turns of the episode, in the order they were taken.

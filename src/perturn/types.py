@@ -32,9 +32,9 @@ class Status(StrEnum):
     COMPLETED = "completed"
     """The episode ran to its end, or to a limit of Perturn."""
     FAILED = "failed"
-    """The environment or the engine raised; `Trajectory.error` says what."""
+    """The environment or the engine raised; `Trajectory.error` has the text."""
     UNFINISHED = "unfinished"
-    """It has played its turns of an iteration (explorer `window`), and goes on in the next one."""
+    """It has played its turns of an iteration (explorer `window`), and continues in the next one."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ class Trajectory:
     policy: str = ""
     """Identity of the policy that acted, such as `sft@1f0c…` or `expert`."""
     history: int | None = None
-    """How many earlier turns the policy saw at each turn; None: all. `turns` holds all of them."""
+    """How many earlier turns the policy saw at each turn; None: all. `turns` nevertheless holds all of them."""
     taken_over: int = 0
-    """How many turns another had played, whose episode it was, before `policy` took over."""
+    """How many turns another policy or expert had played in the episode before `policy` took over."""
     origin: int | None = None
     """Sample number of the resumed episode, where this episode branches from it; else None."""
     filled_context: bool | None = field(default=None, metadata=SPARSE)
-    """True where the episode was truncated since the model's context left no room for another answer; else None."""
+    """True if the episode was truncated because the model's context left no room for another answer; else None."""
     user_said: tuple[str, ...] = field(default=(), metadata=SPARSE)
     """Texts of the user after the last turn; see `Turn.user_said`."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)
@@ -101,12 +101,12 @@ class Trajectory:
 
     @property
     def key(self) -> tuple[str, int]:
-        """(task id, sample): what exactly-once collection counts."""
+        """(task id, sample), the identity by which each episode is collected exactly once."""
         return self.task.id, self.sample
 
     @property
     def messages(self) -> list[Message]:
-        """The whole conversation in order; of an episode that is several, all turns in the order they were taken."""
+        """The whole conversation; for an episode of several sequences, all turns in the order they were taken."""
         conversation = list(self.prompt)
         for turn in self.turns:
             conversation += [*turn.observation, turn.action.message()]
@@ -142,7 +142,7 @@ class Trajectory:
 
     @property
     def is_one_sequence(self) -> bool:
-        """Whether the policy saw, at each turn, all that came before as it was."""
+        """Whether the policy saw, at each turn, everything before it unchanged."""
         if not self.is_linear:
             return False
         if self.history is None:
@@ -156,22 +156,22 @@ def failed(trajectory: Trajectory) -> bool:
 
 
 def unjudged(trajectory: Trajectory) -> bool:
-    """Return whether an episode FAILED since a judge gave no rating of it, though it was played to its end."""
+    """Return whether an episode FAILED because a judge gave no rating, though it was played to its end."""
     return failed(trajectory) and (trajectory.error or "").startswith(JudgeFailure.__name__)
 
 
 def unfinished(trajectory: Trajectory) -> bool:
-    """Return whether the episode goes on in the next iteration, so that its outcome is not known."""
+    """Return whether the episode continues in the next iteration, so that its outcome is not known yet."""
     return trajectory.status is Status.UNFINISHED
 
 
 def came_back(trajectory: Trajectory) -> bool:
-    """Return whether the world came back to the state at which the episode was to resume."""
+    """Return whether the environment came back to the state from which the episode was to resume."""
     return len(trajectory.turns) >= trajectory.taken_over and not came_elsewhere(trajectory)
 
 
 def came_elsewhere(trajectory: Trajectory) -> bool:
-    """Return whether the world did not come back to where the episode was to go on."""
+    """Return whether the environment failed to come back to the state from which the episode was to resume."""
     return failed(trajectory) and (trajectory.error or "").startswith(NotComeBack.__name__)
 
 
@@ -186,7 +186,7 @@ def succeeded(trajectory: Trajectory) -> bool:
 
 
 def are_factors(values: Sequence[float], count: int) -> bool:
-    """Return whether these are so many numbers, each finite and above zero."""
+    """Return whether these are the given number of values, each finite and above zero."""
     return len(values) == count and all(math.isfinite(each) and each > 0 for each in values)
 
 
@@ -203,8 +203,8 @@ class WeightedTrajectory:
     """Whether the turns before `taken_over` carry no loss, as in a branch, since they carry loss in its `origin`. None:
     the credit of the training decides."""
     has_spread: bool | None = field(default=None, metadata=SPARSE)
-    """Whether the weights of its group differ from 0. False: the trajectory takes part in KL to the reference alone,
-    and the mean of the clipped term does not count it. None: True."""
+    """Whether the weights of its group differ from 0. False: the trajectory counts in the KL to the reference alone,
+    and not in the average of the clipped term. None: True."""
 
     def __post_init__(self) -> None:
         turns = len(self.trajectory.turns)
@@ -235,7 +235,7 @@ class PreferencePair:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A conversation for an engine to continue, up to and with the newest observation."""
+    """A conversation for an engine to continue, up to and including the newest observation."""
 
     messages: tuple[Message, ...]
     """Messages before the first turn."""
@@ -244,7 +244,7 @@ class Prompt:
     observation: tuple[Message, ...]
     """The newest observation."""
     seed: int
-    """Seed of this action; equal prompts with equal seeds are answered alike whatever else is in the batch."""
+    """Seed of this action; equal prompts with equal seeds get equal answers, whatever else is in the batch."""
     conversation: str
     """Identity of the conversation, by which an engine may keep its keys and values."""
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -253,14 +253,14 @@ class Prompt:
     stop: tuple[str, ...] = ()
     """Texts that end this answer, besides the end of turn. The answer keeps the text that ended it."""
     response_format: Mapping[str, Any] | None = None
-    """Form that the answer must have, as in the chat-completions protocol, for engines that can keep to one."""
+    """Form that the answer must have, as in the chat-completions protocol, for engines that can enforce it."""
     of_user: bool = False
-    """Whether the answer is the user's, whom another model plays than the policy."""
+    """Whether the answer is the user's, played by another model than the policy."""
 
 
 @dataclass(frozen=True)
 class UserTurn:
-    """The user's turn, which an environment hands over: a model speaks for the user, or a script does."""
+    """The user's turn, which an environment asks for: a model or a script speaks for the user."""
 
     instructions: str
     """Facts, wishes and conduct of the user, for the system text of the user's model."""
@@ -268,7 +268,7 @@ class UserTurn:
     """The conversation as the user sees it: the agent's texts as messages of the role `user`, and the user's own as
     `assistant`. It ends with a message of the agent."""
     scripted: str | None = None
-    """The user's text where no model plays the user; None: a model must."""
+    """The user's text from a script; None: a model must play the user."""
 
 
 @dataclass(frozen=True)
@@ -285,16 +285,16 @@ class Observation:
     """Whether the environment understood the action."""
     state_key: str | None = None
     admissible: tuple[str, ...] = ()
-    """Commands the world would understand now, if it says them. A protocol decides whether the policy is told."""
+    """Commands that the environment accepts now, if it lists them. A protocol decides whether the policy is told."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """In the answer to `reset`: schemas of the tools that the policy may call in this episode, in the chat-template
-    form. A world that offers some is sent its actions as `perturn.episodes.tool_calls.read_action` reads them."""
+    form. An environment with tools receives its actions as `perturn.episodes.tool_calls.read_action` reads them."""
     results: tuple[str, ...] = ()
     """Results of the action's calls, one text per call in their order; `text` is then the user's next
     message, if anything."""
     user: UserTurn | None = None
-    """The user's turn, which is handed over: what the user says is sent to `step`, and the answer to that is what the
-    policy sees. None: `text` says all."""
+    """Asks for the user's turn: the user's text is sent to `step`, and the policy sees the observation that `step`
+    returns. None: `text` says all."""
 
 
 class Environment(Protocol):
@@ -304,7 +304,7 @@ class Environment(Protocol):
     """Name and version, stamped on every trajectory."""
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return all tasks of a split, in an order that never changes."""
+        """Return all tasks of a split, always in the same order."""
         ...
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -316,7 +316,7 @@ class Environment(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the environment holds."""
+        """Release the resources of the environment."""
         ...
 
 
@@ -328,7 +328,7 @@ class Engine(Protocol):
     """Identity of the policy it serves, stamped on every trajectory."""
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """Return one action a prompt, in order; a prompt that cannot be answered gets its failure instead.
+        """Return one action per prompt, in order; a prompt that cannot be answered gets its failure instead.
 
         A prompt that leaves no room for an answer in the model's context gets a `ContextFull`. It ends the episode as a
         turn limit does, where other failures make the episode FAILED.
@@ -336,22 +336,22 @@ class Engine(Protocol):
         ...
 
     def forget(self, conversation: str) -> None:
-        """Delete what is kept for a conversation that has ended."""
+        """Delete the state of a conversation that has ended."""
         ...
 
     def close(self) -> None:
-        """Release what the engine holds."""
+        """Release the resources of the engine."""
         ...
 
 
 @runtime_checkable
 class StreamingEngine(Engine, Protocol):
-    """An engine that takes prompts on while it answers others, so that none waits for a batch to end."""
+    """An engine that accepts prompts while it answers others, so that no prompt waits for a batch to end."""
 
     def submit(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Take prompts on; no two at a time are of one conversation."""
+        """Accept prompts; no two of them at a time are of one conversation."""
         ...
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
-        """Work for a moment; the prompts that are answered with that, and their answers."""
+        """Work for a moment; return the prompts that were answered, and their answers."""
         ...

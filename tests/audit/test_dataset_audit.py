@@ -263,7 +263,7 @@ def test_the_command_tells_by_its_exit_code(run, tiny_folder, tmp_path, monkeypa
 
     printed = capsys.readouterr().out
     assert codes == [0, 1]
-    assert "rows that training would refuse: 0" in printed
+    assert "training would reject no row" in printed
     assert "rows, line 1: row: messages: expected an assistant message" in printed
     assert perturn(monkeypatch, "inspect", file, "--model", tiny_folder, "--check", "--json") == 1
     assert json.loads(capsys.readouterr().out)["refused"][0]["row"] == 1
@@ -324,7 +324,7 @@ def test_rows_refused_for_one_reason_are_one_line(tiny_folder, tmp_path, monkeyp
     assert printed.count("expected a text part (images and the like are not supported)") == 1
     assert "rows, 7 rows, lines 1, 2, 3, 4, 5 and more: " in printed
     assert "rows, line 8: row: messages: expected an assistant message" in printed
-    assert "rows that training would refuse: 8" in printed
+    assert "training would reject 8 rows" in printed
     assert perturn(monkeypatch, "inspect", file, "--model", tiny_folder, "--check", "--json") == 1
     assert len(json.loads(capsys.readouterr().out)["refused"]) == 8
 

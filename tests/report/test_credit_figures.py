@@ -86,8 +86,11 @@ def test_a_credit_of_one_number_an_episode_has_no_rank_within_it():
 
     assert (found.within, found.without) == (None, 3)
     said = "\n".join(sentences(found.to_dict(), "flat", "other"))
-    assert "flat against other: 8 turns of 4 episodes" in said
-    assert "mean: none, for no episode has turns that both weigh differently." in said
+    assert "flat compared with other: 8 turns of 4 episodes" in said
+    assert (
+        "averaged: none, because in every episode, at least one credit gives all turns the same weight."
+        in said
+    )
 
 
 def test_nothing_trained_is_nothing_compared():
@@ -135,7 +138,7 @@ def test_the_page_compares_two_credits_of_one_run(run):
     page = write_report(run).read_text()
 
     assert 'id="credits"' in page
-    assert "&lt;b&gt;mine against rloo" in page
+    assert "&lt;b&gt;mine compared with rloo" in page
     assert "<b>mine" not in page
     assert "credits/old.jsonl is not of the explored episodes and is left out." in page
 

@@ -39,7 +39,7 @@ def test_the_line_goes_from_the_first_policy_to_the_last(names, iterations, expe
     """Of several iterations, from where the loop started; no policy stands there twice."""
     said = headline(summary(*map(row, names), iterations=iterations))
 
-    scores = " → ".join(f"{name} 0.500 [0.250 to 0.750]" for name in expected)
+    scores = " → ".join(f"{name} 0.500 [0.250, 0.750]" for name in expected)
     assert said == f"Average score: {scores}{END}"
 
 
@@ -53,7 +53,7 @@ def test_other_numbers_of_episodes_are_told_of_each():
     """As where a score was stopped."""
     said = headline(summary(row("base", n=3), row("sft")))
 
-    assert "base 0.500 [0.250 to 0.750] (n = 3) → sft 0.500 [0.250 to 0.750] (n = 4); 95" in said
+    assert "base 0.500 [0.250, 0.750] (n = 3) → sft 0.500 [0.250, 0.750] (n = 4); 95" in said
 
 
 def test_the_page_and_the_terminal_say_the_same(run, make, capsys):

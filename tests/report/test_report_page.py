@@ -122,7 +122,7 @@ def test_partial_runs_report_what_exists(run, kept, expected, make):
     assert [policy["name"] for policy in summary["policies"]] == expected.get("policies", [])
     assert summary["comparison"] is None
     assert summary["protocol"] is None
-    assert "Not everything is here" in page.text
+    assert "Notes on missing parts" in page.text
     assert ("This run has no preference pairs (pairs.jsonl)." in page.text) == ("pairs.jsonl" not in kept)
     missing = "no evaluation of an aligned policy"
     assert (missing in page.text) == ("evaluation/tlm-dre.jsonl" not in kept)

@@ -44,7 +44,7 @@ PROTOCOL = {"name": "toy-protocol", "panel_sha256": "ab" * 32, "n": 4}
     [
         ({"seed": 5}, "", ()),
         ({"decoding": {"temperature": 1.0}}, "", ("decoding.temperature: –, 1.0",)),
-        ({"panel_sha256": "cd" * 32}, "the tasks are not the same: panel_sha256 differ.", ()),
+        ({"panel_sha256": "cd" * 32}, "the tasks are not the same: task list differ.", ()),
         ({"environment": "toy-2", "n": 5}, "the tasks are not the same: environment, n differ.", ()),
         (None, "a protocol (evaluation/protocol.json) is missing", ()),
     ],
@@ -141,4 +141,4 @@ def test_runs_of_several_seeds_are_compared_in_the_terminal(make, tmp_path, monk
     make.put_json(folders[-1] / "evaluation" / "protocol.json", PROTOCOL | {"n": 5})
     code, said = compare()
     assert code == 1
-    assert f"seed-{seeds - 1} / tlm-dre against seed-0 / tlm-dre: not compared: the tasks are not" in said
+    assert f"seed-{seeds - 1} / tlm-dre and seed-0 / tlm-dre were not compared: the tasks are not" in said

@@ -135,7 +135,7 @@ def test_scores_outside_0_and_1_have_what_interval_the_data_gives(run, make):
     policy = summarize(run)["policies"][0]
 
     assert (policy["mean_score"], policy["interval"]) == (-100.0, [None, None])
-    assert "-100.000 ? to ?" in make.page_of(run).text
+    assert "-100.000 [?, ?]" in make.page_of(run).text
 
 
 def test_equal_differences_without_bounds_are_unclear_rather_than_indistinguishable(run, make):

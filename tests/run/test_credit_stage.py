@@ -243,7 +243,10 @@ def test_the_command_prints_tables_and_json(explored):
     found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
 
     assert plain.exit_code == 0, plain.output
-    assert "anchor-rloo against rloo: 9 turns of 4 episodes that either trains." in plain.stdout
+    assert (
+        "anchor-rloo compared with rloo: 9 turns of 4 episodes that at least one of the two trains."
+        in plain.stdout
+    )
     assert "credits/anchor-rloo-001.jsonl" in plain.stdout
     (one,) = found["iterations"]
     assert (found["credit"], found["against"]) == ({"name": "anchor-rloo"}, "rloo")

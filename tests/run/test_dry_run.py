@@ -46,7 +46,7 @@ def test_the_plan_of_a_run_counts_its_work_and_writes_nothing(recipe, tmp_path):
     assert all(step.state == "to do" and step.seconds > 0 and step.memory_gb > 0 for step in plan.steps)
     assert plan.startup > 0
     assert plan.seconds == pytest.approx(plan.startup + sum(step.seconds for step in plan.steps))
-    assert "4 expert episodes played now: 1.0 turns" in plan.how[0]
+    assert "4 expert episodes played now; on average 1.0 turns" in plan.how[0]
     assert not (tmp_path / "runs").exists()
 
 
@@ -59,8 +59,8 @@ def test_branches_cost_the_half_of_episodes_that_is_their_own(recipe):
     work = {step.name: step for step in steps}
 
     assert [step.name for step in steps][4:8] == ["explore", "branch", "pair", "align"]
-    assert work["branch"].work == "48 episodes played on from turns of 8 (assumed)"
-    assert one["branch"].work == "16 episodes played on from turns of 8 (assumed)"
+    assert work["branch"].work == "48 continuations from turns of 8 episodes (assumed)"
+    assert one["branch"].work == "16 continuations from turns of 8 episodes (assumed)"
     assert work["branch"].seconds > work["explore"].seconds
     assert one["branch"].seconds == pytest.approx(one["explore"].seconds)
 
@@ -80,14 +80,14 @@ def test_branches_of_a_choice_are_within_its_budget(recipe, explorer, branches):
     words = ["rows.name=branch-pairs", *own]
     found = {step.name: step.work for step in make_plan(recipe, words, None).steps}
 
-    assert found["branch"] == f"{branches} episodes played on from turns of 8 (assumed)"
+    assert found["branch"] == f"{branches} continuations from turns of 8 episodes (assumed)"
 
 
 def test_searched_trees_have_so_many_episodes_each(recipe):
     words = ["rows.name=tree-pairs", "explore.name=mcts", "explore.simulations=6"]
     found = {step.name: step.work for step in make_plan(recipe, words, None).steps}
 
-    assert found["branch"] == "48 episodes played on from turns of 8 (assumed)"
+    assert found["branch"] == "48 continuations from turns of 8 episodes (assumed)"
     assert found["align"].startswith(
         "18 pairs (assumed)"
     )  # three of four, where 3 - 1 more actions were drawn
@@ -98,7 +98,7 @@ def test_pairs_of_branches_are_counted_by_the_turns_that_they_begin_at(recipe):
     words = ["rows.name=branch-pairs", "explore.name=branches", "explore.every=1", "explore.branches=3"]
     found = {step.name: step.work for step in make_plan(recipe, words, None).steps}
 
-    assert found["branch"] == "48 episodes played on from turns of 8 (assumed)"
+    assert found["branch"] == "48 continuations from turns of 8 episodes (assumed)"
     assert found["align"].startswith("12 pairs (assumed)")
 
 
@@ -129,7 +129,7 @@ def test_branches_of_the_expert_are_of_his_turns(recipe):
     words = ["rows.name=step-pairs", "explore.name=expert-branches", "explore.every=1", "explore.branches=3"]
     found = {step.name: step.work for step in make_plan(recipe, words, None).steps}
 
-    assert found["branch"] == "0 episodes played on from turns of 4 (assumed)"
+    assert found["branch"] == "0 continuations from turns of 4 episodes (assumed)"
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_a_head_that_chooses_costs_passes_over_what_it_reads(recipe, among):
 
     assert (
         read["evaluate-base"].work
-        == f"{plain['evaluate-base'].work}, chosen by what it learns from 8 explored ones"
+        == f"{plain['evaluate-base'].work}, chosen by a value head trained on 8 explored episodes"
     )
     assert read["evaluate-base"].seconds > plain["evaluate-base"].seconds
     assert read["explore"].work == plain["explore"].work
@@ -234,7 +234,7 @@ def test_episodes_of_ones_own_are_counted_and_give_the_lengths(recipe, tmp_path)
     plan = make_plan(recipe, [f"expert.file={tmp_path / 'own.jsonl'}"], None)
 
     assert next(step.work for step in plan.steps if step.name == "sft").startswith("8 episodes, 1 epochs")
-    assert plan.how[0].startswith("Lengths: 9 recorded expert episodes: 1.0 turns")
+    assert plan.how[0].startswith("Lengths: 9 recorded expert episodes; on average 1.0 turns")
 
 
 def test_what_is_done_shows_what_it_took(recipe):
@@ -294,7 +294,7 @@ def test_start_up_counts():
     assert plan.to_dict()["startup"] == 7.0
     text = console.export_text()
     assert "start-up" in text
-    assert "left to do: ~12 s" in text
+    assert "~12 s left to do" in text
 
 
 def test_iterations_are_shown_together():
@@ -309,7 +309,7 @@ def test_iterations_are_shown_together():
 
     print_plan(Plan("runs/one", steps, [], []), console)
 
-    rows = [line.split() for line in console.export_text().splitlines()[2:5]]
+    rows = [line.split() for line in console.export_text().splitlines()[3:6]]
     assert rows[0][:2] == ["expert", "done"]
     assert " ".join(rows[1]) == "explore x 3 1 done 8 episodes, each time ~6 s ~3.0 GB"
     assert rows[2][0] == "evaluate-ppo-clip"

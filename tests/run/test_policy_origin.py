@@ -268,7 +268,7 @@ def test_the_plan_of_a_score_counts_what_the_run_explored(made, score):
         for name in ("value", "likelihood")
     )
 
-    assert by_value.work.endswith("chosen by what it learns from 8 that another run explored")
+    assert by_value.work.endswith("chosen by a value head trained on 8 episodes of another run")
     assert by_value.seconds > by_likelihood.seconds
 
 

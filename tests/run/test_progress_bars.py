@@ -152,13 +152,13 @@ def test_a_log_never_stays_silent(shown):
     """Work without items is heard of too; of nested works the innermost one; a long line is not wrapped."""
     screen, file = shown
     with screen.showing(Work("a stage")):
-        until_said(file, "at work")
+        until_said(file, "so far")
         with screen.showing(Work("evaluating a policy with a long name", 4, 0, "episodes")) as work:
             work.advance(2)
             until_said(file, "^evaluating a policy with a long name: 2/4 episodes, ")
     lines = file.getvalue().splitlines()
 
-    assert re.fullmatch(r"a stage: at work for 0:00:\d\d", lines[0])
+    assert re.fullmatch(r"a stage: 0:00:\d\d so far", lines[0])
     within = [
         line for line in lines if line.startswith("evaluating a policy with a long name: 2/4 episodes, ")
     ]

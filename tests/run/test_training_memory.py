@@ -160,7 +160,7 @@ def test_a_prediction_is_marked_and_says_what_would_fit():
     assert "fit" not in unknown
     assert say_fit("align", training(), Gpus(1.0))[0].endswith("in 1 GB, with no setting that was tried.")
     beside = say_fit("align", training(lora=Lora()), Gpus(80.0), engine=20e9)
-    assert "an engine beside it holds 20.0" in beside[0]
+    assert "the engine on the same GPU holds 20.0" in beside[0]
     assert beside[1] is False
 
 
@@ -228,8 +228,8 @@ def test_adapters_that_add_up_are_counted_with_the_rank_of_the_last_iteration(tm
     servers = {"name": "vllm", "servers": ["http://gpu1:8000"]}
     far = side_by_side(parse(Recipe, data | {"engine": servers, "staleness": 0}), SEVEN)[-1]
 
-    assert "each iteration hands up to 0.48 GB of adapters to the engine" in here
-    assert "each iteration hands 30 GB of weights to the engine" in far
+    assert "each iteration passes up to 0.48 GB of adapters to the engine" in here
+    assert "each iteration passes 30 GB of weights to the engine" in far
 
 
 def test_an_online_run_hands_over_adapters_where_it_trains_adapters(tmp_path):
@@ -240,8 +240,8 @@ def test_an_online_run_hands_over_adapters_where_it_trains_adapters(tmp_path):
         for lora in ({}, {"lora": {"rank": 16}})
     )
 
-    assert "each iteration hands 30 GB of weights to the engine" in whole
-    assert "each iteration hands 0.16 GB of adapters to the engine" in adapters
+    assert "each iteration passes 30 GB of weights to the engine" in whole
+    assert "each iteration passes 0.16 GB of adapters to the engine" in adapters
 
 
 @pytest.mark.slow

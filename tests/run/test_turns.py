@@ -148,7 +148,7 @@ def test_a_turn_that_cost_the_episode_is_rejected(tmp_path, capsys):
 
     assert pairs == [(RIGHT[:4], STRAYED[:4])]
     assert counts == {"no_drop": 4, "kept": 1, "steps": 5}
-    assert "pairs: 1; counts: no_drop 4, kept 1" in " ".join(capsys.readouterr().err.split())
+    assert "explored episodes (no drop 4, kept 1" in " ".join(capsys.readouterr().err.split())
 
 
 def test_failures_are_played_on_from_before_their_first_wrong_turn():
@@ -172,4 +172,4 @@ def test_a_plan_counts_one_turn_of_each_episode(tmp_path):
     plan = make_plan(LAB, [*SHRUNK[:6], *words], None)
     work = {step.name: step.work for step in plan.steps}
 
-    assert work["branch"] == "20 episodes played on from turns of 4 (assumed)"
+    assert work["branch"] == "20 continuations from turns of 4 episodes (assumed)"

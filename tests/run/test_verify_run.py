@@ -146,7 +146,7 @@ def test_verify_sees_every_byte(folder, file, monkeypatch, capsys):
     damaged, found = call(monkeypatch, capsys, "verify", str(folder), "--json")
 
     assert (well, damaged) == (0, 1)
-    assert "6 of 6 finished files are what was written" in printed.replace("\n", " ")
+    assert "6 of 6 finished files are undamaged" in printed.replace("\n", " ")
     assert [one["file"] for one in json.loads(found)["damaged"]] == [file]
     assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before
 

@@ -149,8 +149,8 @@ def test_the_counts_say_what_is_there_already(board):
 
     shared = board("two", "share=[one]")
 
-    assert "of 12 stages, of which 7 are made and the others taken over" in summary_line(alone)
-    assert "of 12 stages, of which 5 are made, 2 are there already in one and the others" in summary_line(
+    assert "with 12 stages, of which 7 are computed and the others are shared" in summary_line(alone)
+    assert "with 12 stages, of which 5 are computed, 2 are copied from one and the others" in summary_line(
         shared
     )
 
@@ -252,5 +252,5 @@ def test_a_study_whose_runs_are_gone_lends_nothing(board, caplog):
 
     shared = board("two", "share=[one]")
 
-    assert "0 are there already in one" in summary_line(shared)
+    assert "0 are copied from one" in summary_line(shared)
     assert "the runs of study one are gone, so nothing is taken over from it" in caplog.text

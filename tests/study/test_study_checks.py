@@ -184,7 +184,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(study, tmp_path, mon
     assert not caught.value.code
     assert not (tmp_path / "studies").exists()
     said = " ".join(capsys.readouterr().out.split())
-    assert "3 runs of 13 stages, of which 9 are made and the others taken over" in said
+    assert "3 runs with 13 stages, of which 9 are computed and the others are shared" in said
 
 
 @pytest.mark.parametrize(

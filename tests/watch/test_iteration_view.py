@@ -64,7 +64,7 @@ def test_a_run_of_many_iterations_shows_where_it_is(online):
     )  # fmt: skip
     assert (last.asked, sum(last.bins.values()), last.without_spread) == (4, 4, (1, 2))
     assert "iteration 9 of 60, about" in text
-    assert "success ▃▇▃▇▃▇▃▇ 75%, at first 25%" in text
+    assert "success ▃▇▃▇▃▇▃▇ 75% now, 25% at first" in text
     assert "2 trained, 2 no spread" in text
     assert [word for word in ("explore-009", "credit-009", "align-009") if word not in text] == []
     assert [word for word in ("explore-008", "explore-010") if word in text] == []

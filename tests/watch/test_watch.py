@@ -74,7 +74,7 @@ def test_a_finished_run_shows_stages_scores_and_metrics(run):
     ]
     assert state.metrics == {"align": {"step": 1, "loss": 0.5, "clamped": 0.0}}
     text = shown(state)
-    for word in ("finished", "evaluate-sft", "0.750", "align: step 1", "no alarm"):
+    for word in ("finished", "evaluate-sft", "0.750", "align: step 1", "no alarms"):
         assert word in text
 
 

@@ -89,7 +89,7 @@ def turn_spans(mask: Sequence[float]) -> list[Span]:
 def turn_rewards(token_rewards: Sequence[float], spans: Sequence[Span]) -> list[float]:
     """Return the reward of each turn: of its tokens and of those after it, up to the next turn.
 
-    What stands before the first turn is added to the first, so that the sum stays.
+    The value before the first turn is added to the first turn, so that the sum does not change.
     """
     starts = [0, *(start for start, _ in spans[1:]), len(token_rewards)]
     return [fsum(token_rewards[start:end]) for start, end in pairwise(starts)]
@@ -155,7 +155,7 @@ class HostBatch:
 
 
 def weigh_batch(batch: HostBatch, credit: HostCredit) -> tuple[Tensor, Tensor]:
-    """Return the advantage of each token, and the return that V stands for, as `rewards` is [sequences, tokens].
+    """Return the advantage of each token, and the return that V predicts, both [sequences, tokens].
 
     All tokens of a turn have the same two numbers, and tokens outside of turns have 0. Without V the return
     is the advantage, as in the hosts.

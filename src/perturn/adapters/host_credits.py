@@ -1,4 +1,4 @@
-"""Credits that another trainer can feed: compares what a credit reads with what the trainer gives."""
+"""Checks which credits another trainer can feed: compares the inputs of a credit with the values the trainer gives."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def host_credit(
     Args:
         host: Name of the host.
         credit: A credit, the name of one, or a section `credit`.
-        gives: What the host can give besides rewards and groups: STATES and names of quantities. Each is None if it
-            does, or else what to do so that it does.
+        gives: What the host can give besides rewards and groups: STATES and names of quantities. Each is None if the
+            host gives it, or else the remedy.
 
     Raises:
-        ConfigError: If there is no such credit, or it reads what the host does not give.
+        ConfigError: If there is no such credit, or the host does not give one of its inputs.
     """
     if isinstance(credit, str | Mapping):
         section = {"name": credit} if isinstance(credit, str) else dict(credit)
@@ -58,7 +58,7 @@ def _check_given(host: str, credit: Credit, name: str, gives: Mapping[str, str |
 
 
 def _reads(credit: Credit) -> Iterator[str]:
-    """Yield what a credit reads; what it reads of turns comes last, for which it must weigh a group."""
+    """Yield the inputs of a credit; inputs that it reads of turns come last, since it must weigh a group to show them."""
     if credit.traits.trains_branches:
         yield "branches of episodes"
     if credit.traits.sets_clip:
@@ -68,9 +68,10 @@ def _reads(credit: Credit) -> Iterator[str]:
 
 
 def read_aspects(credit: Credit) -> set[str]:
-    """Return what a credit reads of turns besides their rewards: state keys, texts, validity of actions.
+    """Return the inputs of a credit besides rewards: state keys, texts, validity of actions.
 
-    It is asked to weigh a small group, and the group with one of these changed. It reads what changes its numbers.
+    It is asked to weigh a small group, and the group with one of these changed. It lists only inputs that change the
+    credit's numbers.
     """
     group = [
         Trajectory(

@@ -34,7 +34,7 @@ def weigh_traces(traces: Iterable[Any], credit: HostCredit) -> None:
     """Write the advantage of each sampled token into the nodes of traces, which are one group.
 
     Args:
-        traces: Of verifiers. Those with an error, or that are not trained, are left out, as prime-rl has it.
+        traces: Of verifiers. Turns with an error, and turns that are not trained, are left out, as in prime-rl.
         credit: The credit.
     """
     trained = [
@@ -48,7 +48,7 @@ def weigh_traces(traces: Iterable[Any], credit: HostCredit) -> None:
 
 
 def weigh_rollouts(rollouts: Sequence[Any], credit: HostCredit) -> None:
-    """Assign the advantage of each token to the rollouts of a group, as prime-rl 0.7 and 0.8.0 have them."""
+    """Assign the advantage of each token to the rollouts of a group, as in prime-rl 0.7 and 0.8.0."""
     spans = [[turn_spans(sample.mask) for sample in one.samples] for one in rollouts]
     episodes = [
         _episode(one.reward, sum(map(len, own)), one.info) for one, own in zip(rollouts, spans, strict=True)

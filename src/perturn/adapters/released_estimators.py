@@ -107,8 +107,7 @@ class _Library:
     estimators: Callable[[Any], Iterable[str]]
     """From the module to the names of its estimators."""
     make: Callable[[Any, str, dict[str, Any]], tuple[Estimate, bool]]
-    """From the module, a name and settings, of which it removes those that it reads, to the estimator, and whether it
-    reads V."""
+    """From the module, a name and settings, of which it removes its own, to the estimator, and whether it reads V."""
 
 
 def is_released(name: str) -> bool:
@@ -120,11 +119,11 @@ def released_estimator(section: Mapping[str, Any]) -> ReleasedEstimator:
     """Return an estimator of an installed library as a credit.
 
     Args:
-        section: `name`, such as `verl:rloo`, and settings of the library; `gamma` and `lam` where it has them.
+        section: `name`, such as `verl:rloo`, and settings of the library, among them `gamma` and `lam`.
 
     Raises:
-        ConfigError: If the library is not installed, has no such estimator, or the estimator reads what the episodes of
-            a process do not have.
+        ConfigError: If the library is not installed, has no such estimator, or the estimator reads something that the
+            episodes of a process do not have.
     """
     host, _, name = str(section["name"]).partition(":")
     library = _LIBRARIES[host]
@@ -160,7 +159,7 @@ def _function(
     settings: dict[str, Any],
     given: Callable[[ReleasedBatch], dict[str, Any]],
 ) -> tuple[Estimate, bool]:
-    """Make an estimator of a function, which is given what its parameters name of a batch and of the settings.
+    """Make an estimator from a function, whose parameters are filled by name from a batch and from the settings.
 
     Args:
         function: From arguments to advantages and returns.
@@ -230,7 +229,7 @@ _TRL_ENDS = "advantages = torch.nan_to_num("
 
 
 def _trl(module: Any, name: str, settings: dict[str, Any]) -> tuple[Estimate, bool]:
-    """Make an estimator of a trainer of TRL: the statements of its method from rewards to advantages, as they stand."""
+    """Make an estimator from a trainer of TRL: the unchanged statements of its method from rewards to advantages."""
     trainer, begins, defaults = _TRL[name]
     method = vars(getattr(module, trainer))["_generate_and_score_completions"]
     own = {key: settings.pop(key, value) for key, value in defaults.items()}

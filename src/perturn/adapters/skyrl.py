@@ -1,7 +1,7 @@
 """SkyRL 0.3: the trainer's advantage step, of whole trajectories and of step-wise ones.
 
-SkyRL's registry of estimators is not used: an estimator is given `response_mask`, which holds observations too, so that
-turns cannot be told apart. `PerTurnAdvantages` is mixed into a trainer and reads `loss_mask`. With step-wise
+SkyRL's registry of estimators is not used: an estimator gets `response_mask`, which includes observations, so that
+turns cannot be separated. `PerTurnAdvantages` is mixed into a trainer and reads `loss_mask`. With step-wise
 trajectories it also counts the rewards of all steps, where SkyRL's own estimators read the last step's reward.
 """
 
@@ -54,7 +54,7 @@ class PerTurnAdvantages(_Trainer):
         """Return a name for the state before each turn of each sequence; override it for credits that compare states.
 
         Args:
-            generator_output: What the generator returned; `env_metrics` has what each environment reports.
+            generator_output: The generator's output; `env_metrics` has the reports of each environment.
         """
         return None
 

@@ -1,8 +1,8 @@
 """tinker-cookbook 0.6: training data with an advantage for each turn.
 
-`assemble_training_data` takes the place of tinker-cookbook's function of that name and of `compute_advantages`. A turn
-is a transition, with its own reward; the last one also has the final reward of the group. Environments name the state
-before a turn in `logs["state_key"]` of the transition.
+`assemble_training_data` replaces tinker-cookbook's function of that name and its `compute_advantages`. A turn is a
+transition, with its own reward; the last one also has the final reward of the group. Environments name the state before
+a turn in `logs["state_key"]` of the transition.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def make_credit(credit: str | Mapping[str, Any] | Credit) -> HostCredit:
         credit: A credit, the name of one, or a section `credit`.
 
     Raises:
-        ConfigError: If there is no such credit, or it reads what tinker-cookbook does not give.
+        ConfigError: If there is no such credit, or tinker-cookbook does not give one of its inputs.
     """
     return host_credit("tinker-cookbook", credit, {STATES: None})
 

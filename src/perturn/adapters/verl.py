@@ -1,7 +1,7 @@
 """verl 0.9: an advantage estimator where masks suffice, and an override of the trainer's advantage step.
 
 `register` adds an estimator, which verl gives masks, rewards and groups. `PerTurnAdvantages` is mixed into a trainer of
-`verl.trainer.ppo.v1`, and also reads what the agent loop recorded in the `extra_fields` of each output:
+`verl.trainer.ppo.v1`, and also reads the records of the agent loop in the `extra_fields` of each output:
 
 - `state_keys`, a name for the state before each turn;
 - `turn_rewards`, the part of the session's score that each turn earned.
@@ -94,7 +94,7 @@ class PerTurnAdvantages(_Trainer):
         super().__init__(config)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Hand the estimator what it needs besides masks, and compute advantages as verl does."""
+        """Give the estimator its inputs besides masks, and compute advantages as verl does."""
         import transfer_queue as tq
 
         needs_values = reads(self._estimator.credit.credit.needs, Values)

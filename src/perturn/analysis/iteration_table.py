@@ -1,4 +1,4 @@
-"""The iterations of a run in numbers: what was explored, where each episode ended, how training went, the score."""
+"""The iterations of a run in numbers: explored episodes, where each episode ended, training, and scores."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from perturn.stats import Estimate, cluster_interval
 
 @dataclass(frozen=True)
 class Iteration:
-    """One iteration as its files have it."""
+    """One iteration, as read from its files."""
 
     number: int
     explored: list[Outcome]
-    """Of these, those that are over."""
+    """Number of them that have ended."""
     unfinished: int
     """Explored episodes that go on in the next iteration."""
     counts: Mapping[str, Any]
@@ -116,7 +116,7 @@ def unbalanced(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def not_over(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a note on what explored episodes are, where some of them go on in the next iteration."""
+    """Return a note on explored episodes that continue in the next iteration, if there are some."""
     count = sum(row["unfinished"] for row in rows)
     if not count:
         return []
@@ -132,7 +132,7 @@ def unit_of(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _explored(episodes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return means over explored episodes, with intervals that allow for the samples of one task being alike."""
+    """Return means over explored episodes, with intervals clustered by task."""
     tasks = [one.task for one in episodes]
     scores = [one.score for one in episodes]
     success = cluster_interval([float(one.success) for one in episodes], tasks)

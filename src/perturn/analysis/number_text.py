@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from perturn.data.iteration_numbers import is_number
@@ -21,9 +21,14 @@ def percent(value: float | None) -> str:
 
 def interval(ends: Sequence[float | None], as_percent: bool = False) -> str:
     """Return both ends of an interval; an end that the data cannot give is a question mark."""
-    return " to ".join(
+    return brackets(
         "?" if end is None else f"{100 * end:.1f}" if as_percent else f"{end:.3f}" for end in ends
     )
+
+
+def brackets(ends: Iterable[str]) -> str:
+    """Return the two ends of an interval as `[low, high]`."""
+    return f"[{', '.join(ends)}]"
 
 
 def time(seconds: float | None) -> str:
@@ -38,7 +43,7 @@ def time(seconds: float | None) -> str:
 
 
 def short(value: str) -> str:
-    """Return a hash by its first digits; the whole of it stands elsewhere."""
+    """Return a hash by its first digits; the whole hash is written elsewhere."""
     return f"{value[:12]}…" if len(value) >= 40 and set(value) <= set(string.hexdigits) else value
 
 
@@ -64,7 +69,7 @@ def comparison_sentences(comparison: Mapping[str, Any] | None) -> tuple[str, str
     mcnemar = "" if exact is None else f"; McNemar's exact p {_p_value(exact)}"
     facts = (
         f"Task by task, {a} differs from {b} by {difference:+.3f} on average "
-        f"(95\u00a0% interval {_signed(low)} to {_signed(high)}; p {_p_value(comparison['p_value'])}{mcnemar}; "
+        f"(95\u00a0% interval {brackets(map(_signed, (low, high)))}; p {_p_value(comparison['p_value'])}{mcnemar}; "
         f"{n} {'task' if n == 1 else 'tasks'}: {record})."
     )
     return _verdict(a, b, low, high, comparison["p_value"]), facts
@@ -96,13 +101,15 @@ def _p_value(value: float) -> str:
 
 
 def protocol_line(stamp: Mapping[str, Any]) -> str:
-    """Return conditions of a score, in words: what must be equal before two are compared. An older stamp lacks some.
+    """Return the conditions of a score in words: what must be equal before two scores are compared.
+
+    An older stamp lacks some.
 
     Args:
         stamp: `evaluation/protocol.json` of a run.
     """
     where = f" on {stamp['environment']}" if stamp.get("environment") else ""
-    panel = (
+    tasks = (
         f"split {stamp['split']}" if stamp.get("split") else "",
         f"n = {stamp['n']}" if "n" in stamp else "",
         f"task list {stamp['panel_sha256'][:12]}" if stamp.get("panel_sha256") else "",
@@ -110,11 +117,11 @@ def protocol_line(stamp: Mapping[str, Any]) -> str:
     history = stamp.get("history")
     parts = [
         f"{stamp.get('name') or 'unnamed protocol'}{where}",
-        ", ".join(filter(None, panel)),
+        ", ".join(filter(None, tasks)),
         _limits(stamp.get("max_turns")),
         *_turn_control(stamp.get("turns")),
         "" if history is None else "full history" if history == "full" else f"history of {history} turns",
-        "admissible commands listed" if stamp.get("list_admissible") else "",
+        "admissible actions listed" if stamp.get("list_admissible") else "",
         _decoding(stamp.get("decoding")),
         _selection(stamp.get("select")),
         f"seed {stamp['seed']}" if "seed" in stamp else "",
@@ -153,29 +160,26 @@ def _selection(settings: Any) -> str:
 
 
 def cost_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what several episodes of a task, several actions at a turn or controlled turns cost, for each policy.
+    """Return the cost of several episodes of a task, several actions at a turn or controlled turns, for each policy.
 
     Args:
         policies: Rows of `summary.json`.
     """
     of_turns = [
-        f"{row['name']} wrote {found['actions']} actions for this, with {found['action_tokens']} tokens; the "
-        f"{found['turns']} that were taken have {found['taken_tokens']}."
+        f"{row['name']} sampled {found['actions']} actions with {found['action_tokens']} tokens; the "
+        f"{found['turns']} actions that were chosen have {found['taken_tokens']} tokens."
         for row in policies
         if (found := row.get("candidates"))
     ]
     return [*of_turns, *_taught(policies), *_controlled(policies)] + [
-        f"{row['name']} played {row['drawn']['episodes']} episodes for this, with {row['drawn']['turns']} turns and "
-        f"{row['drawn']['action_tokens']} tokens of its own; {row['drawn']['success_rate']:.3f} of them succeed."
+        f"{row['name']} played {row['drawn']['episodes']} episodes in all, with {row['drawn']['turns']} turns and "
+        f"{row['drawn']['action_tokens']} tokens of actions; {100 * row['drawn']['success_rate']:.1f}\u00a0% succeeded."
         for row in policies
         if row.get("drawn")
     ]
 
 
-_ERRORS = {
-    "wrong": "bring the success no nearer before a first such turn of the episode",
-    "invalid": "are invalid before a first such turn of the episode",
-}
+_ERRORS = {"wrong": "turns that do not bring the success nearer", "invalid": "invalid turns"}
 
 
 def error_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -189,15 +193,15 @@ def error_lines(policies: Sequence[Mapping[str, Any]]) -> list[str]:
         errors = row.get("errors")
         if errors and errors["difference"]:
             before, after, difference = (errors[key] for key in ("before", "after", "difference"))
-            ends = " to ".join("?" if end is None else f"{100 * end:+.1f}" for end in difference["interval"])
+            ends = brackets("?" if end is None else f"{100 * end:+.1f}" for end in difference["interval"])
             found.append(
-                f"{row['name']}: {_share(before)} of turns {_ERRORS[errors['kind']]}, {_share(after)} after it: "
-                f"{100 * difference['mean']:+.1f} points [{ends}]."
+                f"{row['name']}, {_ERRORS[errors['kind']]}: {_share(before)} until the first of an episode, "
+                f"{_share(after)} after it; difference {100 * difference['mean']:+.1f} points {ends}."
             )
         if errors and errors["back"]:
             found.append(
-                f"{row['name']}: of {errors['back']['n']} episodes with such a turn, {_share(errors['back'])} get "
-                "nearer to the success than they were before it."
+                f"{row['name']} recovers in {_share(errors['back'])} of {errors['back']['n']} episodes with such a "
+                "turn: a later turn gets nearer to the success than the episode was before the error."
             )
     return found
 
@@ -211,13 +215,13 @@ def _taught(policies: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if found := row.get("value_head"):
             share = found["explained"]
             said = (
-                "their scores are all alike"
+                "the scores of these episodes are all equal"
                 if share is None
-                else f"it explains {share:.2f} of how others' scores vary"
+                else f"it explains {100 * share:.0f}\u00a0% of the variance of scores in held-out episodes"
             )
             yield (
-                f"{row['name']} read {found['episodes']} explored episodes for this, with {found['tokens']} tokens, "
-                f"which taught its value head; {said}."
+                f"The value head of {row['name']} was trained on {found['episodes']} explored episodes with "
+                f"{found['tokens']} tokens; {said}."
             )
 
 

@@ -17,7 +17,7 @@ from perturn.types import Trajectory
 _PANEL = ("environment", "split", "panel_sha256", "n")
 """Keys of the protocol that are equal where two scores are of the same tasks."""
 _FREE = ("seed",)
-"""Keys that may differ: runs of several seeds are to be compared."""
+"""Keys that may differ, since runs of several seeds should be comparable."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Versus:
     refused: str = ""
     """Why there is no comparison."""
     differs: tuple[str, ...] = ()
-    """Differences of protocol where the tasks are alike, each as `key: theirs, ours`."""
+    """Differences of protocol if the tasks are equal, each as `key: theirs, ours`."""
     sides: tuple[str, str] = ("", "")
     """The two sets of episodes, as the links of the page name them."""
 
@@ -88,7 +88,7 @@ def against_first(runs: Sequence[RecordedRun], names: Sequence[str]) -> list[Ver
 
 
 def settings_that_differ(runs: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
-    """Return the keys whose values differ between runs, with the value of each run; a dash stands for no value."""
+    """Return the keys whose values differ between runs, with the value of each run; a dash means no value."""
     keys = dict.fromkeys(key for run in runs for key in run)
     rows = [(key, [run.get(key, "–") for run in runs]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
@@ -120,14 +120,15 @@ def _versus(run: RecordedRun, first: RecordedRun, name: str, first_name: str) ->
 
 
 def _judge(run: RecordedRun, first: RecordedRun) -> tuple[str, tuple[str, ...]]:
-    """Return why the scores of two runs cannot be compared, or what of their protocols differs."""
+    """Return why the scores of two runs cannot be compared, or the differences of their protocols."""
     ours, theirs = run.protocol, first.protocol
     if ours is None or theirs is None:
         file = run.paths.name(run.paths.stamp)
         return f"a protocol ({file}) is missing, so nothing says whether the tasks are equal.", ()
     panel = [key for key in _PANEL if ours.get(key) != theirs.get(key)]
     if panel:
-        return f"the tasks are not the same: {', '.join(panel)} differ.", ()
+        names = ["task list" if key == "panel_sha256" else key for key in panel]
+        return f"the tasks are not the same: {', '.join(names)} differ.", ()
     rows = settings_that_differ([flat(theirs), flat(ours)])
     kept = [(key, values) for key, values in rows if key not in _FREE]
     return "", tuple(f"{key}: {values[0]}, {values[1]}" for key, values in kept)

@@ -42,7 +42,7 @@ class RecordedRun:
     settings: Mapping[str, Any]
     """The recipe's settings."""
     pivot: float | None
-    """The confidence above which a turn gets the low weight, as the recipe has it."""
+    """The confidence above which a turn gets the low weight, as in the recipe."""
     manifest: Mapping[str, Any]
     protocol: Mapping[str, Any] | None
     expert: list[Trajectory]
@@ -157,7 +157,7 @@ def read_run(path: Path) -> RecordedRun:
 
 
 def _confidence(paths: RunPaths, mark: str, pairs: int) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return confidence and weight of the turns of each pair; a note instead where there are not as many as pairs."""
+    """Return confidence and weight of the turns of each pair, or a note if their number is not the pairs'."""
     file = paths.confidence(mark)
     found = read_sides(file, Confidences)
     if not found or len(found) == pairs:

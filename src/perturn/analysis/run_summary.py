@@ -1,4 +1,4 @@
-"""The numbers of a run: scores of its policies, their comparison, and what its sets of episodes hold."""
+"""The numbers of a run: scores of its policies, their comparison, and figures of its sets of episodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from perturn.types import Trajectory, failed, score, succeeded
 
 
 def summary_of(run: RecordedRun) -> dict[str, Any]:
-    """Return the numbers of a run, as `summary.json` holds them; `report.summarize` says which."""
+    """Return the numbers of a run in the form of `summary.json`; `report.summarize` describes them."""
     compared = run.compared and compare(*(run.evaluation[policy] for policy in run.compared))
     policies = [
         {
@@ -249,7 +249,7 @@ def _percentile(counts: Sequence[int], percent: int) -> int:
 
 
 def _mean(trajectories: Sequence[Trajectory]) -> Estimate:
-    """Return the mean score; episodes of one task may be alike."""
+    """Return the mean score; scores of episodes of one task may be correlated."""
     scores, tasks = [score(one) for one in trajectories], [one.task.id for one in trajectories]
     if len(set(tasks)) == len(tasks):
         return mean_interval(scores, bounds=_bounds(scores))
@@ -257,7 +257,7 @@ def _mean(trajectories: Sequence[Trajectory]) -> Estimate:
 
 
 def _success(trajectories: Sequence[Trajectory]) -> Estimate:
-    """Return success rate; episodes of one task may be alike."""
+    """Return the success rate; outcomes of episodes of one task may be correlated."""
     solved, tasks = [succeeded(one) for one in trajectories], [one.task.id for one in trajectories]
     if len(set(tasks)) == len(tasks):
         return rate_interval(sum(solved), len(solved))
@@ -291,7 +291,7 @@ def headline(summary: Mapping[str, Any]) -> str | None:
     alike = len({rows[name]["n"] for name in shown}) == 1
     labels = [f"start ({shown[0]})", f"last ({shown[1]})"] if online else shown
     scores = [
-        f"{label} {number(row['mean_score'])} [{interval(row['interval'])}]{'' if alike else _n(row)}"
+        f"{label} {number(row['mean_score'])} {interval(row['interval'])}{'' if alike else _n(row)}"
         for label, row in zip(labels, (rows[name] for name in shown), strict=True)
     ]
     end = f"; n = {rows[start]['n']}, 95\u00a0% intervals." if alike else "; 95\u00a0% intervals."

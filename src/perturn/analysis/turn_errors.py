@@ -79,7 +79,7 @@ def _turns(played: Sequence[Trajectory], kind: Kind) -> Iterator[TurnError]:
 
 
 def _rate(turns: Sequence[TurnError]) -> dict[str, Any] | None:
-    """Share of errors among turns, which of one episode may be alike; None without a turn."""
+    """Share of errors among turns, with an interval clustered by episode; None without a turn."""
     if not turns:
         return None
     found = cluster_interval([float(each.is_error) for each in turns], [each.episode for each in turns])

@@ -1,7 +1,7 @@
 """The stages as functions on objects, without a recipe and a run folder: for notebooks and scripts.
 
-Each does by the same code what its stage of a run does. What a folder gives is not here: resuming, the record of
-versions, the report.
+Each function runs the same code as its stage in a run. Only a run folder gives resuming, the record of versions and the
+report.
 """
 
 from perturn.api.episodes import Score, collect, evaluate

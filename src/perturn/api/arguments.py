@@ -10,7 +10,7 @@ from perturn.types import Trajectory
 
 
 def check_rows(given: Any, name: str = "rows") -> None:
-    """Reject what holds no rows.
+    """Reject an argument that holds no rows.
 
     Args:
         given: The argument.
@@ -24,7 +24,7 @@ def check_rows(given: Any, name: str = "rows") -> None:
 
 
 def trajectories_in(given: Any, name: str) -> list[Trajectory]:
-    """Return an argument that holds trajectories as a list.
+    """Return an argument of trajectories as a list.
 
     Args:
         given: The argument.

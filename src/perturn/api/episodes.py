@@ -47,7 +47,7 @@ _logger = logging.getLogger(__name__)
 Policy = Any
 """A Hub id, a folder, a transformers model, or an `Engine`; to `collect`, also "expert"."""
 World = Any
-"""A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or what else makes a world, or a world."""
+"""A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or another maker of worlds, or a world."""
 
 
 def collect(
@@ -75,13 +75,13 @@ def collect(
 
     Args:
         policy: A Hub id, a folder, a transformers model, an `Engine`, or "expert": the environment's own.
-        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or what else makes a
-            world; or a world, which plays one episode at a time and stays open.
+        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or another maker of
+            worlds; or a world, which plays one episode at a time and stays open.
         split: Of the tasks.
         n: Tasks, chosen the same way each time; None: all.
         skip: Tasks to leave out first.
         samples: Episodes of each task.
-        protocol: Rules, or the name of rules; None: what the environment declares, else defaults.
+        protocol: Rules, or the name of rules; None: the environment's rules, else defaults.
         sampling: How actions are decoded; None: at temperature 1.
         tokenizer: Of a transformers model; None: of its `name_or_path`.
         engine: Section `engine` that serves a Hub id or a folder; None: the local engine.
@@ -89,16 +89,15 @@ def collect(
         seed: Of the episodes.
         explore: An explorer, the name of one, or a section `explore` with its own settings, such as
             `{"name": "branches", "every": 2}`.
-        iteration: From 1; each has seeds of its own.
+        iteration: From 1; each has its own seeds.
         earlier: Episodes of the iteration before, for an explorer that resumes the unfinished ones.
         experts: The expert's episodes, for an explorer that resumes them.
-        user: Section `user`: a model that speaks where the environment hands over the user's turn; for the
-            expert its script speaks.
+        user: Section `user`: a model that speaks wherever the environment asks for the user's turn; the expert plays
+            with the user's script.
         judge: Section `reward.judge`: a model whose ratings are the rewards, also of the expert's episodes.
 
-    Returns:
-        Trajectories, in the order of the tasks; then those that resume them, each with the sample that it resumes in
-        `origin`.
+    Returns: Trajectories in the order of the tasks, then those that resume them; `origin` holds the sample that was
+        resumed.
 
     Raises:
         PerturnError: If a setting is wrong, or the environment or the model cannot be loaded.
@@ -154,7 +153,7 @@ class Score:
     """A policy's score on a task list, with its protocol and its episodes."""
 
     n: int
-    """Episodes; a FAILED episode counts as score 0 and no success."""
+    """Episodes; a FAILED episode counts with score 0 and as a failure."""
     mean_score: float
     interval: list[float | None]
     """Ends of the 95 % interval; None where the data cannot give one."""
@@ -164,7 +163,7 @@ class Score:
     turns_p75: int
     """The smallest number of turns that three quarters of the episodes do not exceed."""
     mean_tokens: float | None
-    """Tokens that the policy wrote in an episode; None where actions came as text."""
+    """Tokens that the policy wrote in an episode; None if actions were recorded as text."""
     invalid_rate: float | None
     failed: int
     protocol: dict[str, Any]
@@ -195,17 +194,17 @@ def evaluate(
 
     Args:
         policy: A Hub id, a folder, a transformers model, or an `Engine`.
-        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or what else makes a
-            world; or a world, which plays one episode at a time and stays open.
-        split: Of the tasks; None: test, or what else the environment keeps for it.
+        environment: A name of `ENVIRONMENTS`, MODULE:CLASS, a section `environment`, a class or another maker of
+            worlds; or a world, which plays one episode at a time and stays open.
+        split: Of the tasks; None: test, or the environment's own test split.
         n: Tasks, each kind about as often as in the split; None: 50, or all if there are fewer.
-        protocol: Rules, or the name of rules; None: what the environment declares, else defaults.
+        protocol: Rules, or the name of rules; None: the environment's rules, else defaults.
         sampling: How actions are decoded; None: as the protocol says, else greedily.
         tokenizer: Of a transformers model; None: of its `name_or_path`.
         engine: Section `engine` that serves a Hub id or a folder; None: the local engine.
         concurrency: Episodes played at the same time.
         seed: Of the episodes.
-        user: Section `user`: a model that speaks where the environment hands over the user's turn.
+        user: Section `user`: a model that speaks wherever the environment asks for the user's turn.
         judge: Section `reward.judge`: a model whose ratings are the rewards.
     """
     parse(ExploreSettings, {"concurrency": concurrency})
@@ -228,7 +227,7 @@ def evaluate(
 
 
 def _maker(environment: World) -> Callable[[], Environment]:
-    """Return the maker of the worlds: named ones run in processes of their own, as in a run."""
+    """Return the maker of the worlds: named ones run in their own processes, as in a run."""
     section = _section(environment)
     if _is_world(environment):
         world = at_border(environment, type(environment).__name__, keep=True)
@@ -243,14 +242,14 @@ def _maker(environment: World) -> Callable[[], Environment]:
 
 
 def _is_world(environment: World) -> bool:
-    """Return whether something is a world rather than what makes one."""
+    """Return whether an object is a world rather than a maker of worlds."""
     return (
         not isinstance(environment, type) and playable(environment, "reset") and playable(environment, "step")
     )
 
 
 def _at_once(environment: World, concurrency: int) -> int:
-    """Return episodes that are played at the same time: in a world that is given, one."""
+    """Return the number of episodes that are played at the same time; a given world plays one."""
     return 1 if _is_world(environment) else concurrency
 
 
@@ -262,7 +261,7 @@ def _reader(policy: Policy, tokenizer: Any) -> Reader:
 
 
 def _section(environment: World) -> Section | None:
-    """Return the section `environment`; None of what makes worlds itself."""
+    """Return the section `environment`; None for an object that makes worlds."""
     if isinstance(environment, str):
         return {"name": environment}
     return dict(environment) if isinstance(environment, Mapping) else None
@@ -276,7 +275,7 @@ def _rules(protocol: str | EpisodeProtocol | None, env: Environment, task: Task)
 
 
 def _in_order(jobs: Sequence[Job], played: Iterable[Trajectory]) -> list[Trajectory]:
-    """Return trajectories, which come as they end, in the order of their jobs."""
+    """Return trajectories in the order of their jobs, though they arrive as they end."""
     index_of = {(job.task.id, job.sample): index for index, job in enumerate(jobs)}
     found = sorted(played, key=lambda one: index_of[one.key])
     if filled := sum(one.filled_context is True for one in found):
@@ -317,7 +316,7 @@ def _serving(
 
 
 def _loaded(model: Any, tokenizer: Any) -> Loaded:
-    """Return a model of the caller's, as it is."""
+    """Return a model of the caller's, unchanged."""
     return Loaded(
         model=model,
         tokens=Renderer(tokenizer_of(model, tokenizer), ends=declared_ends(model)),

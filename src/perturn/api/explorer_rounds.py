@@ -56,11 +56,11 @@ def play_rounds(
     open_policy: Callable[[], Reader],
     play: Callable[[Sequence[Job]], list[Trajectory]],
 ) -> list[Trajectory]:
-    """Play what an explorer asks for after the rollouts, as the stage `branch` of a run does.
+    """Play the episodes that an explorer asks for after the rollouts, as the stage `branch` of a run does.
 
     Args:
         explorer: That asks.
-        inputs: Whose `explored` are the rollouts.
+        inputs: Their `explored` are the rollouts.
         experts: The expert's episodes, for an explorer that reads them.
         open_policy: Opens the policy that explored, for an explorer that reads it.
         play: Plays episodes.

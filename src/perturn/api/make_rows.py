@@ -1,4 +1,4 @@
-"""Rows of training without a run: of episodes that are objects."""
+"""Rows of training without a run, from episodes that are objects."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def make_rows(
 def _without_branches(
     episodes: Sequence[Trajectory], experts: Sequence[Trajectory]
 ) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Return the episodes that resume none of these, and those that do."""
+    """Return the episodes that resume none of the given episodes, and the episodes that do."""
     begun = {one.key for one in (*episodes, *experts)}
     resumes = [one.origin is not None and (one.task.id, one.origin) in begun for one in episodes]
     pairs = list(zip(episodes, resumes, strict=True))
@@ -94,7 +94,7 @@ def _without_branches(
 
 
 def _rows_of(traits: RowTraits) -> Iterable[Any]:
-    """Return rows of the user's own."""
+    """Return rows of the user's own classes."""
     assert traits.source is not None
     return rows_of(user_path(traits.source, "rows.path"), ROWS_OF[traits.makes])
 

@@ -1,4 +1,4 @@
-"""Models beside the policy, for episodes without a run: a simulated user, and a judge."""
+"""Models besides the policy, for episodes without a run: a simulated user, and a judge."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def told_of(rules: EpisodeProtocol, user: User | None) -> EpisodeProtocol:
 
 @contextmanager
 def beside(engine: Engine, user: User | None) -> Iterator[Engine]:
-    """Open the user's model beside the policy's engine, if there is one."""
+    """Open the user's model besides the policy's engine, if there is one."""
     if user is None:
         yield engine
         return

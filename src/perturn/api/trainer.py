@@ -35,7 +35,7 @@ def train(
     peft_config: Any = None,
     **settings: Any,
 ) -> Any:
-    """Train a policy, in place if it is a model already; `TurnTrainer` is the same with all of a Trainer's ways.
+    """Train a policy, in place if it is a model already. `TurnTrainer` does the same with all options of a Trainer.
 
     Args:
         model: A name, or a transformers model.
@@ -75,7 +75,7 @@ def _unsaved(folder: str) -> dict[str, Any]:
 class Trainer:
     """Trains a policy in iterations, on new rows in each, as the iterations of a run with `align.minibatches`.
 
-    The model, the state of its optimizer and the schedule of its learning rate go on from one iteration to the next.
+    The model, the state of its optimizer and the learning-rate schedule continue from one iteration to the next.
 
     ```python
     trainer = perturn.Trainer(model, loss="ppo-clip", learning_rate=1e-5)
@@ -109,11 +109,12 @@ class Trainer:
             credit: Name of a credit, or a section `credit`, for rows without weights; None: the credit of the loss's
                 paper.
             tokenizer: None: the model's own.
-            ref_model: The reference of all iterations; None: as `reference` says.
-            reference: The policy that an iteration begins with (previous), or that the first one began with (start).
+            ref_model: The reference of all iterations; None: see `reference`.
+            reference: `previous`: the policy that an iteration begins with; `start`: the policy that the first
+                iteration began with.
             minibatches: Optimizer steps of an epoch, at most.
             epochs: Passes over the rows of an iteration.
-            iterations: Iterations of the schedule of the learning rate; None: the learning rate stays as it is.
+            iterations: Iterations of the learning-rate schedule; None: the learning rate stays constant.
             seed: Of the order of rows and of new adapters; each iteration has its own order.
             peft_config: Train these adapters instead of all weights.
             settings: Further settings of `TurnConfig`.
@@ -150,7 +151,7 @@ class Trainer:
         return TurnConfig(num_train_epochs=self._epochs, seed=seed, **self._settings)
 
     def train(self, rows: Iterable[Any]) -> dict[str, float]:
-        """Train on the rows of an iteration; without rows the policy stays as it is.
+        """Train on the rows of an iteration; without rows the policy does not change.
 
         Args:
             rows: Pairs or trajectories, as `weigh` and `make_rows` return them.
@@ -196,7 +197,7 @@ def _check_settings(numbers: Mapping[str, int], reference: str, settings: Mappin
 
 
 def _means(entries: Iterable[dict[str, float]]) -> dict[str, float]:
-    """Return means of the metrics over the optimizer steps, without what is said of the whole training."""
+    """Return means of the metrics over the optimizer steps, without metrics of the whole training."""
     found: dict[str, list[float]] = defaultdict(list)
     for entry in entries:
         if "loss" in entry:

@@ -48,19 +48,19 @@ def weigh(
             the policy that was trained.
         tokenizer: The reference's; None: of its `name_or_path`.
         chat_template: Jinja chat template to use instead of the tokenizer's own.
-        answer: Text of a turn that gives an answer, with `{answer}` where that stands, such as
-            "Action: finish[{answer}]", where the credit reads how likely one is.
-        reference: A name or a transformers model, of the same tokenizer: the reference of `model`, where the credit
-            reads progress.
-        failed: What episodes that FAILED are in the statistics of their group: `leave_out`, nothing; `zero`, episodes
-            with score 0. Their own turns get weights of 0 in both.
+        answer: Text of a turn that gives an answer, with `{answer}` in place of the answer, such as "Action:
+            finish[{answer}]"; for credits that read the likelihood of answers.
+        reference: A name or a transformers model with the same tokenizer: the reference of `model`, for credits that
+            read progress.
+        failed: How episodes that FAILED count in the statistics of their group: `leave_out`, not at all; `zero`, with
+            score 0. Their own turns get weights of 0 in both.
 
     Returns:
         The trajectories in their order, each with the weight of its turns, without unit, and the factors on their clip
         ranges where the credit gives them; `train` takes these.
 
     Raises:
-        ConfigError: If there is no such credit, it does not say what it reads, or that is not given.
+        ConfigError: If there is no such credit, it does not declare its inputs, or one of them is not given.
         DataError: If it reads the gold answer, and a task has none in `data["answer"]`.
     """
     check_known(failed, FAILURES, f"unknown failed {failed!r}")

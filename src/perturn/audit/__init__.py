@@ -1,4 +1,4 @@
-"""Look at training data before it is paid for: what each token carries, and what training would drop or refuse."""
+"""Inspect training data: the weight of each token, and what training would drop or reject."""
 
 from perturn.audit.audit_text import print_audit
 from perturn.audit.dataset_audit import audit

@@ -1,4 +1,4 @@
-"""Share of an agent's requests that only extend an earlier request, and what broke the others."""
+"""Share of an agent's requests that only extend an earlier request, and why the others do not."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Traffic:
     append_only: int = 0
     """Turns that extend the newest turn of their sequence, and first turns of episodes."""
     again: int = 0
-    """Turns that extend a turn which others had extended already, as a retry does."""
+    """Turns that extend a turn which another turn had extended already, as a retry does."""
     opened: int = 0
-    """Turns that open another conversation although nothing of an earlier one was changed, as a sub-agent does."""
+    """Turns that open another conversation although no earlier message was changed, as a sub-agent does."""
     broken: Counter[str] = field(default_factory=Counter)
-    """Turns that open another conversation since something of an earlier one was changed, by what was changed."""
+    """Turns that open another conversation because a part of an earlier one was changed, by the part."""
 
     def add(self, episode: Trajectory) -> None:
         """Count the turns of an episode."""
@@ -72,7 +72,7 @@ def _causes(episode: Trajectory) -> list[Cause | None]:
 
 
 def traffic_lines(found: dict[str, Any]) -> list[str]:
-    """Say in sentences what `Traffic.to_dict` counted; none where every episode is one sequence."""
+    """Return the counts of `Traffic.to_dict` in sentences; empty if every episode is one sequence."""
     if not found["episodes"]:
         return []
     share = found["append_only"] / found["turns"]

@@ -22,16 +22,16 @@ _LINES = 5
 """Lines that are named of rows refused for one reason."""
 
 _OUTCOMES = {
-    "failed": "its episode failed",
-    "no_expert": "no successful expert episode of its task",
-    "no_turns": "it has no turns",
-    "identical": "it did what the expert did",
-    "tie": "it scored what the expert scored",
-    "better_than_expert": "it scored more than the expert",
-    "gap": "its score is not far enough below the expert's (rows.threshold)",
+    "failed": "the episode failed",
+    "no_expert": "the expert has no successful episode of the task",
+    "no_turns": "the episode has no turns",
+    "identical": "the actions equal the expert's",
+    "tie": "the score equals the expert's",
+    "better_than_expert": "the score is higher than the expert's",
+    "gap": "the score is too close to the expert's (rows.threshold)",
     "kept": "kept as a pair",
-    "filtered": "it is left out by its signals",
-    "cut": "of the kept: cut at rows.max_extra_turns",
+    "filtered": "left out by its signals",
+    "cut": "of the kept pairs: cut at rows.max_extra_turns",
 }
 
 
@@ -45,27 +45,34 @@ _TEXTS = {
 
 
 def print_audit(found: dict[str, Any], console: Console) -> None:
-    """Print what `audit` found, the worst last."""
+    """Print what `audit` found: first whether training would reject rows, last which ones and why."""
     say = partial(console.print, soft_wrap=True, markup=False)
+    refused = found["refused"]
     say(
-        f"{found['data']} for {found['model']}, max_length {found['max_length'] or 'not set'}, "
-        f"context {found['context'] or 'unknown'}"
+        f"training would reject {len(refused)} rows" if refused else "training would reject no row",
+        style="bold red" if refused else "bold green",
+    )
+    if found["parts"] and not found["usable"]:
+        say("no row is left to train on", style="bold red")
+    say(
+        f"{found['data']} with the tokenizer of {found['model']}; max_length {found['max_length'] or 'not set'}, "
+        f"context of the model {found['context'] or 'unknown'}"
     )
     for name, part in found["parts"].items():
         _print_part(name, part, console)
     for side, weights in found.get("weights", {}).items():
         say(
             f"weights, {side}: {weights['turns']} turns, mean confidence {weights['mean_confidence']:.2f}, mean "
-            f"weight {weights['mean_weight']:.2f}, {weights['highest_weight_share']:.0%} at the highest"
+            f"weight {weights['mean_weight']:.2f}, highest weight for {weights['highest_weight_share']:.0%} of turns"
         )
     if tasks := found.get("tasks"):
         say(
-            f"expert episodes without success, which nobody is taught: {tasks['unsuccessful_expert']}; "
-            f"evaluated tasks that are trained on too: {tasks['evaluated_and_trained']}",
+            f"expert episodes without success, which are not trained on: {tasks['unsuccessful_expert']}; "
+            f"tasks that are both trained on and evaluated: {tasks['evaluated_and_trained']}",
             style="red" if tasks["evaluated_and_trained"] else None,
         )
     if "pairing" in found:
-        say("explored trajectories, under the recipe's settings of rows:")
+        say("explored episodes, paired with the recipe's settings:")
         for reason, count in found["pairing"].items():
             if count:
                 say(f"  {count:6d}  {_OUTCOMES.get(reason, reason)}")
@@ -84,24 +91,22 @@ def print_audit(found: dict[str, Any], console: Console) -> None:
         say(f"control tokens: {more} more texts hold some", style="yellow")
     if template["not_as_sampled"]:
         say(
-            f"actions whose text is not what their token ids say: {template['not_as_sampled']} "
-            "(training takes the ids)",
+            f"actions whose text differs from their decoded token ids: {template['not_as_sampled']} "
+            "(training uses the ids)",
             style="yellow",
         )
-    refused = found["refused"]
-    say(f"rows that training would refuse: {len(refused)}", style="red" if refused else "green")
+    if refused:
+        say("rejected rows:", style="red")
     groups = by_reason(refused, lambda row: f"{row['part']} {row['reason']}")
     for rows in groups[:_SHOWN]:
         say(f"  {_lines(rows, found['parts'][rows[0]['part']]['unit'])}: {rows[0]['reason']}")
     if len(groups) > _SHOWN:
         more = sum(map(len, groups[_SHOWN:]))
         say(f"  and {more} more for other reasons (--json lists all)")
-    if found["parts"] and not found["usable"]:
-        say("no row is left to train on", style="red")
 
 
 def say_shapes(source: Source, tally: Tally, console: Console) -> None:
-    """Print what a source and its rows were recognised as, and what else a user should know of them."""
+    """Print the form that a source and its rows were recognised as, and other notes for the user."""
     say = partial(console.print, soft_wrap=True, markup=False)
     say(f"{source.name}: read as {_shapes(source.shape, tally.shapes)}")
     for note in told(tally):
@@ -114,7 +119,7 @@ def _shapes(source: str, shapes: Mapping[str, int]) -> str:
 
 
 def refused(record: Record, reason: str) -> dict[str, Any]:
-    """Return what is told of a refused row: its number, its place where that is not its number, and the reason."""
+    """Return the entry of a rejected row: its number, its place if that differs from the number, and the reason."""
     label = {} if record.label == str(record.number) else {"place": record.label}
     return {"row": record.number, **label, "reason": reason}
 
@@ -178,11 +183,13 @@ def _print_part(name: str, part: dict[str, Any], console: Console) -> None:
         f"trajectories{where}"
     )
     if part["failed"]:
-        say(f"  rows that training leaves out, since their episodes FAILED: {part['failed']}")
+        say(f"  rows left out because their episodes FAILED: {part['failed']}")
     lines = f", such as {', '.join(f'{a} and {b}' for a, b in same['examples'])}" if same["examples"] else ""
-    say(f"  the same rows again: {same['rows']}{lines}; chosen sides used again: {same['chosen_used_again']}")
+    say(
+        f"  duplicate rows: {same['rows']}{lines}; chosen sides in several pairs: {same['chosen_used_again']}"
+    )
     if part["silent_turns"]:
-        say(f"  turns without loss, since they are empty or marked so: {part['silent_turns']}")
+        say(f"  turns without loss, because they are empty or marked so: {part['silent_turns']}")
     for line in traffic_lines(part["traffic"]):
         say(f"  {line}")
     for note in part["notes"]:

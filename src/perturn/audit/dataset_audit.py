@@ -1,4 +1,4 @@
-"""The audit of a dataset or a run: lengths, duplicates, template problems, and what is dropped, cut or refused."""
+"""The audit of a dataset or a run: lengths, duplicates, template problems, dropped turns and rejected rows."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class _Part:
             self.refused.append({"part": self.name, **refused(record, str(error))})
 
     def _check_text(self, number: int, row: Trajectory | PreferencePair) -> None:
-        """Look for control tokens in texts, and for actions that are not what was sampled."""
+        """Look for control tokens in texts, and for actions whose text differs from their token ids."""
         for side in _sides(row):
             for turn, where, tokens in self._control_tokens(side):
                 self.control_tokens.append(
@@ -171,7 +171,7 @@ class _Part:
         return (text for text in texts if text[2])
 
     def _is_as_sampled(self, action: Action, tools: Tools) -> bool:
-        """Return whether an action's text is what its token ids say."""
+        """Return whether an action's text equals its decoded token ids."""
         if action.token_ids is None or action.tool_calls:
             return True
         read = self.view.renderer.action(action.token_ids, (), tools)

@@ -29,7 +29,7 @@ class View:
     loss: dict[str, Any]
     """Name and settings of the loss whose weights are shown."""
     credit: dict[str, Any] | None
-    """Name and settings of what weighs; None: the loss's own."""
+    """Name and settings of the credit; None: the loss's own."""
     branches: Path | None = None
     """Branches of a run that are rows too."""
     own_turns: bool = False
@@ -131,7 +131,7 @@ def model_of(data: Path, model: str | None) -> str:
     If the policy was deleted, as in earlier iterations, take the policy that this iteration made.
 
     Raises:
-        ConfigError: If no model is given and the data is no run.
+        ConfigError: If no model is given and the data is not a run.
         DataError: If there is no such data, so that no model is looked up for it.
     """
     recipe = recipe_of(data)

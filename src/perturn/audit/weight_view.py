@@ -116,7 +116,7 @@ def _numbered(source: Source, view: View, tally: Tally | None) -> Iterator[tuple
 
 
 def _file(data: Path) -> Path:
-    """Return the rows that are shown: of a run those that its newest alignment learns from."""
+    """Return the rows to show: for a run, the training rows of its newest alignment."""
     paths, recipe = RunPaths(data), recipe_of(data)
     if recipe is None:
         return data
@@ -251,12 +251,12 @@ def _legend(console: Console) -> None:
         Text.assemble(
             ("no loss", "dim"),
             "  ",
-            ("highest weight, or a positive advantage", _STYLES["high"]),
+            ("highest weight, or positive advantage", _STYLES["high"]),
             "  ",
-            ("lower weight, or a negative advantage", _STYLES["low"]),
+            ("lower weight, or negative advantage", _STYLES["low"]),
             "  ",
-            ("one weight for all, or none", _STYLES["one"]),
-            "  [turn: p=confidence w=weight clip=factor on the clip range, where there is one]",
+            ("equal weights, or weight 0", _STYLES["one"]),
+            "  [turn: p=confidence w=weight clip=factor on the clip range, if the credit sets one]",
         )
     )
 

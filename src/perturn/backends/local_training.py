@@ -36,7 +36,7 @@ class LocalTraining:
     def begin(
         self, start: str, told: Sequence[str], seed: int, lora: Lora | None, resumes: bool
     ) -> tuple[Any, Any]:
-        """Load the policy; the trainer loads an optimizer that goes on, and adapters go on with it."""
+        """Load the policy; the trainer loads an optimizer that continues, and adapters continue with it."""
         self._start = start
         own = adapters_in(start) is not None and (Path(start) / OPTIMIZER[0]).is_file()
         self._further = resumes and own
@@ -76,7 +76,7 @@ class LocalTraining:
             (model.merge_and_unload() if adapted else model).save_pretrained(fresh)
 
     def _save_divided(self, trainer: TurnTrainer, target: Path, with_optimizer: bool, merged: bool) -> None:
-        """Gather in the first process what was divided among all, and save it there.
+        """Gather in the first process the parts of all processes, and save them there.
 
         Adapters are merged into the weights that the training began with, which it kept rounded.
         """

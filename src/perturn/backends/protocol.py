@@ -14,7 +14,7 @@ PROVIDED = {
     "models": "a model in this process",
     "token-inputs": "numbers of whole distributions, such as the entropy",
 }
-"""Thing that a backend may provide -> in words."""
+"""Things that a backend may provide, each with its description."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class BackendTraits:
     """Traits of a backend, in the attribute `traits` of its settings."""
 
     provides: frozenset[str] = frozenset()
-    """Things that it has beside log-probabilities of tokens and steps by their gradient, of `PROVIDED`."""
+    """Names from `PROVIDED` that the backend has, besides log-probabilities of tokens and steps by their gradient."""
     stores: str = "files"
-    """The form in which it keeps policies: `files` of weights, or what an engine has as `EngineTraits.reads`."""
+    """The form in which it keeps policies: `files` of weights, or a form that an engine has as `EngineTraits.reads`."""
     distributions: tuple[str, ...] = ()
     """Installed packages that training depends on; the run's manifest keeps their versions."""
 
@@ -45,7 +45,7 @@ class Backend(Protocol):
             goes_on: Whether the next iteration continues with the optimizer of the last one.
 
         Raises:
-            PerturnError: Saying what is wrong.
+            PerturnError: With the fault.
         """
 
     def open(self, model: str) -> Training:
@@ -69,10 +69,10 @@ class Training(Protocol):
 
         Args:
             start: Name or folder of the policy that it starts from.
-            told: Texts that the tokenizer is to have a token for.
-            seed: Of what is drawn at random for that.
+            told: Texts that the tokenizer must have tokens for.
+            seed: Of the random choices.
             lora: Adapters to train; None: all weights.
-            resumes: Whether the optimizer of that policy goes on.
+            resumes: Whether the optimizer of that policy continues.
         """
 
     def trainer(self, model: Any, reference: str | None, lora: Lora | None, **settings: Any) -> Any:
@@ -80,7 +80,7 @@ class Training(Protocol):
 
         Args:
             model: The model.
-            reference: Name or folder of the reference; None: the model as it is.
+            reference: Name or folder of the reference; None: the model in its current state.
             lora: Adapters to train; None: all weights.
             settings: Further arguments of `TurnTrainer`.
         """
@@ -91,7 +91,7 @@ class Training(Protocol):
         Args:
             trainer: From `trainer`.
             target: The folder.
-            with_optimizer: Whether the optimizer is kept beside it.
+            with_optimizer: Whether the optimizer is kept next to it.
             merged: Whether adapters are merged into the weights. Otherwise they are kept alone, and name a whole model.
         """
 
@@ -104,7 +104,7 @@ class Training(Protocol):
             start: Name or folder of the policy.
             target: Folder of the policy that the training would have made.
             lora: Adapters that were to be trained.
-            optimizer: Files of the optimizer of the policy, to be kept beside it.
+            optimizer: Files of the optimizer of the policy, to be kept next to it.
             merged: As in `save`.
         """
 

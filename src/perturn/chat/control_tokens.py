@@ -1,4 +1,4 @@
-"""Control tokens that stand in a message as text, kept apart from those that the chat template writes.
+"""Control tokens that are written in a message as text, kept apart from the chat template's.
 
 A tool result that holds `<|im_end|>` must not end its message. So a control token in the text of a message is broken up
 by a mark before the template writes the message. The tokenizer then reads a broken token as the plain text that it is
@@ -21,7 +21,7 @@ MARK = "\ufdd0"
 """Stands after the first character of a broken control token. Unicode reserves it, so that no text has it."""
 
 ANCHORS = ("\n", ":", "a")
-"""Texts to tokenize another one after, where the tokenizer merges its beginning with the end of what comes before."""
+"""Texts before another text, for tokenizers that merge its beginning with the end of the text before."""
 
 NEVER_CONTROL = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 """Tags that a policy writes itself."""
@@ -42,14 +42,15 @@ _Write = Callable[[Sequence[Message], Sequence[Any], bool], str | None]
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer and its chat template, as they are looked for in messages."""
+    """The control tokens of a tokenizer and its chat template, in the form in which messages are searched for them."""
 
     def __init__(self, heard: Collection[str] = (), said: Collection[str] = ()) -> None:
         """Name the control tokens.
 
         Args:
-            heard: Those that are plain text in what a policy reads.
-            said: Those that are plain text in what a policy said; the others are part of its answers.
+            heard: Control tokens that are plain text in the messages a policy reads.
+            said: Control tokens that are plain text in a policy's answers; other control tokens are part of its
+                answers.
         """
         self._heard, self._said = (re.compile(_any_of(each) if each else "(?!)") for each in (heard, said))
         broken = [_break(token) for token in {*heard, *said}]
@@ -108,7 +109,7 @@ class PlainTokens:
         self._known: dict[str, tuple[int, ...]] = {}
 
     def context(self, token: str) -> str:
-        """Return text to tokenize after which what follows the text of a control token.
+        """Return a text to put before the text that follows a control token, for tokenizing.
 
         It is the token itself, with which nothing merges, unless the tokenizer drops white space after the token.
         """
@@ -137,7 +138,7 @@ class PlainTokens:
         return self._known[token]
 
     def _read(self, text: str) -> tuple[int, ...]:
-        """Return tokens of a text in which no special token is looked for, as they are within a longer one."""
+        """Return tokens of a text without special tokens, as they are within a longer text."""
         for context in ANCHORS:
             known, both = self._alone(context), self._alone(context + text)
             if len(both) > len(known) and both[: len(known)] == known:
@@ -151,15 +152,15 @@ class PlainTokens:
 def find_control_tokens(tokenizer: Any, end_text: str, call_end_text: str, write: _Write) -> ControlTokens:
     """Find out which tokens of a tokenizer control a conversation.
 
-    They are its special tokens, and the added ones with which the chat template begins and ends messages. In an
-    action, tokens that the template writes within an answer are left as they are, such as `[TOOL_CALLS]`. So are
-    tokens that look like a tag, such as `<answer>`, unless they have a role in the tokenizer or the template. Parts of
-    calls stay even if the template writes them elsewhere too, such as where it explains calls.
+    They are its special tokens, and the added ones with which the chat template begins and ends messages. In an action,
+    tokens that the template writes within an answer are kept, such as `[TOOL_CALLS]`. So are tokens that look like a
+    tag, such as `<answer>`, unless they have a role in the tokenizer or the template. Parts of calls stay even if the
+    template writes them elsewhere too, such as where it explains calls.
 
     Args:
         tokenizer: A Hugging Face tokenizer.
         end_text: What ends a turn of the policy.
-        call_end_text: What ends its turn after calls; in most templates the same.
+        call_end_text: Text that ends its turn after calls; in most templates the text that ends every turn.
         write: Writes a conversation with the chat template.
     """
     added = {token.content for token in tokenizer.added_tokens_decoder.values() if not token.special}
@@ -302,7 +303,7 @@ def end_ids(
 
 @cache
 def _warn(name: str, ids: tuple[int, ...], tokens: str) -> None:
-    """Say once that a model names ordinary tokens as its end."""
+    """Warn once that a model names ordinary tokens as its end."""
     _logger.warning(
         "the model names token ids %s%s as the end of a text, but they are no special tokens of the tokenizer %r; "
         "answers do not end there. Correct eos_token_id in the model's generation_config.json.",

@@ -40,13 +40,13 @@ _WHOLE = ("model*.safetensors", "pytorch_model*.bin")
 
 
 def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
-    """Name of a model -> what `from_pretrained` takes.
+    """Argument of `from_pretrained` for each model name.
 
     On first use a bundled model is converted, and adapters are merged into a copy of their model, in the cache.
 
     Args:
         name: A Hub id, a local folder of a model or of adapters, or one of `BUNDLED`.
-        say: Told what is done before anything slow starts.
+        say: Called with a message before slow work starts.
 
     Raises:
         ModelError: If the folder holds no model, the name is a misspelt name of a bundled model, or the
@@ -72,12 +72,12 @@ def resolve_model(name: str, say: Callable[[str], None] = _logger.info) -> str:
 
 
 def for_engine(name: str, most: int, say: Callable[[str], None] = _logger.info) -> tuple[str, str | None]:
-    """Return what an engine loads, and the folder of the model beneath if it is adapters.
+    """Return the model that an engine loads, and the folder of its base model if it is adapters.
 
     Args:
         name: As `resolve_model` takes it.
         most: Largest rank of adapters that the engine takes by themselves; others are merged.
-        say: Told what is done before anything slow starts.
+        say: Called with a message before slow work starts.
     """
     found = adapters_in(name)
     how = None if found is None else found.low_rank
@@ -105,12 +105,12 @@ class Adapters:
 
     @property
     def low_rank(self) -> LowRank | None:
-        """Their rank and scale; None if they do something else than add one product to each weight."""
+        """Their rank and scale; None if they do more than add one product to each weight."""
         return low_rank(self.folder)
 
     @property
     def beneath(self) -> str:
-        """Folder of the model that they were trained upon; nothing is asked of a network."""
+        """Folder of the model that they were trained upon; no network is used."""
         found = resolve_model(self.base)
         if Path(found).is_dir():
             return found
@@ -127,7 +127,7 @@ class Adapters:
 
     @property
     def digest(self) -> str:
-        """Content hash of the adapters, and of what tells the files of a local model from others: sizes and times."""
+        """Content hash of the adapters, and of sizes and times of the files of a local model."""
         digest = hashlib.blake2b(self.base.encode(), digest_size=16)
         for file in (self.folder / _ADAPTERS, self.folder / _WEIGHTS):
             digest.update(file.read_bytes())
@@ -145,9 +145,9 @@ def _file_digest(file: Path, size: int, changed: int) -> bytes:
 
 
 def base_of(folder: Path) -> str | None:
-    """Name of the model that a folder of adapters names; None if it is no such folder, or names none.
+    """Return the base model that a folder of adapters names; None if the folder has no adapters or names none.
 
-    A name that begins with `../` is a folder beside the adapters, if it is there, such as another policy of the run.
+    A name that begins with `../` is a folder next to the adapters, if it is there, such as another policy of the run.
 
     Raises:
         ValueError: If its settings cannot be read.
@@ -260,11 +260,11 @@ def from_pretrained(kind: str, name: str, say: Callable[[str], None], **settings
     Args:
         kind: Such as `AutoConfig`.
         name: Of the model.
-        say: Told what is done before anything slow starts.
+        say: Called with a message before slow work starts.
         settings: Keyword arguments of the class.
 
     Raises:
-        ModelError: If there is no such model; one line that says what was tried.
+        ModelError: If there is no such model; one line with the places that were tried.
     """
     alone = kind == "AutoTokenizer" and name not in BUNDLED  # beside adapters too
     if alone and (user_path(name, "model.name") / "tokenizer_config.json").is_file():

@@ -28,7 +28,7 @@ class ChatTemplate:
     """Messages as a tokenizer and its chat template write them."""
 
     def __init__(self, tokenizer: Any, text: str | None) -> None:
-        """Find what ends a turn; `text` is a template's, to use instead of the tokenizer's own.
+        """Find the tokens that end a turn; `text` is a template, to use instead of the tokenizer's own.
 
         Raises:
             ModelError: If there is no template, or nothing that a policy could end its turn with.
@@ -148,11 +148,11 @@ class ChatTemplate:
         return before, end
 
     def tokenize_after(self, before: str, text: str) -> tuple[int, ...]:
-        """Return tokens of a text as they are where it follows another one, whose own tokens stay as they are.
+        """Return the tokens of a text that follows another one, whose tokens do not change.
 
         Some tokenizers put a space before whatever they are given, so a text alone may begin with another token. Where
-        one would reach over the seam, the text begins with a token of its own, as it does for a policy that continues
-        the tokens of the prompt.
+        a token would reach over the boundary, the text begins with its own token, as it does for a policy that
+        continues the tokens of the prompt.
         """
         for context in (before, *ANCHORS):
             known, both = self.tokenize(context), self.tokenize(context + text)
@@ -167,7 +167,7 @@ class ChatTemplate:
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Return tokens of a text, and nothing besides; broken control tokens in it are plain text.
 
-        The newest ones are kept: an answer is tokenized after them, and sequences of an episode begin alike.
+        The newest ones are kept: an answer is tokenized after them, and sequences of an episode share their beginning.
         """
         if text in self._known:
             return self._known[text]
@@ -281,7 +281,7 @@ class Thoughts:
 
 
 def find_thoughts(render: Callable[[list[Message]], str | None]) -> Thoughts:
-    """Try what a chat template does with thoughts.
+    """Try how a chat template treats thoughts.
 
     Args:
         render: The text of a conversation as the template writes it; None where it refuses.
@@ -298,7 +298,7 @@ def find_thoughts(render: Callable[[list[Message]], str | None]) -> Thoughts:
 
 
 def has_thought(text: str) -> bool:
-    """Return whether a content begins with a thought, whose opening tag may stand in the prompt."""
+    """Return whether a content begins with a thought, whose opening tag may be at the end of the prompt."""
     thought, closed, _ = text.partition(_CLOSE)
     return bool(closed) and (thought.lstrip().startswith(_OPEN) or _OPEN not in thought)
 

@@ -1,10 +1,10 @@
 """A conversation on its way through a chat template, one message after the other.
 
 A chat template takes whole conversations. A walk renders the newest messages twice: after the first answer with all
-messages before it, and after the last turn alone. It takes what the newest messages add, so its cost grows with them.
-In a worked example, the first answer is the example's. Most templates write a message alike whatever stands far before
-it, but nothing guarantees that. So the texts of a walk are compared with one rendering of the whole conversation. A
-walk that differs, or that cannot be compared, is done again with all messages at each step (`whole`).
+messages before it, and after the last turn alone. It reads the text that the newest messages add, so its cost grows
+with them. In a worked example, the first answer is the example's. Most templates write a message the same way whatever
+stands far before it, but nothing guarantees this. So the texts of a walk are compared with one rendering of the whole
+conversation. A walk that differs, or that cannot be compared, is done again with all messages at each step (`whole`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Walk:
         return Piece(self._template.tokenize_after(self._before, self._heard), role, NO_TURN)
 
     def by_role(self, heard: Piece) -> Iterator[Piece]:
-        """Yield the newest messages, divided where the next one begins."""
+        """Yield the tokens of the newest messages, one message at a time."""
         start = 0
         known = self._closed.removesuffix(self._owed)
         for count, message in enumerate(self._new[:-1], start=1):
@@ -136,7 +136,7 @@ class Walk:
             raise ModelError("the chat template writes a message otherwise where others stand far before it.")
 
     def _close(self, said: list[Message], text: str) -> None:
-        """Choose what the next messages are rendered after."""
+        """Choose the text after which the next messages are rendered."""
         if self.turns == 0:
             self._first, self._first_text = self._beginning(said, text)
             self._context, self._closed = said, text

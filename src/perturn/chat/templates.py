@@ -1,7 +1,7 @@
 """Chat templates for training on turns: Perturn's by name, files, and which template replaces a stock template.
 
 Ours write the text of their family's stock template, except where a rule made earlier text depend on later messages.
-The first line of each file says whose it is and what was changed.
+The first line of each file gives its origin and the changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Template:
 
     @property
     def says(self) -> str:
-        """Owner of the template, and what was changed."""
+        """Owner of the template, and the changes to it."""
         return self.text.partition("\n")[0].removeprefix("{#- ").removesuffix(" -#}")
 
 
@@ -132,7 +132,7 @@ def _user(text: str) -> Message:
 
 
 def _says(text: str, *calls: str, reasoning: str = "") -> Message:
-    """Return an assistant message with calls, and a thought in a field of its own."""
+    """Return an assistant message with calls, and a thought in its own field."""
     made = [
         {"id": name, "type": "function", "function": {"name": "look", "arguments": {"at": name}}}
         for name in calls
@@ -180,7 +180,7 @@ _CLOCK = re.compile(r"""strftime_now\(\s*["'](.*?)["']""")
 _MARK = re.compile(
     r"<[|｜][^<>\s]+>|<[^<>|\s]+[|｜]>|</?s>|<bos>|<\w+_of_turn>|\[(?!/?INST)/?[A-Za-z_]{3,}\]"
 )
-"""Control tokens in a text; [INST] is no token of Llama 2."""
+"""Control tokens in a text; [INST] is not a token of Llama 2."""
 _EMPTY_THOUGHT = re.compile(r"(?:<think>\s*|(?<=>))</think>\s*|<\|channel>thought\n<channel\|>")
 _DOUBLE = re.compile(r"</think>\s*<think>")
 """Empty thoughts before thoughts, where a template does not see those within a text."""
@@ -259,8 +259,8 @@ def _marks(tokenizer: Any, template: str) -> set[str]:
 def replacement(tokenizer: Any) -> Template | None:
     """Return Perturn's template that replaces the tokenizer's own, if one does.
 
-    Its own is recognised by what it writes, so that all revisions of a stock template count. It stays where it can
-    write the conversations of agents that ours can, each as the beginning of the next.
+    The model's own template is recognised by its output, so that all revisions of a known template count. It stays
+    where it can write the conversations of agents that ours can, each as the beginning of the next.
     """
     own = tokenizer.chat_template
     if not isinstance(own, str):
@@ -297,7 +297,7 @@ def _alike(tokenizer: Any, own: str, ours: str, talk: list[Message]) -> bool:
 
 
 def _serves(tokenizer: Any, template: str, talk: list[Message]) -> bool:
-    """Return whether a template writes all that was said, and what it writes up to each turn begins the whole."""
+    """Return whether a template writes every message, and its text up to each turn begins the whole text."""
     tools = [_TOOL] if any(each["role"] == "tool" for each in talk) else None
     whole = _write(tokenizer, template, talk, tools=tools)
     thinks = any(_DARK in each["content"] for each in talk)
@@ -347,7 +347,7 @@ def _write(
 
 @cache
 def _announce(model: str, ours: Template) -> None:
-    """Say once that a stock template was recognised."""
+    """Warn once that a known template was recognised."""
     _logger.warning(
         "the chat template of %r is the stock one of %s, which does not serve many turns; Perturn's of that name is "
         "used in play and training. %s",
@@ -359,7 +359,7 @@ def _announce(model: str, ours: Template) -> None:
 
 @cache
 def _warn_of_clock(model: str) -> None:
-    """Say once that a template's text depends on the day."""
+    """Warn once that a template's text depends on the date."""
     _logger.warning(
         "the chat template of %r reads the clock: a policy may be trained on another text than it played the day "
         "before. Give one with a fixed date with `chat_template`.",

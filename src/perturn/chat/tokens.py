@@ -1,8 +1,8 @@
 """The one place that turns a conversation into token ids with a turn index for each token.
 
 Text is tokenized once, piece by piece, as it enters the conversation, and as it would be within the whole of it; ids
-that were sampled are kept as they are. So what a policy sees at turn k is a prefix of what it sees at turn k+1, and
-training sees what was sampled.
+that were sampled are kept as they are. So the prompt of turn k is a prefix of the prompt of turn k+1, and training sees
+the sampled tokens.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _PROBE_TURNS = 5
 class Encoded:
     """A trajectory as tokens: one sequence, or several; a shortened history has one for each of its turns.
 
-    Each is the text that the policy saw, and carries loss on what it wrote then. They are laid end to end, in the order
-    of the turns. `ids`, `turn` and `role` are [tokens].
+    Each is the text that the policy saw, with loss on the tokens that it wrote then. They are laid end to end, in the
+    order of the turns. `ids`, `turn` and `role` are [tokens].
     """
 
     ids: tuple[int, ...]
@@ -86,14 +86,14 @@ class Renderer:
     """
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None, *, ends: Iterable[int] = ()) -> None:
-        """Check that the template is append-only and that pieces are tokenized alike; find what ends a turn.
+        """Check that the template is append-only and pieces have the whole's tokens; find the end of a turn.
 
         Args:
             tokenizer: A Hugging Face tokenizer.
             chat_template: Template to use instead of the tokenizer's own: the name of a template of Perturn, a file,
                 or Jinja.
-            ends: Ids of further tokens that end an answer, beside the template's end of turn and the tokenizer's end of
-                text; see `perturn.chat.control_tokens.declared_ends`.
+            ends: Ids of further tokens that end an answer, besides the template's end of turn and the tokenizer's end
+                of text; see `perturn.chat.control_tokens.declared_ends`.
 
         Raises:
             ConfigError: If there is none of that name.
@@ -157,7 +157,7 @@ class Renderer:
             every_turn: Whether turns that are not trained, or empty, count as turns that carry loss too.
 
         Raises:
-            DataError: If the trajectory has no turn, or none that carries loss, or not even the first one fits.
+            DataError: If the trajectory has no turn, no turn carries loss, or not even the first turn fits.
         """
         self._check_turns(trajectory)
         silent = set() if every_turn else silent_turns(trajectory)
@@ -197,7 +197,7 @@ class Renderer:
         """Reject a trajectory that the chat template rejects; nothing is tokenized, so this is fast.
 
         Raises:
-            DataError: If its turns or thoughts are none that training takes.
+            DataError: If training does not accept its turns or thoughts.
             ModelError: If the template cannot render it.
         """
         self._check_turns(trajectory)
@@ -335,10 +335,10 @@ class Renderer:
         return [token for piece in pieces for token in piece.ids]
 
     def _check_pieces(self, ids: list[int], text: str) -> None:
-        """Reject tokens of pieces that stand for another text than the tokens of the whole.
+        """Reject tokens of pieces that decode to another text than the tokens of the whole.
 
         They may be other tokens: a policy continues the tokens of its prompt, even if the tokenizer would merge the
-        last of them with what follows.
+        last of them with the next text.
         """
         whole = list(self._chat.tokenize(text))
         pieces, expected = self._chat.decode(ids), self._chat.decode(whole)

@@ -33,7 +33,7 @@ TEMPLATE = (
     "{%- if message['role'] == 'assistant' -%}{{ '<|end|>' }}{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
 )
-"""Only the policy's own turn is closed: what it reads ends where the next role begins."""
+"""Only the policy's own turn is closed: an observation ends where the next role begins."""
 _NUMBERED = re.compile(r"\b[a-z]+ \d+")
 
 
@@ -85,7 +85,7 @@ def learn(model: Any, tokenizer: Any, texts: Iterable[str], seed: int) -> None:
 
     Args:
         model: Its policy, which may have more rows then.
-        tokenizer: It knows the texts from then on, wherever they stand.
+        tokenizer: It has a token for each of the texts from then on.
         texts: Such as a suffix with its line break.
         seed: Of the new embeddings.
     """

@@ -26,7 +26,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    help="Post-train LLM agents on multi-turn tasks, one turn at a time. Every command resumes where it stopped.",
+    help="Post-train LLM agents on multi-turn tasks, with a weight for each turn. A command that was stopped resumes.",
     epilog="\n".join(
         (
             "Example: perturn init my.yaml --environment scienceworld --model smollm2-135m",
@@ -81,9 +81,7 @@ Overrides = Annotated[
 ]
 DryRun = Annotated[
     bool,
-    typer.Option(
-        "--dry-run", help="Check the recipe, say what would be done and what it may cost, and do nothing."
-    ),
+    typer.Option("--dry-run", help="Check the recipe and estimate time and memory; run nothing."),
 ]
 GpuMemory = Annotated[
     float | None,
@@ -91,7 +89,7 @@ GpuMemory = Annotated[
         "--gpu-memory",
         min=1,
         max=1e6,
-        help="Gigabytes of a GPU that --dry-run plans for; default: of the GPUs of this machine.",
+        help="Gigabytes per GPU for --dry-run; default: of this machine's GPUs.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]

@@ -12,7 +12,7 @@ from perturn.cli._base import results
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """Print the numbers of `summary.json`: the headline, the verdict and its reason, then the table of scores."""
-    from perturn.analysis.number_text import cost_lines, error_lines, interval, number, protocol_line
+    from perturn.analysis.number_text import cost_lines, error_lines, interval, number, percent, protocol_line
     from perturn.analysis.run_summary import headline
 
     if not summary["policies"]:
@@ -25,14 +25,21 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     table = Table(
         box=None, pad_edge=False, title=f"{stamp.get('name', '')}, held-out tasks", title_justify="left"
     )
-    for column in ("policy", "n", "score [95 %]", "success [95 %]", "turns", "failed"):
+    for column in (
+        "policy",
+        "episodes",
+        "average score [95 %]",
+        "success rate [95 %]",
+        "mean turns",
+        "failed",
+    ):
         table.add_column(column)
     for row in summary["policies"]:
         table.add_row(
             row["name"],
             str(row["n"]),
-            f"{number(row['mean_score'])} [{interval(row['interval'])}]",
-            f"{number(row['success_rate'])} [{interval(row['success_interval'])}]",
+            f"{number(row['mean_score'])} {interval(row['interval'])}",
+            f"{percent(row['success_rate'])} {interval(row['success_interval'], as_percent=True)}",
             number(row["mean_turns"], 1),
             str(row["failed"]),
         )
@@ -40,7 +47,7 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     for row in summary["policies"]:
         for key, name in (("pass_hat", "pass^"), ("pass_at", "pass@")):
             found = row.get(key, {}).items()
-            said = [f"{name}{k} {number(each['mean'])} [{interval(each['interval'])}]" for k, each in found]
+            said = [f"{name}{k} {number(each['mean'])} {interval(each['interval'])}" for k, each in found]
             if said:
                 results.print(f"{row['name']}: {', '.join(said)}", markup=False, soft_wrap=True)
     if stamp:

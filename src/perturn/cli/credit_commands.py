@@ -29,10 +29,14 @@ def credit(
     overrides: Overrides = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Compare with another credit, by name."),
+        typer.Option(help="Name of another credit to compare with."),
     ] = None,
-    name: Annotated[str | None, typer.Option("--as", help="Name of the files; default: the credit.")] = None,
-    reference: Annotated[str | None, typer.Option(help="Policy to read; default: the explorer.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--as", help="Name of the files to write; default: the credit's name.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Reference policy of the credit; default: the policy that explored.")
+    ] = None,
     drop_equal_outcomes: Annotated[
         bool, typer.Option("--drop-equal-outcomes", help="Drop groups whose outcomes are equal.")
     ] = False,
@@ -47,7 +51,7 @@ def credit(
         check_belongs(own, False, "weighing a run again", "give its folder and credit.name=NAME")
         do_stages("credit", source, overrides, dry_run, as_json)
         return
-    with at_work("crediting"):
+    with at_work("computing credits"):
         found = locate("perturn.run.stages.credit_stage:credit_run")(
             source,
             overrides or [],
@@ -66,7 +70,19 @@ def credit(
         _print_comparison(found["iterations"][-1]["against"], str(found["credit"]["name"]), against)
     if not dry_run:
         for one in found["iterations"]:
-            results.print(f"{source / one['file']}", markup=False, soft_wrap=True)
+            results.print(f"wrote {source / one['file']}", markup=False, soft_wrap=True)
+
+
+_COLUMNS = {
+    "asked": "sampled",
+    "no_spread": "equal scores",
+    "alone": "of one episode",
+    "equal_outcomes": "equal outcomes",
+    "zero_credit": "all weights 0",
+    "mean": "mean weight",
+    "spread": "standard deviation",
+}
+"""Headings of the tables of `perturn credit`, by the keys of its counts."""
 
 
 def _print_iterations(found: Mapping[str, Any]) -> None:
@@ -76,13 +92,13 @@ def _print_iterations(found: Mapping[str, Any]) -> None:
     name = escape(str(found["credit"]["name"]))
     explained = tuple(key for key in ("explained_variance", "td_error") if key in found["iterations"][0])
     tables: tuple[tuple[str, list[str], tuple[str, ...]], ...] = (
-        ("episodes, and weights of trained turns", counted[:groups], ("mean", "spread")),
-        ("groups", counted[groups:], explained),
+        ("what became of the episodes, and weights of trained turns", counted[:groups], ("mean", "spread")),
+        ("what became of the groups", counted[groups:], explained),
     )
     for title, keys, weights in tables:
         shown = Table(title=f"{name}: {title}")
         for column in ("iteration", *keys, *weights):
-            shown.add_column(column.replace("_", " "))
+            shown.add_column(_COLUMNS.get(column, column.replace("_", " ")))
         for one in found["iterations"]:
             cells = [str(one["counts"][key]) for key in keys] + [_number(one[key]) for key in weights]
             shown.add_row(str(one["iteration"]), *cells)
@@ -93,7 +109,7 @@ def _print_turns(one: Mapping[str, Any]) -> None:
     """Print an iteration's weights by turn."""
     shown = Table(title=f"weights by turn, iteration {one['iteration']}")
     for column in ("turn", "episodes", "mean", "spread"):
-        shown.add_column(column)
+        shown.add_column(_COLUMNS.get(column, column))
     for each in one["by_turn"]:
         shown.add_row(str(each["turn"]), str(each["n"]), _number(each["mean"]), _number(each["spread"]))
     results.print(shown)
@@ -105,7 +121,7 @@ def _print_comparison(found: Mapping[str, Any], name: str, other: str) -> None:
 
     for sentence in sentences(found, name, other):
         results.print(sentence, markup=False, soft_wrap=True)
-    shown = Table(title="turns on which they disagree most, by rank")
+    shown = Table(title="turns whose ranks differ most between the two credits")
     for column in ("task", "sample", "turn", "action", escape(name), escape(other)):
         shown.add_column(column)
     for each in found["disagreements"]:
@@ -183,14 +199,17 @@ def _print(found: dict[str, Any]) -> None:
     columns = {"cosine": ".4f", "scale": ".4f", "relative_bias": ".3g", "noise": ".2f"}
     shown = Table(
         title=f"{found['credit']}, against the gradient of the return with discount {found['gamma']:g}",
-        caption="relative bias: what no learning rate makes up for; noise: standard deviation of one group's gradient, "
-        "relative to the mean",
+        caption="group: episodes in a group; scale: factor of the expected gradient on the true gradient; relative "
+        "bias: error that remains after dividing by this factor; noise: standard deviation of one group's gradient, "
+        "relative to its mean",
     )
     for column in ("process", "group", *columns):
         shown.add_column(column.replace("_", " "))
     for one in found["measurements"]:
         cells = ["-" if one[key] is None else format(one[key], form) for key, form in columns.items()]
         shown.add_row(one["process"], str(one["trajectories"]), *cells)
+    claim = "says that it is unbiased" if found["claims_unbiased"] else "does not say that it is unbiased"
+    results.print(f"{found['credit']} {claim}; measured: {'unbiased' if found['unbiased'] else 'biased'}")
     results.print(shown)
     for note in found["notes"]:
         results.print(note, soft_wrap=True)
@@ -198,5 +217,3 @@ def _print(found: dict[str, Any]) -> None:
         results.print(
             f"{found['library']}, on a batch of one group, with one token for each turn", soft_wrap=True
         )
-    claim = "says that it is unbiased" if found["claims_unbiased"] else "does not say that it is unbiased"
-    results.print(f"{found['credit']} {claim}; measured: {'unbiased' if found['unbiased'] else 'biased'}")

@@ -34,10 +34,11 @@ def export(
         typer.Option(help="trl: JSONL rows; datasets: a DatasetDict; hub: a policy with its card."),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A new folder; else RUN's name and --to, here.")
+        Path | None,
+        typer.Option("--output", "-o", help="New folder to write; default: named after RUN and --to."),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="Policy for the Hub; else the last that was trained.")
+        str | None, typer.Option(help="Policy to export for the Hub; default: the last trained.")
     ] = None,
     repo: Annotated[
         str | None, typer.Option(help="Upload the folder to this repository, such as me/my-policy.")

@@ -24,7 +24,9 @@ def check_judge(
     labeled: Annotated[
         Path,
         typer.Argument(
-            metavar="LABELED", help="JSON lines with text or episode, and label.", callback=existing
+            metavar="LABELED",
+            help="JSON lines, each with a label and a text or an episode.",
+            callback=existing,
         ),
     ],
     overrides: Overrides = None,

@@ -58,18 +58,18 @@ def import_logs(
         str | None,
         typer.Option(
             "--format",
-            help="Of logs otel, langsmith, langfuse, requests; of rollouts verifiers, verl, skyrl, trl, art, "
-            "agent-lightning; else the records tell.",
+            help="Logs: otel, langsmith, langfuse, requests. Rollouts: verifiers, verl, skyrl, trl, art, "
+            "agent-lightning. Default: recognised.",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; else FILE-ROWS.jsonl here.")
+        Path | None, typer.Option("--output", "-o", help="File to write; default: FILE-ROWS.jsonl.")
     ] = None,
     rows: Annotated[str, typer.Option(help="trajectories, labelled or pairs.")] = "trajectories",
     score: Annotated[
         str | None, typer.Option(help="Name of the score that is the reward, or the path of its field.")
     ] = None,
-    success_at: Annotated[float | None, typer.Option(help="Least score of a success; else above 0.")] = None,
+    success_at: Annotated[float | None, typer.Option(help="Lowest score of a success; else above 0.")] = None,
     threshold: Annotated[float, typer.Option(help="Score gap that a pair must exceed.")] = 0.4,
     session: Annotated[
         str | None, typer.Option(help="Path of the field that names the episode, such as metadata.chat.")

@@ -111,7 +111,7 @@ def _stage_command(name: str, says: str, *examples: str) -> None:
 
 
 def do_stages(name: str, source: Path, overrides: list[str] | None, dry_run: bool, as_json: bool) -> None:
-    """Do the stages of one command, or say what that would be."""
+    """Run the stages of one command, or print the plan of a dry run."""
     from perturn.config.stages import stages
     from perturn.run.execute import open_run, run_stages
 
@@ -142,7 +142,7 @@ def show_plan(
     as_json: bool,
     gpu_memory: float | None = None,
 ) -> None:
-    """Print what a recipe would do, and exit with 1 if it could not."""
+    """Print the plan of a recipe, and exit with 1 if it could not run."""
     from perturn.data.run_folder import resolve_recipe
     from perturn.estimate.dry_run import Plan, make_plan, print_plan
     from perturn.run.follow_up import planned
@@ -172,7 +172,7 @@ def import_expert(
         Path,
         typer.Argument(
             callback=existing,
-            help="Lines of trajectories or TRL's messages; or what the environment reads, such as FireAct's.",
+            help="JSON lines of trajectories or of TRL's messages, or a format of the environment, such as FireAct's.",
         ),
     ],
     source: Source,
@@ -202,11 +202,12 @@ def report(
         list[str],
         typer.Argument(
             metavar="RUN [RUN ...] [KEY=VALUE ...]",
-            help="Folders of runs, or their recipes; or of one study.",
+            help="Folders or recipes of runs, or the folder of one study.",
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The page; else it lies in the run folder.")
+        Path | None,
+        typer.Option("--output", "-o", help="HTML file to write; default: report.html in the run folder."),
     ] = None,
 ) -> None:
     """Write the report of runs or of a study: one HTML page."""

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from perturn.cli._base import AsJson, RunFolder, command, results, say_json
+from perturn.errors import by_reason
 from perturn.table import locate
 
 LEFT_OUT = {"loss_found", "step_cosine"}
@@ -27,18 +28,22 @@ LEFT_OUT = {"loss_found", "step_cosine"}
 )
 def measure(
     run: RunFolder,
-    credits: Annotated[str, typer.Option(help="Names, with commas; all: each that can.")] = "all",
+    credits: Annotated[
+        str, typer.Option(help="Credits, with commas; all: all that can be computed.")
+    ] = "all",
     episodes: Annotated[int, typer.Option(help="Episodes to measure.")] = 100,
-    continuations: Annotated[int, typer.Option(help="Continuations from each point.")] = 8,
-    iteration: Annotated[int | None, typer.Option(help="Default: the last whose policy is there.")] = None,
+    continuations: Annotated[int, typer.Option(help="Continuations from each point of an episode.")] = 8,
+    iteration: Annotated[
+        int | None, typer.Option(help="Iteration to measure; default: the last whose policy was kept.")
+    ] = None,
     width: Annotated[float, typer.Option(help="Half-width of an interval, for --dry-run.")] = 0.1,
-    gradients: Annotated[bool, typer.Option(help="Compare gradients of the policy.")] = True,
+    gradients: Annotated[bool, typer.Option(help="Also compare the policy gradients of the credits.")] = True,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say how many continuations an interval needs.")
+        bool, typer.Option("--dry-run", help="Say how many continuations are needed, and measure nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what turns were worth, and how well credits find it."""
+    """Measure the advantage of each turn, and how well each credit agrees with it."""
     names = [name.strip() for name in credits.split(",") if name.strip()]
     wanted = locate("perturn.measure.measure_run:Wanted")(
         names, episodes, continuations, iteration, width, gradients
@@ -55,36 +60,43 @@ def measure(
         say_json(found)
     else:
         _print(found)
-        results.print(f"turn by turn: perturn report {run}", markup=False, soft_wrap=True)
+        results.print(f"each turn of an episode: perturn report {run}", markup=False, soft_wrap=True)
 
 
 def _print_forecast(planned: Mapping[str, Any]) -> None:
-    source = "continuations that were played" if planned["from_pilot"] else "whole episodes of a task"
+    source = (
+        "the continuations played so far"
+        if planned["from_pilot"]
+        else "the scores of whole episodes of a task"
+    )
     results.print(
-        f"{_answers(planned['world'])}. {planned['episodes']} episodes of {planned['turns']} turns have "
-        f"{planned['points']} points. "
-        f"{planned['continuations']} continuations from each leave {planned['to_play']} to play, about "
-        f"{planned['turns_to_play']} turns.",
+        f"With {planned['continuations']} continuations from each point, the 95 % interval of an advantage will be "
+        f"±{planned['width']:.2f}. An interval of ±{planned['wanted']:g} needs {planned['needed']} continuations.",
         soft_wrap=True,
     )
     results.print(
-        f"By the variance of {source}, the 95 % interval of an advantage will be ±{planned['width']:.2f}; for "
-        f"±{planned['wanted']:g} it needs {planned['needed']} continuations.",
+        f"{planned['episodes']} episodes with {planned['turns']} turns have {planned['points']} points; "
+        f"{planned['to_play']} continuations of about {planned['turns_to_play']} turns in all are left to play. The "
+        f"forecast uses the variance of {source}. {_answers(planned['world'])}.",
         soft_wrap=True,
     )
 
 
 def _answers(world: Mapping[str, Any]) -> str:
-    """Return how the world answers, and the evidence."""
+    """Return whether the environment is deterministic, and the evidence."""
     return (
-        f"The world is {world['kind']} ({world['came_back']} of {world['episodes']} episodes went as before)"
+        f"The environment is {world['kind']}: {world['came_back']} of {world['episodes']} replayed episodes gave the "
+        "same observations"
     )
 
 
 def _print(found: Mapping[str, Any]) -> None:
+    for sentence in found["sentences"] or ["No credit is shown to be better or worse than chance."]:
+        results.print(sentence, style="bold", markup=False, highlight=False, soft_wrap=True)
     results.print(
-        f"{found['measured']} of {found['turns']} turns of {found['episodes']} episodes, {found['tasks']} tasks, "
-        f"{found['continuations']} continuations. {_answers(found['world'])}.",
+        f"{found['measured']} of {found['turns']} turns were measured, in {found['episodes']} episodes of "
+        f"{found['tasks']} tasks, with {found['continuations']} continuations from each point. "
+        f"{_answers(found['world'])}.",
         soft_wrap=True,
     )
     headings = locate("perturn.report.score_headings:HEADINGS")
@@ -96,22 +108,24 @@ def _print(found: Mapping[str, Any]) -> None:
         }
         for table in ("OF_TURNS", "OF_GRADIENTS")
     )
-    results.print(_table(f"turns against the measured advantage, {found['environment']}", of_turns, found))
-    results.print(
-        _table("gradients of the policy, and passes over an episode", of_gradients, found, cost=True)
-    )
+    title = f"weights of each credit compared with the measured advantage A, on {found['environment']}"
+    results.print(_table(title, of_turns, found))
+    title = "policy gradient of each credit compared with the gradient of A; cost: model passes per episode"
+    results.print(_table(title, of_gradients, found, cost=True))
     for name, row in found["credits"].items():
         for figure, why in row.get("withheld", {}).items():
             results.print(f"{name} has no {headings[figure]}: {why}", markup=False, soft_wrap=True)
-    for sentence in found["sentences"]:
-        results.print(sentence, markup=False, soft_wrap=True)
-    for name, why in found["left_out"].items():
-        results.print(f"left out {name}: {why}", markup=False, soft_wrap=True)
+    for same in by_reason(list(found["left_out"].items()), lambda one: one[1].replace(f" {one[0]} ", " ")):
+        names = ", ".join(name for name, _ in same)
+        results.print(f"left out {names}: {same[0][1]}", style="dim", markup=False, soft_wrap=True)
 
 
 def _table(title: str, columns: Mapping[str, str], found: Mapping[str, Any], *, cost: bool = False) -> Table:
     shown = Table(
-        box=None, padding=(0, 1, 0, 0), title=escape(f"{title}, 95 % intervals"), title_justify="left"
+        box=None,
+        padding=(0, 1, 0, 0),
+        title=escape(f"{title}; below each value its 95 % interval"),
+        title_justify="left",
     )
     shown.add_column("credit", no_wrap=True)
     for column in (*columns.values(), *(["cost"] if cost else [])):
@@ -127,4 +141,4 @@ def _cell(estimate: Any) -> str:
     if not estimate:
         return "-"
     mean, low, high = ("?" if each is None else f"{each:.2f}" for each in estimate)
-    return f"{mean}\n{low} {high}"
+    return mean if low == high == "?" else f"{mean}\n{low} {high}"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Environment = Annotated[str | None, typer.Option(help="Name in `list environments`, or MODULE:CLASS.")]
 Split = Annotated[str | None, typer.Option(help="Split of the tasks; default: test.")]
-Rules = Annotated[str | None, typer.Option(help="Name in `list protocols`; default: its own.")]
+Rules = Annotated[str | None, typer.Option(help="Name in `list protocols`; default: the environment's.")]
 
 
 @command(
@@ -37,13 +37,15 @@ Rules = Annotated[str | None, typer.Option(help="Name in `list protocols`; defau
 def evaluate(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="[RECIPE-OR-RUN]", help="A recipe or a run, whose policies are scored."),
+        typer.Argument(metavar="[RECIPE-OR-RUN]", help="A recipe or a run; its policies are scored."),
     ] = None,
     overrides: Overrides = None,
     model: Annotated[str | None, typer.Option(help="Model to score: Hub id, folder or API name.")] = None,
     environment: Environment = None,
     split: Split = None,
-    n: Annotated[int | None, typer.Option(help="Number of tasks; default: 50, or all.")] = None,
+    n: Annotated[
+        int | None, typer.Option(help="Number of tasks; default: 50, or all if there are fewer.")
+    ] = None,
     protocol: Rules = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -65,7 +67,7 @@ def evaluate(
         words = [word for word in (source, *words) if word is not None]
         remedy = "`perturn list environments` shows the names"
         environment = required(environment, "--environment", "--model is scored in one", remedy)
-        with at_work(f"looking at {environment}"):
+        with at_work(f"opening {environment}"):
             chosen = scoring_recipe(model, environment, split=split, n=n, protocol=protocol, overrides=words)
     if dry_run:
         show_plan(chosen, words, "evaluate", as_json)
@@ -78,7 +80,7 @@ def evaluate(
         return
     print_summary(summary)
     results.print(
-        f"episodes and protocol: {run.folder}; a page of them: perturn report {run.folder}", soft_wrap=True
+        f"episodes and protocol: {run.folder}; to see them: perturn report {run.folder}", soft_wrap=True
     )
 
 
@@ -86,14 +88,15 @@ def evaluate(
     "compare",
     "runs/seed-0 runs/seed-1",
     "runs/demo --json",
-    codes="0 compared; 1 a comparison is refused, since the tasks are not the same; 2 a mistake.",
+    codes="0 compared; 1 not compared, because the tasks differ; 2 a mistake.",
     panel="Look",
 )
 def compare(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN [RUN ...]", help="Folders: each run's last policy against the first run's."
+            metavar="RUN [RUN ...]",
+            help="Run folders; the last policy of each is compared with the first run's.",
         ),
     ],
     as_json: AsJson = False,
@@ -110,7 +113,7 @@ def compare(
             if each.row:
                 print_comparison(each.row)
             else:
-                results.print(f"{each.a} against {each.b}: not compared: {each.refused}", markup=False)
+                results.print(f"{each.a} and {each.b} were not compared: {each.refused}", markup=False)
             for line in each.differs:
                 results.print(f"  the protocols differ: {line}", markup=False, soft_wrap=True)
         if len(found) > 1:
@@ -139,7 +142,7 @@ def play(
     split: Split = None,
     protocol: Rules = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File of trajectories to add the episode to.")
+        Path | None, typer.Option("--output", "-o", help="JSONL file to append the episode to.")
     ] = None,
 ) -> None:
     """Play a task yourself and see what a policy sees."""

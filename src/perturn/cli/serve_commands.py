@@ -1,4 +1,4 @@
-"""The command that puts a policy behind the protocols of agent programs."""
+"""The command that serves a policy through the protocols of agent programs."""
 
 from __future__ import annotations
 
@@ -28,19 +28,23 @@ KEY = "PERTURN_API_KEY"
 )
 def serve(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL-or-RUN[:POLICY]", help="Hub id, folder, bundled name, or run.")
+        str,
+        typer.Argument(
+            metavar="MODEL-or-RUN[:POLICY]", help="Hub id, model folder, bundled name, or run folder."
+        ),
     ],
     overrides: Overrides = None,
     record: Annotated[
         Path | None,
-        typer.Option(help="Folder for the episodes of sessions, which is a run's.", callback=existing),
+        typer.Option(help="Folder for recorded sessions; it can be read as a run folder.", callback=existing),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0: any that is free.", min=0, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen at; 0: any free port.", min=0, max=65535)] = 8000,
     reward: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Gives each episode its reward.")
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Function that returns the reward of an episode."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="From which sessions derive theirs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed that the seeds of sessions are derived from.")] = 0,
 ) -> None:
     """Serve a policy to agent programs, and record what they do."""
     from perturn.engines.engine_process import EngineProcess

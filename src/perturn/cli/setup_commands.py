@@ -1,4 +1,4 @@
-"""Commands that make or check what a run needs: a recipe, a model, an environment."""
+"""Commands that make or check the inputs of a run: a recipe, a model, an environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from perturn.errors import check_known, required
 )
 def init(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", callback=existing, help="Recipe to write; it is new.")
+        Path | None, typer.Argument(metavar="FILE", callback=existing, help="New recipe file to write.")
     ] = None,
     environment: Annotated[
         str | None, typer.Option(help="Name in `list environments`, or MODULE:CLASS.")
@@ -33,10 +33,12 @@ def init(
     model: Annotated[str | None, typer.Option(help="Hub id, local folder, or smollm2-135m.")] = None,
     loss: Annotated[
         str | None,
-        typer.Option(help="Default: tlm-dre; ppo-clip without an expert."),
+        typer.Option(help="Loss; default: tlm-dre, or ppo-clip without an expert."),
     ] = None,
-    lora: Annotated[bool, typer.Option("--lora", help="Train adapters instead of all weights.")] = False,
-    recipe: Annotated[str | None, typer.Option("--from", help="Copy a recipe of the package.")] = None,
+    lora: Annotated[bool, typer.Option("--lora", help="Train LoRA adapters instead of all weights.")] = False,
+    recipe: Annotated[
+        str | None, typer.Option("--from", help="Name of a recipe of the package to copy.")
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Write every setting, with its meaning.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the recipes of the package.")] = False,
     overrides: Overrides = None,
@@ -73,7 +75,7 @@ def init(
 )
 def check_env(
     environment: Annotated[
-        str, typer.Argument(metavar="MODULE:CLASS", help="Your environment; also FILE.py:CLASS.")
+        str, typer.Argument(metavar="MODULE:CLASS", help="Your environment; also as FILE.py:CLASS.")
     ],
     split: Annotated[str, typer.Option(help="Split to take tasks from.")] = "train",
     as_json: AsJson = False,

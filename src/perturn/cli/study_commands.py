@@ -23,7 +23,7 @@ def study(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="STUDY", callback=existing, help="A study file; docs/how-to/study.md has one."
+            metavar="STUDY", callback=existing, help="A study file; docs/how-to/study.md has an example."
         ),
     ],
     overrides: Annotated[
@@ -33,10 +33,10 @@ def study(
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Cells worked on at the same time; else one a core.")
+        int | None, typer.Option(min=1, help="Cells that run at the same time; default: one per core.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check every recipe, say what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", help="Check every recipe and say what would run; run nothing.")
     ] = False,
 ) -> None:
     """Compare methods over seeds and environments."""

@@ -1,4 +1,4 @@
-"""Commands that look and change nothing: inspect data, watch a run, list what a recipe can name."""
+"""Commands that look and change nothing: inspect data, watch a run, list the entries of a table."""
 
 from __future__ import annotations
 
@@ -35,28 +35,32 @@ def inspect(
         typer.Argument(callback=existing, help="File or folder of rows, owner/name:split, or a run."),
     ],
     model: Annotated[
-        str | None, typer.Option("--model", help="Hub id, folder or bundled name; a run has one.")
+        str | None, typer.Option("--model", help="Hub id, folder or bundled name; not needed for a run.")
     ] = None,
-    loss: Annotated[str | None, typer.Option(help="Loss that weighs the turns, if no run names it.")] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="Loss whose credit weighs the turns; default: the run's.")
+    ] = None,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print one JSON object per row, or per --check."),
+        typer.Option("--json", help="Print a JSON object per row; with --check, one in all."),
     ] = False,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Audit all rows: lengths, drops, rejections."),
+        typer.Option("--check", help="Audit all rows: lengths, dropped turns, rejected rows."),
     ] = False,
-    max_length: Annotated[int | None, typer.Option(help="Length limit in tokens; a run has one.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Rows to show: 3, or all with --json.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Length limit in tokens; default: the run's.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Rows to show; default: 3, or all with --json.")] = None,
     chat_template: Annotated[
         str | None,
-        typer.Option(help="Name, file or Jinja text; a run has one."),
+        typer.Option(help="Name, file or Jinja text; default: the run's."),
     ] = None,
     drawn: Annotated[
         str | None,
         typer.Option(
             metavar="POLICY",
-            help="Show all best-of-n episodes of this policy.",
+            help="Show all sampled episodes of a policy scored best-of-n.",
         ),
     ] = None,
 ) -> None:
@@ -92,14 +96,14 @@ def inspect(
     "runs/demo",
     "runs/demo --once",
     "runs/demo --once --json",
-    codes="0 it works, has finished or was stopped by its user; 1 it died or failed, or an alarm is on; 2 no such run.",
+    codes="0 running, finished or stopped by its user; 1 died, failed, or an alarm is on; 2 no such run.",
     panel="Look",
 )
 def watch(
     run: RunFolder,
     once: Annotated[bool, typer.Option("--once", help="Print the state and exit.")] = False,
     as_json: AsJson = False,
-    every: Annotated[float, typer.Option(help="Seconds between looks.")] = 2.0,
+    every: Annotated[float, typer.Option(help="Seconds between updates.")] = 2.0,
 ) -> None:
     """Watch a run from another terminal."""
     from perturn.watch import Watcher, render, watch_live
@@ -120,7 +124,7 @@ def watch(
     "verify",
     "runs/demo",
     "runs/demo --json",
-    codes="0 every finished file is what was written; 1 one is damaged; 2 no such run.",
+    codes="0 every finished file is undamaged; 1 a file is damaged; 2 no such run.",
     panel="Look",
 )
 def verify(run: RunFolder, as_json: AsJson = False) -> None:

@@ -1,7 +1,7 @@
 """Worlds and replicas of the policy on the nodes of a Ray cluster; the driver and its files stay where they are.
 
-What a node holds can be lost with it and made again: a world, of which the driver knows the task, and a replica, which
-is told a conversation's whole history with each prompt. So a node that dies costs its unfinished episodes a new start.
+Everything on a node can be lost with it and made again: a world, whose task the driver knows, and a replica, which gets
+a conversation's whole history with each prompt. So a node that dies costs its unfinished episodes a new start.
 """
 
 from perturn.cluster.node_worlds import ClusterWorlds, cluster_worlds

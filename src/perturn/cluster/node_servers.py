@@ -26,7 +26,7 @@ from perturn.io.scratch import scratch_folder
 from perturn.types import Action, Engine, Environment, Prompt, Sampling
 
 Reply = dict[str, Any]
-"""`value`: what a call returned, in plain data; or `error` and `text`: what it raised."""
+"""`value`: the result of a call, in plain data; or `error` and `text`: the exception it raised."""
 
 
 class WorldServer:
@@ -89,7 +89,7 @@ Serve = Callable[[str], Engine]
 
 
 class EngineServer:
-    """One replica of the policy, whose engine works in a thread of its own: a prompt never waits for others' answers.
+    """One replica of the policy, whose engine works in its own thread: a prompt never waits for others' answers.
 
     Its methods are coroutines, which one event loop runs in the order in which they are called.
     """
@@ -158,7 +158,7 @@ class EngineServer:
         return found
 
     async def forget(self, conversation: str) -> None:
-        """Delete what is kept for a conversation that has ended."""
+        """Delete the state of a conversation that has ended."""
         self._thread.forget(conversation)
 
     def _arrived(self, answered: Sequence[tuple[Prompt, Answered]]) -> None:

@@ -187,7 +187,7 @@ class ClusterWorlds:
                 self._living[server.node.id] = server
 
     def _note_facts(self, server: _Server) -> None:
-        """Note what its first world says, in which all nodes should agree."""
+        """Note the properties of its first world, which must be equal on all nodes."""
         try:
             facts = value_of(self.connection.get(server.started))
         except PerturnError as error:

@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster, and what its nodes are."""
+"""The connection to a Ray cluster, and its nodes."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Server:
 
     actor: Any
     identity: Any
-    """Reference to its identity: it is there once the actor runs."""
+    """Reference to its identity, which is available once the actor runs."""
     started: Any
-    """Reference to the result of its first call: it is there once that has ended."""
+    """Reference to the result of its first call, which is available once the call has ended."""
 
 
 class Lost(Exception):
@@ -57,7 +57,7 @@ class Lost(Exception):
 
 
 class Connection:
-    """A Ray cluster, and what runs on its nodes; a process that is connected already stays with that cluster.
+    """A Ray cluster and the actors on its nodes; a process that is connected already stays with its cluster.
 
     What is printed on the nodes stays in Ray's logs there.
     """
@@ -95,7 +95,7 @@ class Connection:
         return [node for node in found if node.cpus > 0]
 
     def require_node(self, what: str, cpus: float, gpus: float = 0.0) -> None:
-        """Reject what no node could ever hold."""
+        """Reject requests that no node could ever meet."""
         there = self.nodes()
         if not any(node.cpus >= cpus and node.gpus >= gpus for node in there):
             sizes = (
@@ -133,7 +133,7 @@ class Connection:
         return self._ray.put(data)
 
     def ready(self, references: Sequence[Any], seconds: float = 0.0) -> list[Any]:
-        """Return all of the references that are there, once one of them is; it is waited for so long."""
+        """Wait up to the given time for one of the references, and return all that are available then."""
         if not references:
             return []
         first, _ = self._ray.wait(list(references), timeout=seconds)
@@ -171,7 +171,7 @@ class Connection:
             raise Lost(last_line(error), cause) from error
 
     def tell(self, method: Any, *arguments: Any) -> None:
-        """Call a method of an actor, which may be gone, and wait for nothing."""
+        """Call a method of an actor, which may be gone, without waiting for it."""
         with suppress(*self._losses):
             method.remote(*arguments)
 

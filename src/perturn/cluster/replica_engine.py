@@ -25,11 +25,11 @@ _logger = logging.getLogger(__name__)
 _MODEL_FILES = {".safetensors", ".json", ".jinja", ".txt", ".model"}
 """Kinds of the files that a model is loaded from."""
 _MOMENT_S = 0.003
-"""Seconds to wait for an answer before prompts that came meanwhile are passed on."""
+"""Seconds to wait for an answer before newer prompts are passed on."""
 _POLL_S = 10.0
 """Seconds that a replica may wait for an answer before it says that there is none yet."""
 _LOSSES_IN_A_ROW = 16
-"""Replicas that may be lost without an answer in between: what kills each of them is no accident."""
+"""Replicas that may be lost without an answer in between. If more are lost, the failures are not an accident."""
 
 
 @dataclass(eq=False)
@@ -47,9 +47,9 @@ class _Replica(Server):
 class Replicas:
     """A streaming engine whose replicas answer side by side, each its own conversations; none waits for another.
 
-    A prompt is passed on at once. It joins what the replica's engine answers, which keeps batches of its own. A
-    conversation stays with a replica, which keeps its keys and values; conversations of a lost replica move to
-    others, which compute them again. A replica that is lost is started again wherever there is room.
+    A prompt is passed on at once. It joins the batch of the replica's engine. A conversation stays with a replica,
+    which keeps its keys and values; conversations of a lost replica move to others, which compute them again. A replica
+    that is lost is started again wherever there is room.
     """
 
     def __init__(self, cluster: Cluster, serve: Callable[[str], Engine], model: str) -> None:
@@ -86,7 +86,7 @@ class Replicas:
             _logger.warning("replica %d of the policy has no room yet; going on without it", replica.number)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action | EngineFailure]:
-        """Return one action a prompt; another replica answers the prompts of a replica that is lost meanwhile.
+        """Return one action per prompt; another replica answers the prompts of a replica that is lost in between.
 
         Raises:
             RunError: If no replica is left, or one after the other is lost.
@@ -98,7 +98,7 @@ class Replicas:
         self._waiting += [(prompt, sampling) for prompt in prompts]
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
-        """Pass on what waits; return what is answered within a moment.
+        """Pass on waiting prompts; return the answers that arrive within a moment.
 
         Raises:
             RunError: If no replica is left, or one after the other is lost.
@@ -119,7 +119,7 @@ class Replicas:
         return answered
 
     def update_weights(self, folder: str | Path, name: str) -> None:
-        """Serve other weights of the same model from now on; a replica that is lost meanwhile is started with them.
+        """Serve other weights of the same model from now on; a replica that is lost in between is started with them.
 
         Args:
             folder: What `save_pretrained` wrote, on this machine.
@@ -146,7 +146,7 @@ class Replicas:
         self._wait(1)
 
     def forget(self, conversation: str) -> None:
-        """Free what is kept of a conversation."""
+        """Free the state of a conversation."""
         replica = self._homes.pop(conversation, None)
         if replica is not None and not replica.gone:
             self._connection.tell(replica.actor.forget, conversation)
@@ -200,7 +200,7 @@ class Replicas:
             )
 
     def _admit(self, seconds: float) -> None:
-        """Take in the replicas that are ready in time; it is an error if one differs from the others."""
+        """Add the replicas that are ready in time; it is an error if one differs from the others."""
         for replica in self._connection.started(self._coming, seconds):
             found, name = self._hear(replica, replica.identity), self._hear(replica, replica.started)
             if found is None or name is None:

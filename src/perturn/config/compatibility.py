@@ -22,13 +22,13 @@ IMPOSED = {
     "cut-branches": "branches that are not over",
     "dependent-branches": "branches at turns that depend on the other samples of the task",
 }
-"""Property of an explorer's episodes that their readers must take -> in words."""
+"""Property of an explorer's episodes that the parts which read them must accept, with its description."""
 _PROVIDED = {
     "tree": "a tree",
     "regular-branches": "branches at regular turns",
     "turn-branches": "branches at every turn (explore.every=1)",
 }
-"""Episodes that an explorer provides -> in words, where they differ from the name."""
+"""Description of the episodes that an explorer provides, where it differs from the name."""
 
 Needs = Iterable[str | Collection[str]]
 """Needs of a reader of the explorer; of a collection any one will do."""
@@ -51,7 +51,7 @@ def _explorers() -> dict[str, ExploreSettings]:
 
 
 def misfit(recipe: Recipe, reader: str, needs: Needs, takes: Collection[str]) -> str | None:
-    """Return why a reader cannot read what the explorer gathers; None: it can.
+    """Return why a reader cannot read the explorer's episodes; None if it can.
 
     Args:
         recipe: With an explorer.
@@ -93,7 +93,7 @@ def _without(explorer: ExploreSettings, imposed: str) -> str:
 
 
 def explorer_faults(recipe: Recipe) -> Iterator[str]:
-    """Yield why rows and evaluation cannot read what the explorer of a recipe gathers.
+    """Yield why rows and evaluation cannot read the episodes of a recipe's explorer.
 
     What a credit reads is checked before work, as it may need torch.
     """

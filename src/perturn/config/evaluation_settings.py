@@ -1,4 +1,4 @@
-"""The section `evaluate` of a recipe: the tasks that score policies, how these decode, and what is chosen among."""
+"""The section `evaluate` of a recipe: the tasks that score policies, the decoding, and best-of-n selection."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from perturn.types import Sampling
 
 SELECT = "evaluate.select"
 _SAMPLES = {"episodes": 8, "actions": 4}
-"""Candidates of each choice, unless the recipe says otherwise."""
+"""Number of candidates of each choice, unless the recipe sets it."""
 
 
 @dataclass(frozen=True)
 @bounded
 class Candidates:
-    """The candidates of a selector: settings that `evaluate.select` has beside the selector's own."""
+    """The candidates of a selector: settings that `evaluate.select` has besides the selector's own."""
 
     among: Literal["episodes", "actions"] = "episodes"
-    """Play each task several times and score one of its episodes; or sample several actions at each turn, and take one
+    """Play each task several times and score one of its episodes; or sample several actions at each turn, and play one
     of them."""
     samples: Annotated[int, SEVERAL] | None = None
     """Episodes of each task, or actions at each turn; None: 8 episodes, or 4 actions."""
@@ -35,22 +35,22 @@ class Evaluate:
 
     tasks: HeldOutTasks = field(default_factory=HeldOutTasks)
     sampling: Sampling | None = None
-    """How actions are decoded; None: as the protocol has it, else greedily. A score says where it departs from its
+    """How actions are decoded; None: as in the protocol, else greedily. A score records where it departs from its
     protocol."""
     concurrency: Annotated[int, COUNT] = 16
     every: Annotated[int, COUNT] = 1
     """Score the policy after every `every` iterations, and after the last iteration."""
     samples: Annotated[int, COUNT] = 1
-    """Episodes of each task, all of which are scored. Several tell pass^k: how often k of them all succeed. They need a
-    temperature above 0, or a world or user that is not always the same."""
+    """Episodes of each task, all of which are scored. With several, pass^k is reported: the probability that k of them
+    all succeed. They need a temperature above 0, or an environment or user that is not deterministic."""
     select: Annotated[Section | None, EntryOf("selectors", Candidates)] = None
-    """`name` of what chooses one of several candidates, at a temperature above 0; what it chooses among; and its
+    """`name` of the selector that chooses one of several candidates, at a temperature above 0; the candidates; and its
     settings. None: each task is played once, and one action is sampled at each turn."""
     turns: TurnControl | None = None
     """Another turn limit than the protocol's, reminders of it, and extensions on demand. None: the protocol's limit."""
 
     distance: Literal["shortest", "searching"] | None = None
-    """Measure the way to a success that is left around each turn, in this sense, so that errors of the scored episodes
+    """Measure the turns left to a success around each turn, in this sense, so that errors of the scored episodes
     are wrong turns. The world must know it. None: errors are invalid turns."""
 
     def __post_init__(self) -> None:

@@ -19,9 +19,11 @@ class ExplorerTraits:
     """Traits of an explorer, from which stages, checks and the alternatives in messages follow."""
 
     provides: frozenset[str] = frozenset()
-    """Episodes beyond plain rollouts, by name, such as branches or tree; row makers and credits need some of them."""
+    """Kinds of episodes it provides besides plain rollouts, such as branches or tree; row makers and credits need some
+    of them."""
     imposes: frozenset[str] = frozenset()
-    """Properties of its episodes that their readers must take; see `perturn.config.compatibility.IMPOSED`."""
+    """Properties of its episodes that row makers and credits must accept; see
+    `perturn.config.compatibility.IMPOSED`."""
     policy: str | None = None
     """Policy that plays the rounds after the first one: base or sft; None: the policy that explored."""
     expert: bool = False
@@ -29,9 +31,10 @@ class ExplorerTraits:
     resumes_earlier: bool = False
     """Whether its rollouts include unfinished episodes of the iteration before."""
     reads_policy: bool = False
-    """Whether its `needs` are computed by the policy that explored. The chosen turns are then stored before play."""
+    """Whether its `needs` are computed by the policy that explored. The chosen turns are then stored before the
+    episodes are played."""
     source: str | None = None
-    """File with its episodes, which are then not played; None: they are."""
+    """File that its episodes are read from; None: they are played."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,8 @@ class ExploreSettings:
 
     tasks: Tasks = field(default_factory=Tasks)
     per_iteration: Annotated[int, COUNT] | None = None
-    """Tasks of one iteration, dealt from a shuffle of the list by the seed; when too few are left, the list
-    is shuffled again. None: each iteration plays the whole list."""
+    """Tasks of one iteration, taken in order from a list that is shuffled with the seed; when too few are left, the
+    list is shuffled again. None: each iteration plays the whole list."""
     samples: Annotated[int, COUNT] = 1
     """Episodes of each task: the size of a group."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))

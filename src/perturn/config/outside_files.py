@@ -32,7 +32,7 @@ class Named:
 
 
 def written(name: str) -> bool:
-    """Return whether a setting or a file that nobody declares to be read is, by its name, more likely written."""
+    """Return whether a setting or a file, which is not declared as an input, looks like an output by its name."""
     return _WRITTEN.search(name) is not None
 
 

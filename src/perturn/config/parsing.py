@@ -40,7 +40,7 @@ _SECRET = re.compile(r"(?<![\w-])(sk-(?=[\w-]*\d)[\w-]{16,}|Bearer\s+\S+)")
 
 
 def refuse_secrets(data: Any) -> None:
-    """Reject what looks like a key of an API, without showing it: a recipe is copied into runs and reports."""
+    """Reject a value that looks like an API key, without showing it: a recipe is copied into runs and reports."""
     for where, key, value in _leaves(data):
         if value is not None and (_SECRET_NAME.fullmatch(key) or _SECRET.search(str(value))):
             raise ConfigError(
@@ -50,7 +50,7 @@ def refuse_secrets(data: Any) -> None:
 
 
 def _leaves(data: Any, where: str = "", key: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Yield (path, name of the setting, value) of everything that is no mapping or list."""
+    """Yield (path, name of the setting, value) of each value that is neither a mapping nor a list."""
     if isinstance(data, Mapping):
         for name, value in data.items():
             yield from _leaves(value, _join(where, str(name)), str(name))
@@ -87,7 +87,7 @@ def parse(
     table: Mapping[str, Any] | None = None,
     guarded: bool = False,
 ) -> T:
-    """Turn mapping into a settings dataclass, nested ones included; or any class made with keyword arguments.
+    """Make a settings dataclass from a mapping, nested ones included; or any class made with keyword arguments.
 
     Args:
         kind: The class.
@@ -95,8 +95,8 @@ def parse(
         where: Dotted path of the mapping in the recipe, for messages.
         also: Further keys that the section has, for messages.
         root: The dataclass of the whole recipe, for messages; None: this one.
-        table: The table that has the class, for messages; None: no table has it.
-        guarded: Whether whatever the class raises is told in a line, as for classes of others.
+        table: The table with the class, for messages; None if it is in no table.
+        guarded: Whether every exception of the class is reported in one line, as for classes of other packages.
 
     Raises:
         ConfigError: The first thing that is wrong, in one line.
@@ -146,15 +146,15 @@ def build(
     root: Any = None,
     guarded: bool = True,
 ) -> Any:
-    """Turn section into the object its `name` picks from a table, made with its other keys.
+    """Make the object that the `name` of a section picks from a table, with the section's other keys.
 
     Args:
         table: Name -> class.
         section: `name` and settings.
         where: Dotted path of the section in the recipe.
-        also: Keys of the section that are no settings of the object.
-        root: The dataclass of the whole recipe, for messages; None: the section stands alone.
-        guarded: Whether whatever the class raises is told in a line; else it is the caller's to tell.
+        also: Keys of the section that are not settings of the object.
+        root: The dataclass of the whole recipe, for messages; None: the section is used alone.
+        guarded: Whether every exception of the class is reported in one line; else the caller reports it.
     """
     _require_name(section, where, lambda: table)
     name = str(section.get("name"))
@@ -171,14 +171,14 @@ def build_entry(mark: EntryOf, section: Mapping[str, Any], where: str, *, root: 
         mark: The mark of the section's field, with a default.
         section: `name` and settings, as YAML gives them.
         where: Dotted path of the section in the recipe.
-        root: The dataclass of the whole recipe, for messages; None: the section stands alone.
+        root: The dataclass of the whole recipe, for messages; None: the section is used alone.
     """
     name = _value(str, section.get("name", mark.default), f"{where}.name", root)
     return build(table_of(mark.table), {**section, "name": name}, where, root=root)
 
 
 def section_of(given: Any, where: str) -> Mapping[str, Any]:
-    """Return the section that an argument of a function stands for: a mapping, or the name alone.
+    """Return a function's argument as a section: it is a mapping, or the name alone.
 
     Raises:
         ConfigError: If it is neither.
@@ -211,7 +211,7 @@ def _settings(kind: Any) -> dict[str, inspect.Parameter]:
 
 
 def _adapter(hint: Any) -> TypeAdapter[Any]:
-    """Return the validator of a type, made once unless a class of others annotates with what has no hash."""
+    """Return the validator of a type, cached unless an annotation of the class cannot be hashed."""
     try:
         hash(hint)
     except TypeError:
@@ -252,7 +252,7 @@ def _first_key(hint: Any) -> str:
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
-    """Return a value of YAML as plain Python: its text where a text is expected, else what it means."""
+    """Return a value of YAML as plain Python: its text if a text is expected, else its value."""
     hints = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     if isinstance(value, Mapping):
         return _typed_mapping(hints, value, where)

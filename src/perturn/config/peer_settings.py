@@ -1,4 +1,4 @@
-"""Settings of TRL and transformers that Perturn names otherwise or does not need, and what to write instead."""
+"""Settings of TRL and transformers that have another name in Perturn or are not needed, and their replacements."""
 
 from functools import cache
 from importlib.resources import files
@@ -16,7 +16,7 @@ class Peer(NamedTuple):
 
 @cache
 def peers() -> dict[str, Peer]:
-    """Return what to write instead of each setting, as the lines of `peer_settings.txt` say."""
+    """Return the replacement of each setting, from the lines of `peer_settings.txt`."""
     found: dict[str, Peer] = {}
     for line in files("perturn.config").joinpath("peer_settings.txt").read_text("utf-8").splitlines()[1:]:
         names, in_config, *in_recipe = line.split(" | ")

@@ -1,4 +1,4 @@
-"""A recipe: everything a run needs to be repeated, read from a file and key=value words."""
+"""A recipe: all settings that are needed to repeat a run, read from a file and key=value words."""
 
 from __future__ import annotations
 
@@ -45,57 +45,62 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything a run needs to be repeated."""
+    """All settings that are needed to repeat a run."""
 
     name: Annotated[str, EFFORT]
     """The run's folder under `output`."""
     model: ModelSettings
     environment: Annotated[Section | None, EntryOf("environments")] = None
-    """`name` of an environment and its settings; None where nothing is played."""
+    """`name` of an environment and its settings; None if no episodes are played."""
     protocol: ProtocolSettings | None = None
-    """The rules of an episode; None: what the environment declares, else defaults, where anything is played."""
+    """The rules of an episode; None: the rules that the environment declares, else defaults, if episodes are played."""
     engine: Annotated[Section, EntryOf("engines")] = field(default_factory=lambda: {"name": "local"})
-    """`name` of what answers the prompts and its settings."""
+    """`name` of the engine that answers prompts, and its settings."""
     backend: Annotated[Section, EntryOf("backends")] = field(default_factory=lambda: {"name": "local"})
-    """`name` of where policies are trained, and its settings."""
+    """`name` of the backend that trains policies, and its settings."""
     user: User | None = None
-    """Plays the user, where the environment hands over the user's turn. None: the environment's script does."""
+    """The model that plays the user, where the environment asks for the user's turn. None: a script of the environment
+    plays the user."""
     base: Base | None = None
-    """The model is made from nothing, and then `model.name` is `base`; None: it is there."""
+    """Makes the model from scratch; `model.name` is then `base`. None: the model exists already."""
     expert: Expert | None = None
-    """Expert episodes; None: as `sft` and `rows` need them."""
+    """Expert episodes; None: the expert plays the tasks that `sft` and `rows` need."""
     sft: Sft | None = None
-    """None: the model is a policy already."""
+    """None: the policy starts as the base model, without SFT."""
     align: Align | None = None
     """None: nothing is aligned."""
     reward: Reward | None = None
-    """Rewards beside the environment's. None: the environment alone rewards."""
+    """Rewards beside the environment's. None: only the environment gives rewards."""
     credit: Annotated[Section | None, EntryOf("credits")] = None
-    """`name` of what weighs the turns of the alignment, and its settings; None: the credit of the loss's paper."""
+    """`name` of the credit that weighs the turns of the alignment, and its settings; None: the credit of the loss's
+    paper."""
     explore: Annotated[ExploreSettings | None, EXPLORER] = None
-    """`name` of what gathers the episodes of an iteration, and its settings; None: as `rows` need it."""
+    """`name` of the explorer that samples the episodes of an iteration, and its settings; None: the explorer that
+    `rows` needs."""
     rows: Annotated[RowMaker | None, ROWS] = None
-    """`name` of what makes the rows that the alignment learns from, and its settings; None: as `align` needs it."""
+    """`name` of the row maker that makes the training rows of the alignment, and its settings; None: the row maker that
+    `align` needs."""
     evaluate: Evaluate | None = field(default_factory=Evaluate)
     """None: nothing is scored."""
     iterations: Annotated[int, COUNT] = 1
-    """How often the policy explores and is aligned, each time from the policy of the time before. ETO does it three
-    times; online learning many times."""
+    """Number of iterations of exploration and alignment, each from the policy of the iteration before. ETO has three
+    iterations; online learning has many."""
     staleness: Annotated[int, Bound(least=0)] = 0
     """Versions of the policy that a token may be older than the policy that learns from it. 0: exploration and training
     take turns. k: the next k iterations are explored while the policy trains, which then changes in the middle of
     episodes."""
     then: Annotated[Section | None, EFFORT] = None
     """A second recipe, which `perturn run` does next. It starts from the last policy of this one, in the folder
-    `NAME-then`. It has sections of its own to train, and takes the others, such as `environment`, from this one."""
+    `NAME-then`. It has its own sections to train, and takes the others, such as `environment`, from this one."""
     deterministic: bool = False
-    """Whether exploration and evaluation play `concurrency` episodes at a time in lock-step: each block together, from
-    its first turn to its last. Then batches never depend on timing. It costs throughput."""
+    """Whether exploration and evaluation play blocks of `concurrency` episodes in lock-step, each from its first turn
+    to its last. Batches then never depend on timing. It costs throughput."""
     worlds: Annotated[Worlds, EFFORT] = field(default_factory=Worlds)
     cluster: Annotated[Cluster | None, EFFORT] = None
     launch: Annotated[Launch, EFFORT] = field(default_factory=Launch)
     report_to: Annotated[list[str], EFFORT] = field(default_factory=list)
-    """Where training's metrics go beside the run folder: tensorboard, trackio, wandb. None of it changes the run."""
+    """Where training's metrics go next to the run folder: tensorboard, trackio, wandb. None of the trackers changes the
+    run."""
     seed: Annotated[int, SEED] = 0
     output: Annotated[str, EFFORT] = "runs"
 
@@ -106,7 +111,7 @@ class Recipe:
         self._complete()
 
     def _faults(self) -> Iterator[str]:
-        """Yield what is wrong with names and with the sections beside them."""
+        """Yield faults of names, and of the sections next to them."""
         if len(self.name.encode()) > _LONGEST_NAME or not re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name):
             yield f"name must be usable as a folder name, got {self.name!r:.80}."
         for part in ("environment", "engine", "backend", "credit"):
@@ -125,12 +130,12 @@ class Recipe:
 
     @property
     def reward_model(self) -> RewardModel | None:
-        """The reward model that learns in each iteration; None: none does."""
+        """The reward model that learns in each iteration; None if there is none."""
         return self.reward.model if self.reward else None
 
     @property
     def judge(self) -> JudgeSettings | None:
-        """The judge of episodes; None: nobody rates them."""
+        """The judge of episodes; None if there is none."""
         return self.reward.judge if self.reward else None
 
     def training(self, section: str) -> Train | None:
@@ -139,7 +144,7 @@ class Recipe:
         return found
 
     def _complete(self) -> None:
-        """Add the sections that others need, and refuse those that lack what they need."""
+        """Add the sections that others need, and reject sections whose needs are not met."""
         if self.align is not None and self.rows is None:
             object.__setattr__(self, "rows", build_entry(ROWS, {}, "rows"))
         explores = self.rows is not None and self.rows.traits.explored
@@ -152,7 +157,7 @@ class Recipe:
             refuse(self._unplayed())
 
     def _unplayed(self) -> Iterator[str]:
-        """Yield what would play in an environment, where there is none."""
+        """Yield settings that need an environment, if there is none."""
         own = self.expert is not None and self.expert.file is not None
         brought = self.explore is not None and self.explore.traits.source is not None
         plays = {
@@ -175,7 +180,7 @@ def read_mapping(file: Path, what: str) -> dict[str, Any]:
 
     Args:
         file: The file.
-        what: What it is, such as `recipe`.
+        what: Kind of the file, such as `recipe`.
 
     Raises:
         ConfigError: If it is not YAML, or no mapping.
@@ -215,7 +220,7 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _code_beside(value: Any, folder: Path) -> Any:
-    """Return a recipe's mapping in which `file.py:Class` is beside the recipe unless the current folder has it."""
+    """Return a recipe's mapping in which `file.py:Class` is next to the recipe unless the current folder has it."""
     if isinstance(value, dict):
         return {key: _code_beside(each, folder) for key, each in value.items()}
     if isinstance(value, list):

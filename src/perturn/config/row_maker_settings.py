@@ -15,17 +15,18 @@ ROWS = EntryOf("rows", default="expert-pairs")
 """Mark of the section `rows`."""
 
 Kind = Literal["pairs", "groups", "single", "labelled"]
-"""Kinds of rows: pairs; groups that a credit weighs; single trajectories; and these with a label, by their weights'
-sign."""
+"""Kinds of rows: pairs; groups that a credit weighs; single trajectories; and single trajectories with a label, given
+by the sign of their weights."""
 
 Key = tuple[str, int]
 """(task id, sample), as `Trajectory.key`."""
 
 BRANCHES = frozenset({"branches", "wrong-branches", "expert-branches"})
-"""Episodes that branch off, by what provides them; branches of a tree are not among them."""
+"""For each explorer that provides branching episodes, the kind of these episodes; branches of a tree are not among
+them."""
 
 ANY_BRANCHES = frozenset({"some-episodes", "prover", "dependent-branches"})
-"""Properties of branches that pairs do not mind; see `perturn.config.compatibility.IMPOSED`."""
+"""Properties of branches that do not matter for pairs; see `perturn.config.compatibility.IMPOSED`."""
 
 
 @dataclass(frozen=True)
@@ -39,31 +40,31 @@ class RowTraits:
     expert: bool = False
     """Whether it reads the expert's episodes."""
     branches: frozenset[str] = frozenset()
-    """Episodes beyond rollouts that the explorer must provide: any of these; none: they are not read."""
+    """Kinds of episodes besides rollouts, one of which the explorer must provide; empty: it reads rollouts alone."""
     takes: frozenset[str] = frozenset()
     """Properties of explored episodes and branches that it can deal with; see `ExplorerTraits.imposes`."""
     several_samples: bool = False
-    """Whether it compares the samples of a task, of which there must be several."""
+    """Whether it compares the episodes of a task, so that each task needs several."""
     corrects: int = 0
     """Corrections of a failed episode by the environment's expert, at most."""
     aggregates: bool = False
-    """Whether each iteration learns from the rows of the iterations before too, as DAgger does."""
+    """Whether each iteration also trains on the rows of the iterations before, as in DAgger."""
     starts_over: bool = False
-    """Whether the policy before SFT is trained, on what SFT was taught and more; else the policy that explored."""
+    """Whether the policy before SFT is trained, on the rows of SFT and further rows; else the policy that explored."""
     names_policy: bool = False
     """Whether the policy that is trained is named after the row maker; else after the loss."""
     told: tuple[str, str] | None = None
-    """Texts after a task that say that its episode succeeds, or fails; in evaluations the policy is told the first."""
+    """Texts added to a task to say that its episode succeeds, or fails; evaluations add the first."""
     needs_history: bool = False
-    """Whether the policy must see all of a conversation, as where a row holds two episodes."""
+    """Whether the policy must see the whole conversation, for example because a row holds two episodes."""
     reads_logprobs: bool = False
     """Whether it reads the log-probabilities of sampled tokens, as the engine returned them."""
     failed: Literal["leave_out", "zero"] = "leave_out"
     """Of groups: how an episode that FAILED counts in the statistics of its group."""
     drop_equal_outcomes: bool = False
-    """Of groups: whether those whose episodes all ended alike are left out."""
+    """For groups: whether groups with equal outcomes are left out."""
     source: str | None = None
-    """Rows of the user's own: a file, a folder or a data set of the Hub; None: rows are made of episodes."""
+    """The user's own rows: a file, a folder or a data set of the Hub; None: rows are made from episodes."""
 
 
 def _no_expert(wanted: Sequence[tuple[Trajectory, int]]) -> list[Trajectory]:
@@ -74,30 +75,30 @@ def _no_expert(wanted: Sequence[tuple[Trajectory, int]]) -> list[Trajectory]:
 
 @dataclass(frozen=True)
 class Limit:
-    """The length limit of training, by what it does to episodes; by default there is none."""
+    """The length limit of training and its effect on episodes; by default there is none."""
 
     too_long: Callable[[Sequence[Trajectory]], set[Key]] = lambda episodes: set()
     """Keys of the episodes whose first own turn does not fit."""
     whole: Callable[[Trajectory], bool] = lambda episode: True
-    """Whether an episode fits whole."""
+    """Whether the whole episode fits."""
     alike: Callable[[Sequence[PreferencePair]], list[bool]] = lambda pairs: [False] * len(pairs)
     """Whether both sides of each pair are the same tokens within the limit."""
 
 
 @dataclass(frozen=True)
 class RowInputs:
-    """Inputs of a row maker. It finds here what its traits and `needs` ask for."""
+    """Inputs of a row maker. It holds the inputs that the row maker's traits and `needs` ask for."""
 
     explored: Sequence[Trajectory] = ()
     """Explored episodes of the iteration, by task and sample."""
     experts: Sequence[Trajectory] = ()
     """Successes of the expert."""
     taught: Sequence[Trajectory] = ()
-    """Successes of the expert that SFT is taught, in its order."""
+    """Successes of the expert that SFT trains on, in its order."""
     branches: Sequence[Trajectory] = ()
     """Episodes that branch off."""
     begun: Sequence[Trajectory] = ()
-    """Episodes that they branch off from: explored ones or the expert's; none FAILED."""
+    """Episodes that the branches start from, explored or the expert's; none of them FAILED."""
     earlier: Sequence[WeightedTrajectory] = ()
     """Rows of the iteration before, for a row maker that `aggregates`."""
     given: Sequence[Any] = ()
@@ -109,7 +110,7 @@ class RowInputs:
     """Seed of the run."""
     limit: Limit = Limit()
     measure: Callable[[Sequence[Trajectory]], list[Trajectory]] = list
-    """Measures the distance to a success around each turn, where it `needs` that."""
+    """Measures the distance to a success around each turn, if the row maker `needs` it."""
     correct: Callable[[Sequence[tuple[Trajectory, int]]], list[Trajectory]] = _no_expert
     """Lets the expert finish episodes after a number of turns; episodes without a solution are left out."""
 
@@ -121,17 +122,17 @@ class Made:
     rows: Sequence[Any]
     """Pairs, weighted trajectories, or the members of groups."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Counts of what became of the episodes, by name."""
+    """Counts of episodes by what was made of them."""
     lacks: str = ""
-    """Why the rows are not worth training on, such as `none is a failure`; empty: they are."""
+    """Why the rows are not worth training on, such as `none is a failure`; empty if they are."""
     filtered: Collection[Key] = ()
-    """Of groups: episodes that count in the statistics of their group and are not trained."""
+    """For groups: episodes that count in the statistics of their group but are not trained on."""
 
 
 class RowMaker(Protocol):
-    """Turns the episodes of an iteration into rows of training data.
+    """Makes rows of training data from the episodes of an iteration.
 
-    A frozen dataclass of its settings, in a module of its own. It opens no model, no world and no file, and reads
+    A frozen dataclass of its settings, in its own module. It opens no model, no world and no file, and reads
     `RowInputs` alone.
 
         @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class RowMaker(Protocol):
 
     @property
     def traits(self) -> RowTraits:
-        """Declarations; a class variable where nothing depends on settings."""
+        """Declarations; a class variable if nothing depends on settings."""
         ...
 
     @property
@@ -166,6 +167,6 @@ class RowMaker(Protocol):
 
 
 def sense_in(needs: Sequence[str | Need]) -> str | None:
-    """Return the sense in which needs ask for the distance to a success; None: they do not."""
+    """Return the sense in which `needs` asks for the distance to a success; None if it does not."""
     found = (Distance() if need == Distance.name else need for need in needs)
     return next((need.sense for need in found if isinstance(need, Distance)), None)

@@ -1,4 +1,4 @@
-"""The sections of a recipe, one dataclass each: default, help and bound of every setting stand here."""
+"""The sections of a recipe, one dataclass each, with default, help and bound of every setting."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ TOKEN_BUDGET = 4096
 """Tokens that go through a model together, unless a setting says otherwise."""
 
 COUNT = Bound(least=1, most=10**9)
-"""Bound of a number of things."""
+"""Bound of a count."""
 SEVERAL = Bound(least=2, most=10**9)
-"""Bound of a number of things that must be several."""
+"""Bound of a count that must be at least 2."""
 
 Section = dict[str, Any]
 """A section whose `name` picks an entry of a table (a loss, an environment) and whose other keys are its settings."""
 
 
 def refuse(faults: Iterable[str]) -> None:
-    """Reject settings that do not go together: a ValueError with the first fault, to which `parse` adds the place."""
+    """Reject settings that contradict each other: raise a ValueError about the first fault, if there is one."""
     for fault in faults:
         raise ValueError(fault)
 
 
 Sense = Literal["shortest", "searching"]
-"""How the way to a success is measured; see `SENSES`."""
+"""How the distance to a success is measured; see `SENSES`."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ModelSettings:
     """The policy that the run begins with."""
 
     name: Annotated[str, MODEL]
-    """Hub id, local folder, or a bundled name such as `smollm2-135m`; `base` where the section `base` makes it."""
+    """Hub id, local folder, or a bundled name such as `smollm2-135m`; `base` if the section `base` makes the model."""
     dtype: str = "auto"
     """Type to compute in: float32, bfloat16, or auto: bfloat16 where the hardware has it, but on CPUs float32 below a
     hidden size of 256, where it is faster. Weights train in float32."""
@@ -47,7 +47,7 @@ class ModelSettings:
     that limit."""
     chat_template: Annotated[str | None, TEMPLATE] = None
     """Chat template to use instead of the tokenizer's own: a name of `perturn list templates`, a file, or Jinja. None:
-    its own, or Perturn's, if the model has a stock template that does not serve many turns."""
+    its own, or Perturn's, if the model has a known template that does not support many turns."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,7 @@ class Tasks:
     n: Annotated[int, COUNT] | None = None
     """Tasks of all kinds together, each kind about as often as in the split; None: as `per_kind` says."""
     skip: Annotated[int, Bound(least=0)] = 0
-    """Tasks to leave out first, of each kind or of all together, for task lists of one split that must not
-    overlap."""
+    """Number of tasks to skip, of each kind or of all together, so that task lists of one split do not overlap."""
     kinds: list[str] | None = None
     """Kinds that the list is chosen from; the other settings count tasks of these alone. None: all kinds."""
 
@@ -75,7 +74,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class HeldOutTasks(Tasks):
-    """A task list that nobody trains on."""
+    """A task list that is not trained on."""
 
     split: str = "test"
 
@@ -86,8 +85,8 @@ class ProtocolSettings:
     """The rules of an episode: a named protocol, or your own under a name of yours."""
 
     name: str | None = None
-    """A named protocol, or any name for your own rules. None: each setting that is missing here is what the
-    environment declares, else a default; see `perturn check-env`."""
+    """A named protocol, or any name for your own rules. None: each setting that is missing here is taken from the
+    environment, else from a default; see `perturn check-env`."""
     format: str | None = None
     """How an action is written: react, action, plain or tools. None: the named protocol's, else react."""
     system: str | None = None
@@ -97,20 +96,20 @@ class ProtocolSettings:
     history: int | Literal["full"] | None = None
     """How many earlier turns are shown at each turn, or full; None: the named protocol's, else full."""
     list_admissible: bool | None = None
-    """Whether observations list the commands the world would understand; None: the named protocol's, else no."""
+    """Whether observations list the commands that the environment accepts; None: the named protocol's, else no."""
     suffix: str | None = None
-    """Text on a line of its own after the observation that poses the task; None: the named protocol's, else none."""
+    """Text on its own line after the observation that poses the task; None: the named protocol's, else none."""
     example: list[Message] | None = None
     """Worked example before the first observation, as messages; None: the named protocol's, [] leaves it out."""
 
 
 @dataclass(frozen=True)
 class Expert:
-    """Episodes to learn from: the environment's expert plays the tasks that are taught or explored."""
+    """Expert episodes to learn from: the environment's expert plays the tasks of SFT or of the exploration."""
 
     file: Annotated[str | None, ROWS] = None
-    """Episodes of your own instead: a file or folder of rows, or owner/name:split of the Hub. The rows are trajectories
-    or conversations (docs: Your data). None: the expert plays."""
+    """Your own episodes instead: a file or folder of rows, or owner/name:split of the Hub. The rows are trajectories or
+    conversations (docs: Your data). None: the expert plays."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Lora:
 
     rank: Annotated[int, COUNT] = 16
     alpha: Annotated[int, COUNT] = 32
-    """The adapters' part is multiplied by this over the rank."""
+    """The output of the adapters is multiplied by this over the rank."""
     dropout: Annotated[float, Bound(least=0, below=1)] = 0.0
     target_modules: str | list[str] = "all-linear"
     """Ends of names of modules that get an adapter, or one regular expression for whole names; all-linear: each linear
@@ -131,7 +130,7 @@ class Lora:
 
 @dataclass(frozen=True)
 class Train:
-    """One training stage. `TurnConfig` takes what it shares with it from here."""
+    """One training stage. `TurnConfig` takes the settings that both have from here."""
 
     loss: Annotated[Section, EntryOf("losses")]
     """`name` of a loss and its settings."""
@@ -142,13 +141,14 @@ class Train:
     batch_size: Annotated[int, COUNT] = 4
     """Trajectories or pairs in one optimizer step."""
     token_budget: Annotated[int, COUNT] = TOKEN_BUDGET
-    """Tokens that go through the model together, counted after sharing. It bounds memory: the rows of a batch are
+    """Tokens that go through the model in one pass, counted after sharing. It bounds memory: the rows of a batch are
     divided into as many passes as they need. It does not change the loss."""
     learning_rate: Annotated[float, Bound(above=0)] = 1e-6
     """Peak learning rate of AdamW."""
     warmup_ratio: Annotated[float, Bound(least=0, below=1)] = 0.03
     """Share of the steps in which the learning rate rises from 0 to its peak, in whole steps, rounded up. A training of
-    one step has no such step, or it would change nothing; with iterations of one step the first is a step up."""
+    one step has no warmup, or its learning rate would be 0; with iterations of one step, the first step has the first
+    value above 0."""
     scheduler: str = "cosine"
     """How the learning rate falls: cosine, linear, constant_with_warmup, or another of transformers that needs no
     arguments."""
@@ -158,14 +158,14 @@ class Train:
     max_grad_norm: Annotated[float, Bound(above=0)] | None = 1.0
     """Gradients are scaled down to this norm; None: never."""
     shared_prefix: str = "keep"
-    """Turns with which both sides of a pair begin: keep them in the loss, or mask them."""
+    """Turns that both sides of a pair begin with: keep them in the loss, or mask them."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, a third more time."""
     lora: Lora | None = None
     """Train low-rank adapters instead of all weights; None: all weights."""
     save_steps: Annotated[int, COUNT] = 20
-    """Optimizer steps between checkpoints to resume from. In a short training they are fewer: there is one at least
-    every quarter of it, and one of the very step at Ctrl-C."""
+    """Optimizer steps between checkpoints to resume from. A short training saves more often: at least once every
+    quarter of it, and at the step of a Ctrl-C."""
 
     def __post_init__(self) -> None:
         if "name" not in self.loss:
@@ -178,12 +178,12 @@ class Sft(Train):
     """The training stage that imitates the expert."""
 
     loss_on: Literal["actions", "all"] = "actions"
-    """Tokens that carry loss: those that the expert wrote, or all after the first, those that it read too."""
+    """Tokens that carry loss: the expert's own tokens, or all tokens after the first, observations included."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama that is made from nothing; its vocabulary comes from the episodes."""
+    """A Llama trained from scratch; its vocabulary comes from the episodes."""
 
     hidden: Annotated[int, COUNT] = 128
     """Features of a hidden state."""
@@ -205,22 +205,23 @@ class Shape:
 
 @dataclass(frozen=True)
 class Base(Sft):
-    """Pretraining from nothing: a small Llama learns to continue episodes of the expert, and of one who errs.
+    """Pretraining from scratch: a small Llama learns to continue episodes of the expert, and of an expert that errs.
 
-    The defaults give 0.9M parameters and 10,000 episodes of ALFWorld, ten minutes of one core.
+    The defaults give 0.9M parameters and 10,000 episodes of ALFWorld, which takes ten minutes on one core.
     """
 
     loss: Annotated[Section, EntryOf("losses")] = field(default_factory=lambda: {"name": "sft"})
     loss_on: Literal["actions", "all"] = "all"
-    """Tokens that carry loss: all after the first, those that were read too, or those that the expert wrote."""
+    """Tokens that carry loss: all tokens after the first, observations included, or the expert's own tokens."""
     shape: Shape = field(default_factory=Shape)
     clumsy: Annotated[int, Bound(least=0, most=10**6)] = 2
-    """Episodes of each task by an expert who errs and recovers, beside one of the expert."""
+    """Episodes of each task by an expert that errs and recovers, in addition to one episode of the expert."""
     aimless: Annotated[int, COUNT] = 4
     """Every n-th task is also played at random, so that the tokenizer knows more of the environment's words.
-    Nobody is taught such an episode."""
+    These episodes are not trained on."""
     seed: Annotated[int, SEED] = 0
-    """Of the episodes, the first weights and the order of training; the run's own seed does not move the base."""
+    """Seed of the episodes, the first weights and the order of training; the run's own seed does not change the
+    base."""
     epochs: Annotated[float, Bound(above=0, most=1e6)] = 2.5
     batch_size: Annotated[int, COUNT] = 16
     token_budget: Annotated[int, COUNT] = 16384
@@ -236,29 +237,30 @@ class Base(Sft):
 
 @dataclass(frozen=True)
 class Align(Train):
-    """The training stage that is done in each iteration."""
+    """The training stage of each iteration."""
 
     minibatches: Annotated[int, COUNT] | None = None
-    """Most optimizer steps of an epoch. Each step has the same number of rows, except the last.
-    Optimizer and learning rate then go on from iteration to iteration, and `batch_size` is not read. None: steps of
-    `batch_size` rows, and a fresh optimizer and schedule in each iteration."""
+    """Optimizer steps of an epoch, at most. Each step has the same number of rows, except the last. Optimizer and
+    learning rate then continue from iteration to iteration, and `batch_size` is ignored. None: steps of `batch_size`
+    rows, and a fresh optimizer and schedule in each iteration."""
     reference: Literal["previous", "start", "average"] = "previous"
-    """Reference of an iteration: the policy it starts from, the start of the first iteration, or a moving
-    average of both and all between."""
+    """Reference of an iteration: the policy it starts from, the policy that the first iteration starts from, or a
+    moving average of all policies so far."""
     reference_decay: Annotated[float, Bound(least=0, below=1)] = 0.9
-    """Share of itself that the moving average keeps when an iteration ends."""
+    """Weight of the old average when the moving average is updated at the end of an iteration."""
 
 
 @dataclass(frozen=True)
 class User:
-    """A simulated user: a model that speaks where the environment hands over the user's turn, behind any engine."""
+    """A simulated user: a model that speaks wherever the environment asks for the user's turn, on any engine."""
 
     model: Annotated[str, MODEL]
     """Folder, Hub id or bundled name; with `engine.name=api` the model's name at its server."""
     engine: Annotated[Section, EntryOf("engines")] = field(default_factory=lambda: {"name": "api"})
     """`name` of the engine that serves the user's model, and its settings."""
     prompt: str | None = None
-    """System text of the user's model, in which `{instructions}` stands for the environment's; None: these alone."""
+    """System text of the user's model; `{instructions}` is replaced by the environment's text. None: the environment's
+    text alone."""
     sampling: Sampling = field(default_factory=lambda: Sampling(max_new_tokens=256))
     """How the user's answers are decoded."""
 
@@ -269,15 +271,15 @@ class User:
 
 @dataclass(frozen=True)
 class Launch:
-    """The processes of this machine that each training runs in. torchrun starts them, one for each GPU."""
+    """The processes on this machine that each training runs in. torchrun starts them, one for each GPU."""
 
     processes: Annotated[int, COUNT] = 1
     """Processes that train together. With 1, and `sharding` none, training runs in the process of the command."""
     sharding: Literal["none", "fsdp2"] = "none"
     """none: each process holds the whole model. fsdp2: each holds a part of the float32 weights, gradients and
-    optimizer. With `lora`, the weights that are not trained are then kept in bfloat16."""
+    optimizer. With `lora`, the frozen weights are then kept in bfloat16."""
     cpu_offload: bool = False
-    """Keep the parts of the weights and of the optimizer in the memory of the machine (fsdp2 alone)."""
+    """Keep each process's part of the weights and of the optimizer in the machine's memory (fsdp2 alone)."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -290,45 +292,46 @@ class Launch:
 @dataclass(frozen=True)
 @bounded
 class Worlds:
-    """Place and limits of environments; nothing here changes an episode."""
+    """Processes and limits of environments; nothing here changes an episode."""
 
     processes: Annotated[int, Bound(least=0)] | None = None
-    """Worlds alive at a time on a machine, each in a process of its own. None: one for each episode that is played at
-    the same time, as far as memory goes; for those around which a process only costs (scienceworld, alfworld), 0. With
-    0, worlds live in threads of this process, where the limits below cannot be kept."""
+    """Worlds alive at a time on a machine, each in its own process. None: one for each episode that is played at the
+    same time, as far as memory allows; 0 for environments that a separate process only slows down (scienceworld,
+    alfworld). With 0, worlds live in threads of this process, where the limits below cannot be enforced."""
     start_seconds: Annotated[float, SECONDS] = 120.0
-    """Limit for starting a world, and for posing, listing or solving a task."""
+    """Limit for starting a world, and for returning, listing or solving a task."""
     step_seconds: Annotated[float, SECONDS] = 60.0
     """Limit for one step."""
     episode_seconds: Annotated[float, SECONDS] = 1200.0
-    """Limit for all the time an episode spends in its world; the model's time does not count."""
+    """Limit for the total time of an episode in its world, without the model's time."""
     retries: Annotated[int, Bound(least=0)] = 1
-    """How often an episode whose world died or hung is played again before it is stored as failed."""
+    """How often an episode is played again after its world died or hung, before it is stored as failed."""
     pass_env: list[str] = field(default_factory=list)
-    """Environment variables that world processes get though they look like keys, which they else do not."""
+    """Environment variables that world processes receive although their names look like secrets."""
     max_failed: Annotated[float, Bound(least=0, most=1)] = 0.5
-    """Share of the last episodes that may fail, once the first 8 have ended, or as many as are played at the same time.
-    Beyond it the stage stops and says why, and the next call plays failed episodes again. 1: it never stops."""
+    """Largest share of failed episodes among the last ones, once 8 have ended, or as many as are played at the same
+    time. Above it the stage stops and says why, and the next call plays failed episodes again. 1: it never stops."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The Ray cluster that worlds and engine run on; none of it changes what an episode is."""
+    """The Ray cluster that worlds and the engine run on; it does not change any episode."""
 
     distributions: ClassVar[tuple[str, ...]] = ("ray",)
     shorthand: ClassVar[str] = "address"
-    """The setting to which a text, given instead of the section, belongs."""
+    """The setting that a text, given instead of the section, is assigned to."""
 
     address: str
-    """`ray://host:10001`; `auto` or `host:port` on a machine of the cluster; `local` for one of this machine alone."""
+    """`ray://host:10001`; `auto` or `host:port` on a machine of the cluster; `local` for a new cluster on this machine
+    alone."""
     engines: Annotated[int, Bound(least=0)] = 1
-    """Replicas of the policy; 0 keeps the engine in this process, as an engine for an API always is."""
+    """Replicas of the policy; 0 keeps the engine in this process, as for an engine with an API."""
     engine_cpus: Annotated[float, Bound(least=0)] = 1.0
     """CPUs, and threads, of a replica."""
     engine_gpus: Annotated[float, Bound(least=0)] = 0.0
     """GPUs of a replica: a share of one, or a whole number of them."""
     world_cpus: Annotated[float, Bound(least=0)] = 1.0
-    """CPUs that the worlds of a node count for together; nodes that have fewer hold none."""
+    """CPUs that the worlds of a node reserve together; nodes with fewer CPUs run no worlds."""
     wait_seconds: Annotated[float, Bound(least=0, most=SECONDS.most)] = 60.0
     """How long to wait for nodes with room."""
 

@@ -9,22 +9,22 @@ _FOLDER = Path(__file__).parents[1] / "recipes"
 
 
 def shipped() -> dict[str, Path]:
-    """Turn recipe into its file, by the name of the file."""
+    """Return the file of each recipe, by its name."""
     return {file.stem: file for file in sorted(_FOLDER.glob("*.yaml"))}
 
 
 def shipped_recipe(name: str) -> Path | None:
-    """Return the file of a recipe, by the name of the file or of its run, as in `perturn run demo`."""
+    """Return the file of a recipe, found by its own name or by the name of its run, as in `perturn run demo`."""
     return _by_any_name().get(name)
 
 
 def shipped_names() -> list[str]:
-    """Return all names under which a recipe can be given: of its run, such as demo, and of its file."""
+    """Return all names that a user can give: names of runs, such as demo, and names of recipe files."""
     return sorted(_by_any_name())
 
 
 def _by_any_name() -> dict[str, Path]:
-    """Name of a recipe's run or of its file -> the file."""
+    """Return the file of each recipe, by the name of its run and by its own name."""
     found = shipped()
     for file in list(found.values()):
         run = re.search(r"^name: (\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
@@ -34,9 +34,10 @@ def _by_any_name() -> dict[str, Path]:
 
 
 def describe_shipped() -> dict[str, str]:
-    """Turn recipe into the comment that it begins with."""
-    return {name: _first_line(file) for name, file in shipped().items()}
+    """Return the description of each recipe: the comment above its `# Command:` line."""
+    return {name: _description(file) for name, file in shipped().items()}
 
 
-def _first_line(file: Path) -> str:
-    return file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+def _description(file: Path) -> str:
+    comment, _, _ = file.read_text(encoding="utf-8").partition("# Command:")
+    return " ".join(comment.replace("#", " ").split())

@@ -10,9 +10,9 @@ class Signals:
     """Leave explored episodes out by the signals that they show: failure, loop, stagnation, exhaustion and cut."""
 
     without: list[str] = field(default_factory=list)
-    """Names of signals; who shows any of them is left out."""
+    """Names of signals; episodes that show any of them are left out."""
     only: list[str] = field(default_factory=list)
-    """Names of signals; who shows none of them is left out. [] leaves nobody out."""
+    """Names of signals; episodes that show none of them are left out. [] leaves none out."""
 
     def __post_init__(self) -> None:
         both = [name for name in self.without if name in self.only]

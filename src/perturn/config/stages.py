@@ -39,9 +39,9 @@ class Stage:
     """One entry of the loop."""
 
     name: str
-    """Unique in its run; with several iterations it ends in the number of its own, as in `explore-003`."""
+    """Unique in its run; with several iterations it ends in the iteration's number, as in `explore-003`."""
     command: str
-    """The command that does it alone: collect, pair, credit, train or evaluate."""
+    """The command that runs it alone: collect, pair, credit, train or evaluate."""
     does: str
     """The function that does it, as `module:function`."""
     needs: tuple[str, ...] = ()
@@ -53,14 +53,14 @@ class Stage:
     start: str = ""
     """The policy that training starts from."""
     reference: str = ""
-    """The reference of that, and of a credit."""
+    """The reference of the training, and of a credit."""
     iteration: int = 1
     mark: str = ""
     """End of the names of its files: empty, or `-003` with several iterations."""
     reads: tuple[str, ...] = ()
-    """Keys of all settings that it and the stages before it read, so that stages of two recipes that are equal in
-    these make the same; empty: nobody else makes it. So it is of several iterations from the first alignment on, since
-    policies and optimizers are deleted on the way."""
+    """Keys of all settings that it and the stages before it read. Stages of two recipes with equal values make the same
+    files; empty: the stage is never shared. So it is of several iterations from the first alignment on, since policies
+    and optimizers are deleted on the way."""
 
 
 def stages(recipe: Recipe) -> list[Stage]:
@@ -73,7 +73,7 @@ def stages(recipe: Recipe) -> list[Stage]:
 
 
 def is_read(key: str, reads: Iterable[str]) -> bool:
-    """Return whether a dotted key is among keys that a stage reads, of which a section stands for all that is in it."""
+    """Return whether a stage reads a dotted key; among its keys, a section includes all keys in it."""
     return any(key == each or key.startswith(f"{each}.") for each in reads)
 
 
@@ -83,7 +83,7 @@ def mark(recipe: Recipe, iteration: int) -> str:
 
 
 def policy_of(recipe: Recipe, iteration: int) -> str:
-    """Return the policy that an iteration makes; iteration 0 stands for the policy that the loop begins with."""
+    """Return the policy that an iteration makes; iteration 0 means the policy that the loop begins with."""
     if recipe.align is None or iteration == 0:
         return "sft" if recipe.sft else "base"
     by_rows = recipe.rows is not None and recipe.rows.traits.names_policy
@@ -102,7 +102,7 @@ def traits_of(recipe: Recipe) -> RowTraits | None:
 
 
 def makes(recipe: Recipe, *kinds: str) -> bool:
-    """Return whether the rows of a recipe are of one of some kinds."""
+    """Return whether the rows of a recipe are of one of the given kinds."""
     return recipe.rows is not None and recipe.rows.traits.makes in kinds
 
 
@@ -121,7 +121,7 @@ def own_files(recipe: Recipe) -> dict[str, str]:
 
 
 def suffix_of(recipe: Recipe, policy: str) -> str | None:
-    """Return the suffix that a policy is asked for success with, if it was told how its episodes end."""
+    """Return the suffix that asks a policy for success, if it was trained with suffixes that say how episodes end."""
     told = recipe.rows.traits.told if recipe.rows else None
     aligned = {policy_of(recipe, number) for number in range(1, recipe.iterations + 1)}
     return told[0] if told and policy in aligned else None
@@ -140,13 +140,13 @@ def learned_from(recipe: Recipe, policy: str) -> str | None:
 
 
 def explored_before(recipe: Recipe, policy: str) -> str:
-    """Return the stage that explores last before a policy is evaluated; of what the loop begins with, the first."""
+    """Return the last exploration before a policy is evaluated; for the policy of the start, the first one."""
     its = [number for number in range(1, recipe.iterations + 1) if policy_of(recipe, number) == policy]
     return f"explore{mark(recipe, its[0] if its else 1)}"
 
 
 def _explores_first(recipe: Recipe) -> bool:
-    """Return whether the selector of an evaluation needs what is explored here, so that this comes first."""
+    """Return whether the selector of an evaluation needs episodes explored here, so that exploration comes first."""
     return recipe.explore is not None and recipe.evaluate is not None and "explored" in recipe.evaluate.needs
 
 
@@ -170,7 +170,7 @@ def keeps_adapters(recipe: Recipe, section: str) -> bool:
 def rank_of_loop(recipe: Recipe) -> int:
     """Return the largest rank of the adapters that the policies of the loop consist of; 0: they are whole models.
 
-    Each iteration adds adapters to the adapters of earlier iterations. If the optimizer goes on, so do the adapters.
+    Each iteration adds adapters to the adapters of earlier iterations. If the optimizer continues, so do the adapters.
     """
     if recipe.align is None or recipe.align.lora is None or not keeps_adapters(recipe, "align"):
         return 0

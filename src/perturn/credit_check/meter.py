@@ -60,9 +60,9 @@ def check_credit(
     """Measure a credit on every process, with groups of every size.
 
     Args:
-        credit: A credit. It is given the exact value of each quantity that it needs, by `Quantity.exact`; with the
-            trait `takes_prover`, branches are of a prover that takes all actions of a state alike. With
-            `trains_branches`, a group has this number of trees: episodes, each with a branch from its third turn.
+        credit: A credit. It gets the exact value of each quantity that it needs, by `Quantity.exact`. With the trait
+            `takes_prover`, branches are played by a prover that takes all actions of a state with equal probability.
+            With `trains_branches`, a group has this number of trees: episodes, each with a branch from its third turn.
         gamma: Discount of the return whose gradient is the true one; None: the credit's own.
         processes: What to measure it on.
 
@@ -151,9 +151,8 @@ def summary(
 ) -> dict[str, Any]:
     """Return all measurements of a credit as plain data.
 
-    Returns:
-        `credit`, `needs`, `notes` (on the exact values of these), `gamma` (of the objective), `claims_unbiased`,
-        `unbiased` (measured), `measurements` (each with the fields of Measurement; None for what is infinite).
+    Returns: `credit`, `needs`, `notes` (on the exact values of these), `gamma` (of the objective), `claims_unbiased`,
+        `unbiased` (measured), `measurements` (each with the fields of Measurement; None for infinite values).
     """
     found = check_credit(credit, gamma, processes)
     return {

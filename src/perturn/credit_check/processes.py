@@ -24,13 +24,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Process:
-    """States, the actions of each with a logit under a softmax policy, and what can follow; it begins in state 0."""
+    """States, the actions of each with a logit under a softmax policy, and the outcomes; it begins in state 0."""
 
     name: str
     actions: Mapping[int, Mapping[str, tuple[Outcome, ...]]]
-    """State -> action -> what can follow."""
+    """For each state, the outcomes of each action."""
     logits: Mapping[int, tuple[float, ...]]
-    """State -> a logit for each of its actions; these are the parameters that gradients are of."""
+    """For each state, a logit for each action; gradients are taken with respect to these logits."""
     horizon: int
 
     @cached_property
@@ -40,12 +40,12 @@ class Process:
 
     @cached_property
     def prover(self) -> "Process":
-        """The process under a policy that takes all actions of a state alike."""
+        """The process under a policy that takes all actions of a state with equal probability."""
         return replace(self, logits={state: (0.0,) * len(own) for state, own in self.logits.items()})
 
     @cached_property
     def turns_to_success(self) -> dict[int, int]:
-        """State -> the least number of turns to a success, if every outcome is as wished; of states with a way."""
+        """Least number of turns to a success, by state, with the best outcomes; of states that can succeed."""
         found: dict[int, int] = {}
         for turns in range(1, len(self.actions) + 1):
             reached = {

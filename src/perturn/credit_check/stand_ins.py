@@ -37,7 +37,7 @@ _PROCESS = Process(
 def stand_ins(need: str | Need, episodes: Sequence[Trajectory]) -> Sequence[Any]:
     """Return an entry of a quantity for each episode, as a credit is given it.
 
-    They follow from the states of the episode alone, and say nothing of its rewards: numbers for tests and timings.
+    They follow from the states of the episode alone, and do not depend on its rewards: numbers for tests and timings.
 
     Args:
         need: The quantity, which has an exact value.

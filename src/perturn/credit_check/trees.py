@@ -86,7 +86,7 @@ def _played_on(
 
 
 def orders(drawn: Sequence[int]) -> int:
-    """Return the number of orders in which the drawn episodes can come."""
+    """Return the number of orders in which the sampled episodes can occur."""
     return factorial(len(drawn)) // prod(factorial(len(list(alike))) for _, alike in groupby(sorted(drawn)))
 
 

@@ -49,7 +49,7 @@ def reference_bytes() -> int:
     """Return the most that a folder of reference log-probabilities may take; `PERTURN_REFERENCE_GB` overrides it.
 
     Raises:
-        ConfigError: If that is no size.
+        ConfigError: If the text is not a size.
     """
     said = os.environ.get("PERTURN_REFERENCE_GB", "")
     try:
@@ -62,7 +62,9 @@ def reference_bytes() -> int:
 
 
 def evict(folder: Path, pattern: str, most: int, keep: Path) -> None:
-    """Delete the files that were used longest ago, until the rest fits; other processes may do the same meanwhile.
+    """Delete the files that were used longest ago, until the rest fits.
+
+    Other processes may do the same at the same time.
 
     Args:
         folder: Where they are.

@@ -1,4 +1,4 @@
-"""Outcomes of stored episodes, read without their texts: a run may hold thousands of which only numbers are shown."""
+"""Outcomes of stored episodes, read without their texts: of a run's thousands of episodes, mostly numbers are shown."""
 
 from __future__ import annotations
 
@@ -62,20 +62,20 @@ class Outcome:
     invalid: int
     """Turns whose action broke the format, or that the environment did not understand."""
     surprise: float | None
-    """Mean negative log-probability of the sampled tokens of its own turns, in nats; None if none were recorded."""
+    """Mean negative log-probability of the tokens sampled in its own turns, in nats; None if none were recorded."""
     policy: str
     """The policy that played it, and a hash of its weights."""
     kind: str = ""
     """Kind of the task."""
     unfinished: bool = False
-    """Whether it goes on in the next iteration, so that score and success are not known yet."""
+    """Whether it continues in the next iteration, so that score and success are not known yet."""
 
 
 def read_outcomes(file: Path) -> list[Outcome]:
     """Return the outcomes of a file of trajectories; none if it is not there.
 
     Raises:
-        RunError: If a complete line is no trajectory.
+        RunError: If a complete line is not a trajectory.
     """
     if not file.exists():
         return []
@@ -113,9 +113,9 @@ def parse_outcome(raw: bytes, where: str) -> Outcome:
 
 
 def outcomes(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """Count how many episodes ended in which way, and what they cost.
+    """Count episodes by how they ended, and their cost.
 
-    `unfinished` and `filled_context` (truncated by the model's context) are there only where they are not 0.
+    `unfinished` and `filled_context` (truncated by the model's context) are only included if they are not 0.
     """
     counts: Counter[str] = Counter(episodes=0, success=0, failed=0, turns=0, invalid_turns=0)
     for one in trajectories:

@@ -1,7 +1,7 @@
 """State of a run folder's files when they were finished, so that damage is seen and never read as a result.
 
-The manifest seals each file with its size, the time of its last change and its SHA-256. A file of that size and time
-counts as whole, which costs nothing to see; one of another time, as in a copied folder, is hashed.
+The manifest seals each file with its size, the time of its last change and its SHA-256. A file of the recorded size and
+time counts as whole, which costs no reading; a file with another time, as in a copied folder, is hashed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Seals = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not what was written."""
+    """A file that has changed since it was written."""
 
     file: str
     """Its path in the run folder."""
@@ -63,7 +63,7 @@ def _seal(file: Path, stage: str | None) -> dict[str, Any]:
 
 
 def find_damage(folder: Path, seals: Mapping[str, Mapping[str, Any]], thorough: bool = False) -> list[Damage]:
-    """Return the files that are not what was sealed.
+    """Return the files that have changed since they were sealed.
 
     Args:
         folder: Of the run.
@@ -89,7 +89,7 @@ def _problem(file: Path, one: Mapping[str, Any], thorough: bool) -> str | None:
 
 
 def without_removed(folder: Path, seals: Seals) -> tuple[Seals, set[str]]:
-    """Forget what a user has removed: a stage with its every file, to have it done again, or a shared file.
+    """Forget what a user has removed: a stage with all its files, so that it runs again, or a shared file.
 
     Returns:
         The seals that are left, and the stages that are gone.
@@ -100,7 +100,7 @@ def without_removed(folder: Path, seals: Seals) -> tuple[Seals, set[str]]:
 
 
 def refuse_damage(folder: Path, seals: Mapping[str, Mapping[str, Any]]) -> None:
-    """Reject to go on from, or to report on, files that are not what was written."""
+    """Refuse to resume from, or to report on, files that have changed since they were written."""
     damaged = find_damage(folder, seals)
     if damaged:
         others = f", and {len(damaged) - 1} more files are damaged" if len(damaged) > 1 else ""
@@ -114,7 +114,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Return the manifest of a run folder; None if there is none.
 
     Raises:
-        RunError: If it is no manifest.
+        RunError: If the file is not a manifest.
     """
     file = RunPaths(folder).manifest
     manifest = read_note(file, Manifest)

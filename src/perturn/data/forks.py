@@ -1,4 +1,4 @@
-"""Turns at which explored episodes are resumed, and what they were chosen by."""
+"""Turns from which explored episodes are resumed, and the values that they were chosen by."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Forks:
     turns: tuple[int, ...]
     """In order."""
     seen: tuple[float, ...]
-    """Of each turn of the episode, what the choice went by: entropy, or the predicted chance of a success, without unit
-    [turns]."""
+    """For each turn of the episode, the value that decided: entropy, or the predicted probability of success, without
+    unit [turns]."""
 
     @property
     def key(self) -> tuple[str, int]:

@@ -108,11 +108,11 @@ def ledger(
 
     - failed: its status is FAILED. By `failures` it did not count in its group's statistics, or with score 0.
     - stale: its group has tokens of a policy that is too old.
-    - no_spread: every weight of its group is 0, as where it alone counts and what weighs has no other baseline; or it
-      has no turn.
+    - no_spread: every weight of its group is 0, for example because it alone counts and the credit has no other
+      baseline; or it has no turn.
     - cut: not even its first turn fits the length limit of training.
-    - filtered: the outcomes of its group are equal though the weights are not, and such groups are dropped; or it is to
-      be left out by itself. It counted in its group's statistics.
+    - filtered: the outcomes of its group are equal though the weights are not, and such groups are dropped; or its
+      signals leave it out. It counted in its group's statistics.
     - trained.
 
     Args:

@@ -19,7 +19,8 @@ from perturn.data.run_paths import RunPaths
 from perturn.errors import RunError
 
 Inputs = dict[str, dict[str, Any]]
-"""Dotted key of a setting -> what it named when the run was made, as `perturn.data.run_files.Input`."""
+"""For each dotted key of a setting, the input that it named when the run was made, as
+`perturn.data.run_files.Input`."""
 
 KEPT_FROM = 1 << 28
 """Bytes of a file from which its digest is kept in the user's cache too, so that other runs need not hash it again."""
@@ -36,7 +37,7 @@ class Files:
     files: Mapping[str, Path]
 
     def outside(self, folder: Path) -> Files:
-        """Return the those that do not lie in a folder."""
+        """Return the files that do not lie in a folder."""
         return Files(
             self.folder, {name: file for name, file in self.files.items() if not file.is_relative_to(folder)}
         )
@@ -44,7 +45,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Change:
-    """An input that is not what it was when the run was made."""
+    """An input that has changed since the run was made."""
 
     setting: str
     given: str
@@ -52,7 +53,7 @@ class Change:
     problem: str
     """The change, in words."""
     gone: bool
-    """Whether there is nothing of it where the setting says."""
+    """Whether there is no file or folder where the setting points."""
     was: str
     """Where it was."""
     elsewhere: bool
@@ -73,7 +74,7 @@ def gather(folder: Path | None, files: Iterable[Path]) -> Files:
 def record(
     given: str, kind: str, found: Files, known: Mapping[str, Any] | None = None, *, thorough: bool = False
 ) -> dict[str, Any]:
-    """Return what the manifest holds of an input.
+    """Return the manifest's entry of an input.
 
     Args:
         given: The text of the setting.
@@ -108,7 +109,7 @@ def _state(file: Path, known: Mapping[str, Any] | None, least: int | None) -> di
 
 
 def compare(setting: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Change | None:
-    """Return how an input differs from what it was; None if it does not."""
+    """Return how an input has changed since; None if it has not."""
     then, files = before["files"], now["files"]
     given, folder = before["given"], Path(before["folder"])
     was = str(folder / next(iter(then))) if len(then) == 1 else str(folder)

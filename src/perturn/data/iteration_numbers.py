@@ -1,4 +1,4 @@
-"""Numbers of an iteration: where its episodes ended, and what training logged of them."""
+"""Numbers of an iteration: where its episodes ended, and metrics of its training."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from perturn.data.group_account import BINS
 
 _GROUPS = ("groups", "alone", "equal_outcomes", "zero_credit")
-"""Counts of groups beside the bins, as `data.groups.counts_of` has them."""
+"""Counts of groups besides the bins, as in `data.groups.counts_of`."""
 _BESIDE = ("cut", "steps_")
 """How counts of the pair stage begin that are of kept episodes, or of the expert's steps, and no bin."""
 FATES = ("failed", "no_turns", "repeated", "success", "failure")
 """Fates of an explored trajectory that is learned from by how it ended: the first that holds. `repeated`: its actions
 are those, on that task, of an earlier trajectory, or of the expert where the way takes that episode of the expert."""
 _ACCOUNTS = ("credit", "pair", "outcomes")
-"""Stages that say what became of explored episodes; a run has one of them."""
+"""Stages that record where explored episodes ended; a run has one of them."""
 STAGES = ("explore", "branch", "prefer", "reward", *_ACCOUNTS, "align")
 """Stages of an iteration."""
 
 
 def account_of(notes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return counts of the stage that says what became of explored episodes; empty before it is done.
+    """Return counts of the stage that records where explored episodes ended; empty before it is done.
 
     Args:
         notes: What the manifest has of an iteration's stages, by name.
@@ -63,9 +63,9 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
 
 
 def training_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return means over an iteration's optimizer steps of what was logged, a row per step.
+    """Return means of the logged metrics over an iteration's optimizer steps, a row per step.
 
-    None of what was not.
+    None for metrics that were not logged.
     """
     entropies = [_mean(rows, f"entropy/{side}") for side in ("chosen", "rejected")]
     found = [value for value in entropies if value is not None]

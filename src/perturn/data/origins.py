@@ -1,4 +1,4 @@
-"""Origins of episodes: what branches from what, the best episode of a task, and the turns that two have in common."""
+"""Origins of episodes: which episode branches from which, the best episode of a task, and shared turns."""
 
 from __future__ import annotations
 

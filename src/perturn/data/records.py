@@ -137,7 +137,7 @@ def _check_status(value: Any) -> Status:
 
 
 def _check_data(value: Any, halves: bool = True) -> Any:
-    """Return the data of a world's own, which must come back from JSON as it went in."""
+    """Return an environment's own data, which must be unchanged after a round trip through JSON."""
     if problem := fault(value, "", halves=halves):
         raise ValueError(problem)
     return value
@@ -233,7 +233,7 @@ def _schema(hint: Any) -> CoreSchema:
 def _record(kind: Any) -> CoreSchema:
     """Return a dataclass: fields without a default are required, and other keys refused.
 
-    Its `__post_init__` is not called: the schemas check what that checks.
+    Its `__post_init__` is not called: the schemas make the same checks.
     """
     hints, keys = get_type_hints(kind), []
     if kind is Trajectory:  # before all others, since a newer one has other keys; checked, and not kept
@@ -262,7 +262,7 @@ _KINDS = {
     "remaining": Remaining,
     "opening": Opening,
 } | dict.fromkeys(("chosen", "rejected", "trajectory"), Trajectory)
-"""Key -> the kind of what is under it."""
+"""Keys of a record, each with the kind of its value."""
 
 
 def _validator(kind: type) -> SchemaValidator:
@@ -318,10 +318,10 @@ class Said(NamedTuple):
 
 
 def flatten(content: Any, where: str) -> Any:
-    """Return parts of text as one text; any other content as it is, since many chat templates take text alone.
+    """Return parts of text as one text; any other content unchanged, since many chat templates accept text alone.
 
     Raises:
-        DataError: If a part is no text.
+        DataError: If a part is not text.
     """
     if not isinstance(content, list):
         return content
@@ -329,7 +329,7 @@ def flatten(content: Any, where: str) -> Any:
 
 
 def flatten_said(content: Any, where: str) -> Said | Any:
-    """Return parts of an assistant message as one text and one thought; any other content as it is.
+    """Return parts of an assistant message as one text and one thought; any other content unchanged.
 
     Raises:
         DataError: If a part is neither text, refusal nor thought.
@@ -350,10 +350,10 @@ def flatten_said(content: Any, where: str) -> Said | Any:
 
 
 def tool_text(content: Any, where: str) -> str:
-    """Return the result of a tool as text: text and its parts as they are, any other data as JSON text.
+    """Return the result of a tool as text: text and its parts unchanged, any other data as JSON text.
 
     Raises:
-        DataError: If it holds a part that is no text, such as an image.
+        DataError: If it holds a part that is not text, such as an image.
     """
     if isinstance(content, str):
         return content

@@ -1,6 +1,6 @@
-"""The files of a run folder that are not episodes: what each must hold for `report` and `watch` to read it.
+"""The files of a run folder that are not episodes, and the content that `report` and `watch` need.
 
-A run folder may come from another version, another machine or another person. Keys beyond these are kept as they are.
+A run folder may come from another version, another machine or another person. Further keys are kept unchanged.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def note_tokens(file: Path, ids: Iterable[int], tokenizer: Any) -> None:
 
     Args:
         file: Of the texts.
-        ids: Token ids; those that are noted already are left as they are.
+        ids: Token ids; known ids are not changed.
         tokenizer: Tokenizer of the run's policies.
     """
     noted: dict[str, str] = read_note(file, dict[str, str]) or {}
@@ -261,7 +261,7 @@ _ALWAYS = ("perturn", "torch", "transformers", "accelerate")
 
 
 def versions(recipe: Recipe) -> dict[str, str]:
-    """Return versions of Python and of the packages that a result depends on, as far as they are installed."""
+    """Return versions of Python and of the packages that a result depends on, if they are installed."""
     names = dict.fromkeys((*_ALWAYS, *_distributions(recipe)))
     found = {name: _version(name, tuple(sys.path)) for name in names}
     return {"python": platform.python_version()} | {name: each for name, each in found.items() if each}

@@ -41,10 +41,11 @@ HEARTBEAT_SECONDS = 5.0
 
 
 class Run:
-    """A run folder, locked by this process until it is closed. Opening it never overwrites what another recipe made.
+    """A run folder, locked by this process until it is closed.
 
-    Of processes that train together the first one alone holds the folder; the others know nothing of what was done.
-    Where a driver has started them (the setting `launch`), the driver holds it.
+    Opening it never overwrites the results of another recipe. Of processes that train together, only the first holds
+    the folder; the others do not know what is done. Where a driver has started them (the setting `launch`), the driver
+    holds it.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -57,7 +58,7 @@ class Run:
         self.folder = run_folder(recipe)
         self.paths = RunPaths(self.folder)
         self.planned: list[str] = []
-        """The stages that this call will do, for those who watch it."""
+        """The stages that this call will run, for watchers."""
         self.manifest: dict[str, Any] = {"stages": {}, "files": {}}
         self._pulse: _Pulse | None = None
         refuse_other(recipe)
@@ -111,14 +112,14 @@ class Run:
         return bool(self.manifest["stages"].get(stage, {}).get("done"))
 
     def reopen(self, stage: str) -> None:
-        """Mark a stage as not done; it continues from what it has written."""
+        """Mark a stage as not done; it continues from the episodes or rows it has written."""
         if stage in self.manifest["stages"]:
             self.manifest["stages"][stage]["done"] = False
         files = self.manifest["files"].items()
         self.manifest["files"] = {file: one for file, one in files if one["stage"] != stage}
 
     def let_go(self, paths: Sequence[Path]) -> None:
-        """Remove files and folders of finished stages that nothing needs any more; the stages stay done."""
+        """Remove files and folders of finished stages that are no longer needed; the stages stay done."""
         if not paths:
             return
         names = tuple(self.paths.name(path) for path in paths)
@@ -139,15 +140,14 @@ class Run:
 
         Args:
             stage: Its name; it is not done here.
-            theirs: Folder of the other run, in which the stage made what it would make here.
+            theirs: Folder of the other run, whose stage has made the same files as this stage would.
             alike: Stages that this one needs; they must be done in both, with the same files.
 
-        Returns:
-            Whether that was done; not where the other run has not finished it, or has other files of what it needs, or
-            was made from other inputs.
+        Returns: Whether that was done; not if the other run has not finished it, has other input files, or was made
+            from other inputs.
 
         Raises:
-            RunError: If a file is not what the other run wrote.
+            RunError: If a file has changed since the other run wrote it.
         """
         other = read_manifest(theirs) or {"stages": {}}
         note, seals = other["stages"].get(stage, {}), other.get("files", {})
@@ -168,7 +168,7 @@ class Run:
         return True
 
     def _take_shared(self, name: str, theirs: RunPaths) -> None:
-        """Take what a stage of another run has left, in files that no stage has alone, of what is the same here."""
+        """Copy the parts for this stage of files that several stages of another run share."""
         stage = next(each for each in stages(self.recipe) if each.name == name)
         if "model" in stage.reads:  # else the other run may have another vocabulary
             noted = [read_note(paths.tokens, dict[str, str]) or {} for paths in (theirs, self.paths)]
@@ -178,12 +178,12 @@ class Run:
             link_whole(theirs.stamp, self.paths.stamp)
 
     def note_inputs(self, inputs: Inputs) -> None:
-        """Keep what the run is made from beside its folder."""
+        """Keep the digests of the run's inputs in its manifest."""
         self._write_manifest({**self.manifest, "inputs": inputs})
 
     @contextmanager
     def stage(self, name: str, *makes: Path) -> Iterator[dict[str, Any]]:
-        """Run a stage: measures it, and notes in the manifest that it is done and what its files are.
+        """Run a stage: measure it, and note in the manifest that it is done and its files.
 
         Args:
             name: Of the stage.
@@ -261,7 +261,7 @@ def resolve_recipe(path: Path | Recipe, overrides: Sequence[str] = ()) -> Recipe
 
     Raises:
         ConfigError: If the recipe is wrong.
-        RunError: If the folder is no run folder.
+        RunError: If the folder is not a run folder.
     """
     if isinstance(path, Recipe):
         return path
@@ -304,10 +304,10 @@ def refuse_other(recipe: Recipe) -> None:
 
 
 def _compared(recipe: Recipe) -> dict[str, Any]:
-    """Return all settings by their dotted keys, of which a model within `output` has its place there.
+    """Return all settings by their dotted keys; a model within `output` is given by its place there.
 
-    So a run that starts from the policy of a run beside it can be moved together with that run, and be named by another
-    path.
+    So a run that starts from the policy of a run next to it can be moved together with that run, and be named by
+    another path.
     """
     flat, model = dotted(to_mapping(recipe)), Path(recipe.model.name)
     if model.is_relative_to(recipe.output):
@@ -316,7 +316,7 @@ def _compared(recipe: Recipe) -> dict[str, Any]:
 
 
 def _may_differ(recipe: Recipe) -> set[str]:
-    """Return keys that change not what a run makes, but where, how fast and how far; each is marked at its field."""
+    """Return keys that change where, how fast and how far a run works, but not its results."""
     found = efforts(Recipe)
     judge = recipe.judge.engine if recipe.judge else {}
     sections = (  # a recipe that plays nothing has no environment
@@ -333,7 +333,7 @@ def _may_differ(recipe: Recipe) -> set[str]:
 
 
 def counted_settings(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings that change what a run makes, by their dotted keys."""
+    """Return the settings that change the results of a run, by their dotted keys."""
     may_differ = _may_differ(recipe)
     flat = dotted(to_mapping(recipe))
     return {key: value for key, value in flat.items() if may_differ.isdisjoint(_and_sections(key))}

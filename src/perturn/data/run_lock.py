@@ -1,7 +1,7 @@
 """The lock of a run folder: one process at a time writes in it.
 
-Locked is an empty file. Who holds it stands in another beside it, for messages and for those who watch: a process that
-is killed leaves it there.
+Locked is an empty file. A second file next to it names the process that holds the lock, for messages and for watchers;
+a killed process does not delete it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RunLock:
 
 
 def _in_use(paths: RunPaths) -> str:
-    """Return who has the folder, and what to do."""
+    """Return the process that holds the folder, and the remedy."""
     try:
         facts: dict[str, Any] = json.loads(paths.holder.read_text(encoding="utf-8"))
         since = time.strftime("%H:%M on %d %B", time.localtime(facts["since"]))

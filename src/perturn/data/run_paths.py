@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from perturn.errors import RunError
 
 OPTIMIZER = ("optimizer.pt", "scheduler.pt")
-"""Files of transformers, beside a policy, in which its optimizer and schedule go on."""
+"""Files of transformers, next to a policy, from which its optimizer and schedule resume."""
 
 
 class _File:
@@ -44,7 +44,7 @@ class RunPaths:
     ledger = _File("api.jsonl")
     """Answers that were bought."""
     judgments = _File("judgments.jsonl")
-    """Answers of a judge, in the folder of what it keeps."""
+    """Answers of a judge, in the folder of its answers."""
     judge = _File("judge")
     """Answers of the judge, and its ledger."""
     user = _File("user")
@@ -83,7 +83,7 @@ class RunPaths:
         return self.folder / "credits" / f"{name}{mark}.jsonl"
 
     def credits(self, mark: str = "") -> dict[str, Path]:
-        """Return the credits of an iteration that are there, by name."""
+        """Return the existing credits of an iteration, by name."""
         files = sorted((self.folder / "credits").glob("*.jsonl"))
         names = {file: re.fullmatch(r"(.*?)(-\d{3,})?", file.stem) for file in files}
         return {str(found[1]): file for file, found in names.items() if found and (found[2] or "") == mark}
@@ -93,7 +93,7 @@ class RunPaths:
         return self.folder / "credits" / f"{quantity.rpartition(':')[2]}{mark}.safetensors"
 
     def all_carried(self, mark: str) -> list[Path]:
-        """Return states that the quantities of an iteration left for the next one, as far as they are there."""
+        """Return the states that the quantities of an iteration left for the next one, as far as they exist."""
         return sorted((self.folder / "credits").glob(f"*{mark}.safetensors"))
 
     def checkpoint(self, policy: str) -> Path:
@@ -158,14 +158,14 @@ class RunPaths:
         return self.folder / "evaluation" / "drawn" / f"{policy}.jsonl"
 
     def evaluated(self, stages: Iterable[str]) -> dict[str, Path]:
-        """Return the evaluations that are there, by policy: base, sft, then in the order of stages, then by name."""
+        """Return the existing evaluations, by policy: base, sft, then in the order of stages, then by name."""
         files = {file.stem: file for file in sorted((self.folder / "evaluation").glob("*.jsonl"))}
         order = dict.fromkeys(["base", "sft", *(stage.removeprefix("evaluate-") for stage in stages), *files])
         return {policy: files[policy] for policy in order if policy in files}
 
     @property
     def all_drawn(self) -> dict[str, Path]:
-        """The files of `drawn` that are there, by policy."""
+        """The existing files of `drawn`, by policy."""
         return {file.stem: file for file in sorted(self.drawn("").parent.glob("*.jsonl"))}
 
     @property

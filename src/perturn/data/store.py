@@ -1,7 +1,7 @@
 """Trajectories and preference pairs on disk: JSON Lines, one object per line, read as strictly as written.
 
 A trajectory file only grows. A line is written in one call and is durable before `append` returns.
-A killed run loses at most the line it was writing, and the next run drops what is left of that line.
+A killed run loses at most the line it was writing, and the next run removes the rest of that line.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _T = TypeVar("_T")
 def read_trajectories(path: str | os.PathLike[str]) -> Iterator[Trajectory]:
     """Yield the trajectories of a file in the order they were written, one in memory at a time.
 
-    The file is left as it is and may be growing meanwhile: a last line without its newline is left out, with
-    a warning. Any other malformed line, or a second one with the same key, is a `DataError`.
+    The file is not changed and may be growing: a last line without its newline is left out, with a warning. Any other
+    malformed line, or a second one with the same key, is a `DataError`.
     """
     lines: dict[tuple[str, int], int] = {}
     for number, raw in _lines(path):
@@ -88,7 +88,7 @@ class TrajectoryStore:
             raise
 
     def drop(self, unwanted: Callable[[Trajectory], bool]) -> int:
-        """Take trajectories out of the file, whole or not at all, so that others can be recorded in their place.
+        """Remove trajectories from the file, whole or not at all, so that others can be recorded instead.
 
         Returns:
             How many were taken out.

@@ -31,6 +31,6 @@ def stale_keys(groups: Iterable[Sequence[Trajectory]], version: int, most: int) 
 
 
 def lag_figures(trajectories: Iterable[Trajectory], version: int) -> dict[str, float]:
-    """Return the largest and the mean lag of the tokens of some episodes, by name; nothing if no token says one."""
+    """Return the largest and the mean lag of the tokens of some episodes, by name; empty if no token has a lag."""
     found = [lag for one in trajectories for lag in lags(one, version)]
     return {"lag_most": max(found), "lag_mean": round(sum(found) / len(found), 4)} if found else {}

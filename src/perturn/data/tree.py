@@ -19,7 +19,7 @@ class Node:
     passed: list[Trajectory] = field(default_factory=list)
     """The episodes that begin with them, in the order in which they were played."""
     children: dict[object, Node] = field(default_factory=dict)
-    """Next action -> node, in the order in which they were first tried."""
+    """Nodes by the next action, in the order in which the actions were first tried."""
 
     @property
     def drawn(self) -> int:
@@ -51,8 +51,8 @@ def grow(explored: Trajectory, played_on: Iterable[Trajectory]) -> Node:
 
     Args:
         explored: The episode.
-        played_on: The branches of its tree, in any order. A branch that FAILED on the turns that it was to
-            take over says nothing of any state, and is left out.
+        played_on: The branches of its tree, in any order. A branch that FAILED while it replayed the turns before it
+            gives no information on any state, and is left out.
     """
     root = Node(0)
     for one in (explored, *sorted(played_on, key=lambda one: one.sample)):
@@ -84,7 +84,7 @@ def next_node(root: Node, width: int, exploration: float) -> Node | None:
     Args:
         root: Of the tree.
         width: Actions to draw at a node.
-        exploration: Weight of what was tried little, in units of reward.
+        exploration: Bonus of rarely tried actions, in units of reward.
     """
     node = root
     while node.drawn >= width:

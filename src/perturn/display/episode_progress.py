@@ -28,8 +28,7 @@ def episode_bar(
         missing: Episodes to play now.
         protocol: Their rules.
 
-    Yields:
-        The bar, and what is to be told of all that is said in the episodes.
+    Yields: The bar, and a function that is given all texts of the episodes.
     """
     turns, over, solved, asks = Turns(missing, protocol), 0, 0, False
     with bar(what, done + len(missing), done, "episodes", turns) as shown:

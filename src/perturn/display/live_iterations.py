@@ -31,7 +31,7 @@ def shows_iterations(run: Run, planned: Sequence[Stage]) -> bool:
 
 @contextmanager
 def doing(stage: Stage, iterations: Iterations | None) -> Iterator[None]:
-    """Say what stage is being done while the block runs: its name, or where in its iteration it is."""
+    """Show the running stage while the block runs: its name, or its place in the iteration."""
     number = iteration_of(stage.name)
     if iterations is None or number is None:
         console.print(stage.name, style="bold")
@@ -40,10 +40,10 @@ def doing(stage: Stage, iterations: Iterations | None) -> Iterator[None]:
 
 
 class Iterations:
-    """The iterations that a call does, for the screen: it is told of each stage."""
+    """The iterations that a call runs, for the screen: it is informed of each stage."""
 
     def __init__(self, run: Run, planned: Sequence[Stage]) -> None:
-        """Look at what is done already.
+        """Read the iterations that are done already.
 
         Args:
             run: The run, which is open.

@@ -76,7 +76,7 @@ class Effort(Protocol):
 
     @property
     def left(self) -> float:
-        """Still to do, as far as that can be told now."""
+        """Still to do, as far as it is known now."""
 
 
 class Tokens:
@@ -117,7 +117,7 @@ T = TypeVar("T")
 console = Console(stderr=True)
 """Where progress and notices go, so that standard output stays for results."""
 EVERY = 15.0
-"""Seconds between two lines about work that is under way, where there is no terminal."""
+"""Seconds between two lines about the work under way, if the output is not a terminal."""
 _WIDTH = 24
 """Columns of a bar."""
 
@@ -131,11 +131,11 @@ class Work:
         """Start the clock now.
 
         Args:
-            what: What is being done.
+            what: Name of the work.
             total: Number of items, finished ones included; None: they cannot be counted.
             done: Items that were finished before.
             unit: The items, such as `episodes`.
-            effort: What the work is measured in, if items are too coarse for that.
+            effort: The finer measure of the work, if items are too coarse.
         """
         self.what, self.total, self.done, self.unit = what, total, done, unit
         self.note = ""
@@ -156,7 +156,7 @@ class Work:
         self.total, self.done, self.unit, self._before = total, done, unit, done
 
     def begin(self) -> None:
-        """Leave out of the rate what came before the first item was begun, such as the start of worlds."""
+        """Exclude the time before the first item from the rate, such as the start of worlds."""
         if self._pace.rate(time.monotonic()) is None:
             self._pace = Pace(time.monotonic())
 
@@ -204,7 +204,7 @@ class Work:
         if self._effort and self._effort.amount:
             parts.append(f"{self._effort.amount:.0f} {self._effort.unit}")
         parts += [*self.rates(), *([self.note] if self.note else [])]
-        parts.append(clock(self.seconds) if parts else f"at work for {clock(self.seconds)}")
+        parts.append(clock(self.seconds) if parts else f"{clock(self.seconds)} so far")
         if (left := self.seconds_left) is not None:
             parts.append(f"about {clock(left)} left")
         return f"{self.what}: {', '.join(parts)}"
@@ -226,7 +226,7 @@ class Work:
 
 
 class Overview(Protocol):
-    """The larger work that what is under way is a part of."""
+    """The larger work that includes the work under way."""
 
     def picture(self) -> RenderableType:
         """Return the line that a terminal shows above the bar."""
@@ -246,7 +246,7 @@ class Screen:
 
     @contextmanager
     def showing(self, work: Work) -> Iterator[Work]:
-        """Show a work while the block runs."""
+        """Show a work in progress while the block runs."""
         if self._works or self._console.quiet:
             with self._within(work):
                 yield work
@@ -266,7 +266,7 @@ class Screen:
 
     @property
     def is_detail(self) -> bool:
-        """Whether what is said of a part is only of interest while it runs, since a larger work is shown."""
+        """Whether messages about a part matter only while it runs, since a larger work is shown."""
         return self._overview is not None
 
     @property
@@ -312,7 +312,7 @@ class Screen:
             thread.join()
 
     def _tell(self, stop: threading.Event) -> None:
-        """Say how far it is whenever nothing was said for `EVERY` seconds."""
+        """Print the progress whenever no line was printed for `EVERY` seconds."""
         while not stop.wait(max(0.05, self._told + EVERY - time.monotonic())):
             if time.monotonic() - self._told < EVERY:
                 continue
@@ -326,7 +326,7 @@ screen = Screen(console)
 
 
 def mention(*words: str) -> None:
-    """Print a detail of what was done, unless it was a part of a larger work that is shown."""
+    """Print a detail, unless it belongs to a larger work that is shown."""
     if not screen.is_detail:
         console.print(*words)
 
@@ -336,11 +336,11 @@ def bar(what: str, total: int, done: int = 0, unit: str = "", effort: Effort | N
     """Show a bar while the block runs, and leave a line when it ends.
 
     Args:
-        what: What is being worked on.
+        what: Name of the work.
         total: Number of items, finished ones included.
         done: Items that were finished before.
         unit: The items, such as `episodes`.
-        effort: What rate and time left are measured in, if items are too coarse for that.
+        effort: The finer measure for rate and time left, if items are too coarse.
     """
     with screen.showing(Work(what, total, done, unit, effort)) as work:
         yield work
@@ -348,7 +348,7 @@ def bar(what: str, total: int, done: int = 0, unit: str = "", effort: Effort | N
 
 @contextmanager
 def at_work(what: str) -> Iterator[Work]:
-    """Say every now and then that something without countable items is still being done."""
+    """Show that work without countable items continues."""
     with screen.showing(Work(what)) as work:
         yield work
 

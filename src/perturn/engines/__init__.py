@@ -1,4 +1,4 @@
-"""Engines: what answers prompts, one package each."""
+"""Engines, which answer prompts: one package each."""
 
 from perturn.engines.protocol import (
     EngineSettings,

@@ -30,7 +30,7 @@ _OTHER = (
 )
 """Settings of peft with which adapters are no longer a product of two matrices for each linear layer."""
 _STARTS = (True, False, "gaussian", "orthogonal", "eva")
-"""Values of `init_lora_weights` with which peft leaves the weights beneath as they are; PiSSA changes them."""
+"""Values of `init_lora_weights` with which peft does not change the base weights; PiSSA changes them."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def low_rank(folder: Path) -> LowRank | None:
-    """Return rank and scale of the adapters in a folder; None if they do something else than add one product."""
+    """Return rank and scale of the adapters in a folder; None if they do more than add one product."""
     config = adapter_config(folder)
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
         return None

@@ -1,4 +1,4 @@
-"""Keys of servers, which stand in environment variables and in no recipe."""
+"""Keys of servers, which are read from environment variables and never from a recipe."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ _Answer = Action | EngineFailure
 def with_candidates(engine: Engine, samples: int, choose: Choose) -> Engine:
     """Return an engine that chooses among several answers of another engine; it streams if the other one does.
 
-    The candidates of all prompts are asked for together. Each is a conversation of its own and has a seed of its own,
-    which depends on the prompt's seed and its number alone; the first is the answer that there would be without. A
+    The candidates of all prompts are asked for together. Each is a separate conversation with its own seed, which
+    depends only on the prompt's seed and on its number; the first is the answer that a single sample would give. A
     candidate that fails is left out; where all do, the prompt fails as the first did.
 
     Args:
@@ -50,7 +50,7 @@ class _Together:
         ]
 
     def forget(self, conversation: str) -> None:
-        """Delete what is kept for a conversation, and for its candidates."""
+        """Delete the state of a conversation, and of its candidates."""
         for number in range(self._samples):
             self._engine.forget(_conversation(conversation, number))
 
@@ -96,7 +96,7 @@ class _Streaming:
         return self._together.generate(prompts, sampling)
 
     def forget(self, conversation: str) -> None:
-        """Delete what is kept for a conversation, and for its candidates."""
+        """Delete the state of a conversation, and of its candidates."""
         self._together.forget(conversation)
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class _Streaming:
 
 
 def _candidates(prompt: Prompt, samples: int) -> list[Prompt]:
-    """Return a prompt as often as it is asked; the first time as it is."""
+    """Return a prompt as often as it is asked; the first time unchanged."""
     more = (
         replace(prompt, seed=_seed(prompt.seed, each), conversation=_conversation(prompt.conversation, each))
         for each in range(1, samples)

@@ -12,7 +12,7 @@ _CODES = {
     "model_max_prompt_tokens_exceeded",  # GitHub Copilot
     "tokens_limit_reached",  # GitHub Models
 }
-"""Codes and types of errors with which servers say it."""
+"""Codes and types of the errors that servers send for a full context."""
 _SAID = re.compile(
     "|".join(
         (
@@ -32,7 +32,7 @@ _SAID = re.compile(
     ),
     re.IGNORECASE,
 )
-"""Sentences with which they say it where there is no such code."""
+"""Sentences of servers that send no such code."""
 
 
 def context_full(tokens: int, limit: int) -> ContextFull:

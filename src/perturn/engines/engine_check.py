@@ -1,4 +1,4 @@
-"""Does an engine keep the contract? Asks it a few prompts and says in sentences what it found."""
+"""Does an engine keep the contract? Asks it a few prompts and reports faults in sentences."""
 
 from __future__ import annotations
 

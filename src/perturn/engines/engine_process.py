@@ -1,4 +1,4 @@
-"""An engine in a process of its own, so that its work and its caller's do not wait for one interpreter.
+"""An engine in its own process, so that its work and its caller's do not wait for one interpreter.
 
 A conversation crosses once: a prompt is sent with the turns that came since the last prompt of its conversation.
 """
@@ -73,7 +73,7 @@ class EngineProcess:
         self.abilities = replace(abilities, decode=decode, prompt_tokens=self.prompt_tokens)
 
     def connect(self, deliver: Deliver) -> EngineLine:
-        """Return what passes prompts to the process; `deliver` is told of answers in the running event loop."""
+        """Return a sender of prompts to the process; `deliver` is called with answers in the running event loop."""
         self._line.connect(deliver)
         return self._line
 
@@ -131,7 +131,7 @@ class EngineLine:
         self._flush()  # an order may have been cut in its middle
 
     def submit(self, prompt: Prompt, sampling: Sampling) -> None:
-        """Have a prompt answered; no two at a time are of one conversation."""
+        """Start answering a prompt; no two at a time are of one conversation."""
         if self._lost is not None:
             self._loop.call_soon(self._deliver, [(prompt, self._lost)])
             return
@@ -150,13 +150,13 @@ class EngineLine:
         self._send("cancel", conversation)
 
     def forget(self, conversation: str) -> None:
-        """Delete what is kept for a conversation that has ended."""
+        """Delete the state of a conversation that has ended."""
         self._sent.pop(conversation, None)
         self._process.prompt_tokens.pop(conversation, None)
         self._send("forget", conversation)
 
     def close(self) -> None:
-        """Release the event loop, from any thread; what is being answered is dropped."""
+        """Release the event loop, from any thread; unfinished answers are dropped."""
         self._loop.call_soon_threadsafe(self._release)
 
     def _send(self, *order: Any) -> None:
@@ -216,7 +216,7 @@ class EngineLine:
             self._socket.close()
 
     def _end(self) -> None:
-        """Have all prompts fail once the process has ended; a thread waits for that."""
+        """Let all prompts fail once the process has ended; a thread waits for that."""
         self._release()
         self._loop.run_in_executor(None, self._process.ended).add_done_callback(self._fail)
 
@@ -253,7 +253,7 @@ class _Served:
         self._told: set[int] = set()
 
     def run(self) -> None:
-        """Answer prompts; the other end is told first of the engine.
+        """Send the engine's name and abilities to the other end, then answer prompts.
 
         Raises:
             OSError: When the other end is closed, or EOFError.
@@ -263,7 +263,7 @@ class _Served:
         self._work.run(self._next_order)
 
     def _next_order(self, is_idle: bool) -> Callable[[], None]:
-        """Return what the other end orders; see `EngineWork.run`."""
+        """Return the next order of the other end; see `EngineWork.run`."""
         if not is_idle and not self._pipe.poll():
             raise queue.Empty
         order, conversation, *details = self._pipe.recv()

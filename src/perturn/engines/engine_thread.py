@@ -1,4 +1,4 @@
-"""An engine in a thread of its own: prompts join the running batch as they come, and leave it when nobody waits."""
+"""An engine in its own thread: prompts join the running batch as they come, and leave it when nobody waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perturn.types import Action, Engine, Prompt, Sampling, StreamingEngine
 
 Result = TypeVar("Result")
 Answered = Action | Exception
-"""An action, the engine's failure to answer one prompt, or what the engine raised for all that it was answering."""
+"""An action, the engine's failure to answer one prompt, or an exception of the engine for all prompts in work."""
 Deliver = Callable[[Sequence[tuple[Prompt, Answered]]], None]
 _AT_ONCE = 512
 """Prompts that an engine of concurrent calls answers at the same time."""
@@ -40,7 +40,7 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, prompt: Prompt, sampling: Sampling) -> None:
-        """Have a prompt answered; no two at a time are of one conversation."""
+        """Start answering a prompt; no two at a time are of one conversation."""
         self._orders.put(partial(self._work.begin, prompt, sampling))
 
     def cancel(self, conversation: str) -> None:
@@ -48,7 +48,7 @@ class EngineThread:
         self._orders.put(partial(self._work.cancel, conversation))
 
     def forget(self, conversation: str) -> None:
-        """Delete what is kept for a conversation that has ended."""
+        """Delete the state of a conversation that has ended."""
         self._orders.put(partial(self._engine.forget, conversation))
 
     def call(self, work: Callable[[], Result]) -> Future[Result]:
@@ -65,7 +65,7 @@ class EngineThread:
         return result
 
     def close(self) -> None:
-        """End the thread; what is being answered is dropped."""
+        """End the thread; unfinished answers are dropped."""
         self._orders.put(None)
         self._thread.join()
 
@@ -112,7 +112,7 @@ class EngineWork:
             self._pool.shutdown(cancel_futures=True)
 
     def begin(self, prompt: Prompt, sampling: Sampling) -> None:
-        """Have a prompt answered; no two at a time are of one conversation."""
+        """Start answering a prompt; no two at a time are of one conversation."""
         if self._pool is not None:
             self._pool.submit(self._answer, [(prompt, sampling)])
         elif self._streaming is not None:

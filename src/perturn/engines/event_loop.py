@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for engines and worlds that are asynchronous."""
+"""An event loop in its own thread, for engines and worlds that are asynchronous."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class EventLoop:
             raise
 
     def stop(self) -> None:
-        """Cancel what is under way, and let the thread and its helpers end."""
+        """Cancel running tasks, and let the thread and its helpers end."""
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def close(self) -> None:
-        """Cancel what is under way, and wait until the thread and its helpers have ended."""
+        """Cancel running tasks, and wait until the thread and its helpers have ended."""
         self.stop()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""An entry of `ENGINES`: settings that say what an engine can do, find out before work whether it can, and open it."""
+"""An entry of `ENGINES`: settings that declare what an engine can do, check it before work, and open it."""
 
 from __future__ import annotations
 
@@ -63,10 +63,9 @@ class Serving:
     load: Callable[[], Loaded]
     """Load the weights in this process, where the engine needs them."""
     folder: Path | None = None
-    """Folder of the run, to keep what was paid for; None on another machine than the run's."""
+    """Folder of the run, to keep paid answers; None on another machine than the run's."""
     load_tokens: Callable[[], tuple[Tokens, int | None]] | None = None
-    """Load what makes tokens of conversations, and the context as `Loaded` has it, without the weights; None: it cannot
-    be done here."""
+    """Load the tokenizer and the context, without the weights; None: it cannot be done here."""
     base: str | None = None
     """Folder of the model that the adapters in the folder `model` are added to; None: `model` is a whole model."""
     adapter_rank: int = 0
@@ -84,14 +83,14 @@ class EngineSettings(Protocol):
         ...
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
-        """Find out before work whether `open` could do what is asked; nothing is opened or changed.
+        """Check before work whether `open` would succeed; nothing is opened or changed.
 
         Args:
             empty_model: Make the model without its weights; only where checkpoints are served.
-            recipe: Text of the resolved recipe, which is kept in the run: no secret may stand in it.
+            recipe: Text of the resolved recipe, which is kept in the run: it must hold no secret.
 
         Raises:
-            PerturnError: Saying what is missing.
+            PerturnError: With the missing part.
         """
 
     def open(self, serving: Serving) -> Engine:
@@ -107,7 +106,7 @@ class Updatable(Engine, Protocol):
     """An engine that can go over to other weights of its model, without being opened again."""
 
     def update_weights(self, folder: str | Path, name: str, base: str | None = None) -> None:
-        """Serve other weights from now on, and forget what was kept of the old ones.
+        """Serve other weights from now on, and drop results of the old ones.
 
         Args:
             folder: What `save_pretrained` wrote.
@@ -141,7 +140,7 @@ class ModelTakingEngine(Updatable, Protocol):
 
 @runtime_checkable
 class SleepingEngine(Engine, Protocol):
-    """An engine that can give the memory of its device back while nothing is asked of it."""
+    """An engine that can give the memory of its device back while it is idle."""
 
     def sleep(self) -> None:
         """Give it back until the next prompt, or the next weights.
@@ -178,8 +177,8 @@ class SwappingEngine(Updatable, StreamingEngine, Protocol):
 
 @runtime_checkable
 class CancellingEngine(StreamingEngine, Protocol):
-    """A streaming engine that can stop an answer which nobody waits for any more."""
+    """A streaming engine that can stop an answer that is no longer needed."""
 
     def cancel(self, conversation: str) -> None:
-        """Stop answering the prompt of a conversation; `advance` says nothing of it."""
+        """Stop answering the prompt of a conversation; `advance` does not report it."""
         ...

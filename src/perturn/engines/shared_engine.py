@@ -38,11 +38,11 @@ class _Own(Mapping[str, int]):
 
 
 class Ended(Exception):
-    """The engine answers nobody any more, as the work that it was shared for is over."""
+    """The engine no longer answers, because the work that it was shared for is over."""
 
 
 class SharedEngine:
-    """Gives out ports, each an engine of its own to its play; all prompts join one batch, in a thread."""
+    """Gives each play a port, which acts as an engine; all prompts join one batch, in a thread."""
 
     def __init__(self, engine: SwappingEngine) -> None:
         """Start the thread. The engine stays open when it ends, and only the thread calls it until then."""
@@ -82,11 +82,11 @@ class SharedEngine:
             self._thread.submit(ours, sampling)
 
     def forget(self, conversation: str) -> None:
-        """Delete what is kept for a conversation that has ended."""
+        """Delete the state of a conversation that has ended."""
         self._thread.forget(conversation)
 
     def refuse_ended(self) -> None:
-        """Raise `Ended` if the engine answers nobody any more."""
+        """Raise `Ended` if the engine no longer answers."""
         if self._ended.is_set():
             raise Ended("the engine is closed")
 
@@ -123,7 +123,7 @@ class Port:
         return answer_all(self, prompts, sampling)
 
     def forget(self, conversation: str) -> None:
-        """Release what is kept for a conversation."""
+        """Release the state of a conversation."""
         self._shared.forget(self.prefix + conversation)
 
     def close(self) -> None:

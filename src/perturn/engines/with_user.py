@@ -60,7 +60,7 @@ class _Together:
         ]
 
     def forget(self, conversation: str) -> None:
-        """Delete what is kept for a conversation, and for the user's side of it."""
+        """Delete the state of a conversation, and of the user's side of it."""
         self._engine.forget(conversation)
         self._user.forget(_conversation(conversation))
 
@@ -95,7 +95,7 @@ class _Streaming:
         self._ask()
 
     def advance(self) -> list[tuple[Prompt, _Answer]]:
-        """Work for a moment; the prompts that are answered with that, and their answers."""
+        """Work for a moment; return the prompts that were answered, and their answers."""
         answered = self._engine.advance() if self._open else []
         self._open -= len(answered)
         if self._said is not None:
@@ -107,7 +107,7 @@ class _Streaming:
         return answered
 
     def forget(self, conversation: str) -> None:
-        """Delete what is kept for a conversation, and for the user's side of it."""
+        """Delete the state of a conversation, and of the user's side of it."""
         self._together.forget(conversation)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Abilities: optional methods of an environment beside posing tasks. All code asks for them here.
+"""Abilities: optional methods of an environment besides posing tasks. All code asks for them here.
 
 `ABILITIES` has the signature of each, by which one generic call forwards it to a world in another process or on another
 node. An environment has an ability if its class has the method. For the type checker, the Protocols below say more.
@@ -66,7 +66,7 @@ def check_abilities(environment: Environment, *names: str, reader: str, otherwis
     Args:
         environment: The world.
         names: Its methods.
-        reader: Who calls them, and for what.
+        reader: The part that calls them, and its purpose.
         otherwise: What to do in another environment than those that have them.
 
     Raises:
@@ -96,7 +96,7 @@ class Expert(Protocol):
 
 
 class Demonstrator(Expert, Protocol):
-    """An expert that also says what it thinks; optional, formats without thoughts leave them out."""
+    """An expert that also gives its thoughts; optional, since formats without thoughts leave them out."""
 
     def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
         """Return (thought, action) a turn; the actions equal the actions of `expert`."""
@@ -104,10 +104,10 @@ class Demonstrator(Expert, Protocol):
 
 
 class Teacher(Expert, Protocol):
-    """An expert that also shows mistakes and all that can be said, to teach a policy from nothing; optional."""
+    """An expert that also shows mistakes and all texts of the environment, to train a policy from scratch; optional."""
 
     def clumsy(self, task: Task, seed: int) -> Sequence[str]:
-        """Return actions of an expert who errs and recovers, other ones for each seed."""
+        """Return actions of an expert that errs and recovers, different ones for each seed."""
         ...
 
     def aimless(self, task: Task, seed: int, turns: int) -> Sequence[str]:
@@ -126,23 +126,22 @@ class Pathfinder(Protocol):
         Args:
             task: The task.
             actions: What the world was sent, in order.
-            sense: `shortest`: by who knows all of the world. `searching`: by the expert who takes over there, and
-                knows no more than the episode has shown.
+            sense: `shortest`: with full knowledge of the world. `searching`: by an expert that takes over there, and
+                knows only the observations of the episode.
 
-        Returns:
-            Number of turns [actions + 1]; None: there is no way any more.
+        Returns: Number of turns [actions + 1]; None if the success can no longer be reached.
         """
         ...
 
 
 class Corrector(Expert, Protocol):
-    """An expert that also finishes what another began, to show where that one went wrong; optional."""
+    """An expert that also finishes another policy's episode, to show where it went wrong; optional."""
 
     def correct(self, task: Task, actions: Sequence[str]) -> Sequence[tuple[str, str]] | None:
         """Return a (thought, action) per turn that solves the task after another's actions, to be verified by playing.
 
-        The expert knows what the episode has shown. The world replays the actions by itself, and leaves a running
-        episode alone. None: there is no way any more, or the expert finds none.
+        The expert knows the observations of the episode. The world replays the actions by itself, and leaves a running
+        episode alone. None if the success can no longer be reached, or the expert finds no way.
         """
         ...
 
@@ -156,7 +155,7 @@ class Shower(Protocol):
         Args:
             job: The episode.
             protocol: Its rules.
-            folder: Folder in which what was paid for is kept, so that nothing is bought twice; None: in memory.
+            folder: Folder of paid answers, so that no answer is bought twice; None: in memory.
         """
         ...
 

@@ -43,10 +43,10 @@ def task_seed(task: Task) -> int:
 
 
 def as_text(value: object, whose: str) -> str:
-    """Return a text, as it is.
+    """Return a text unchanged.
 
     Raises:
-        EnvironmentFailure: If it is none, with what to do.
+        EnvironmentFailure: If it is not one, with the remedy.
     """
     if not isinstance(value, str):
         raise EnvironmentFailure(
@@ -74,10 +74,10 @@ def outcome_of(text: Any, reward: Any, terminated: Any, truncated: Any, info: An
     """Return the observation of Gymnasium's five values.
 
     Without a `success` in `info`, an episode that ends on its own with a positive reward in its last step counts as
-    solved. Values of the wrong types are kept, so that whoever reads the observation can say what is wrong.
+    solved. Values of the wrong types are kept, so that the caller who reads the observation can report them.
 
     Raises:
-        EnvironmentFailure: If `info` is no mapping, or its commands are one text.
+        EnvironmentFailure: If `info` is not a mapping, or its commands are one text instead of a list.
     """
     admissible = admissible_of(info)
     success, valid = (info.get(name) for name in ("success", "valid"))
@@ -96,7 +96,7 @@ def admissible_of(info: Any) -> tuple[str, ...]:
     """Return the commands that an `info` lists.
 
     Raises:
-        EnvironmentFailure: If it is no mapping, or they are one text.
+        EnvironmentFailure: If it is not a mapping, or the commands are one text instead of a list.
     """
     if not isinstance(info, Mapping):
         raise EnvironmentFailure(
@@ -114,7 +114,7 @@ def schema_of(tool: Callable[..., Any]) -> dict[str, Any]:
     """Return the schema that transformers makes of a function.
 
     Raises:
-        ConfigError: If it can make none, saying what the function lacks.
+        ConfigError: If it can make none, with the parts that the function lacks.
     """
     from transformers.utils.chat_template_utils import get_json_schema
 

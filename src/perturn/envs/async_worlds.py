@@ -1,7 +1,7 @@
-"""`async def` in environments: one event loop for the life of a world, in a thread of its own.
+"""`async def` in environments: one event loop for the life of a world, in its own thread.
 
-So a connection or a task that one call begins is there in the next. The thread that plays the world waits for each
-call. It needs no loop of its own, and may have one, as in a notebook.
+So a connection or a task that one call begins is open in the next. The thread that plays the world waits for each call.
+It needs no loop of its own, and may have one, as in a notebook.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Calls = asyncio.Queue[tuple[Awaitable[Any], "Future[Any]"]]
 class WorldLoop:
     """The event loop of a world, which begins with the first coroutine and ends with `close`, or with its owner.
 
-    All coroutines run in one task, one after the other. So `close` may leave what `reset` has entered, such as the
-    session of an MCP client, and a context variable keeps its value.
+    All coroutines run in one task, one after the other. So `close` may leave a context that `reset` has entered, such
+    as the session of an MCP client, and a context variable keeps its value.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class WorldLoop:
                 self.close()
 
     def close(self) -> None:
-        """End the loop: what is under way in it is cancelled. The next coroutine begins another."""
+        """End the loop; its running tasks are cancelled. The next coroutine begins another."""
         loop, self._loop = self._loop, None
         if loop is not None:
             self._ended.detach()
@@ -91,7 +91,7 @@ async def _all_of(found: AsyncIterator[Any]) -> list[Any]:
 
 
 class AwaitedWorld:
-    """A world with `async def` methods, as one without: each call waits for what it returns."""
+    """A world with `async def` methods, used like one without: each call waits for its result."""
 
     def __init__(self, world: Any, loop: WorldLoop) -> None:
         self._world, self._loop = world, loop
@@ -129,7 +129,7 @@ class AwaitedWorld:
 def awaited(made: Any) -> Environment:
     """Return a world that a class or a factory made, with plain methods around its `async def` methods.
 
-    A world without such methods is returned as it is; so is a world that this function has returned before.
+    A world without such methods is returned unchanged; so is a world that this function has returned before.
 
     Args:
         made: The world, or the coroutine of a factory that is an `async def` itself.

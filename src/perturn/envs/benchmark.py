@@ -1,4 +1,4 @@
-"""Parts that the benchmarks share: settings that name one of several things, what must be installed, texts."""
+"""Parts that the benchmarks share: settings that name one of several things, installation checks, texts."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def choose_kinds(
         kinds: Their names.
         known: The names there are.
         environment: Who knows them.
-        what: The kind of thing a name stands for.
+        what: The kind of thing that a name refers to.
         setting: Which setting names them.
 
     Raises:
-        ConfigError: If there is no such kind, or it is no list of names.
+        ConfigError: If there is no such kind, or the value is not a list of names.
     """
     fits = isinstance(kinds, list | tuple) and all(isinstance(kind, str) for kind in kinds)
     remedy = f"Write [{kinds}]." if isinstance(kinds, str) else ""
@@ -68,7 +68,7 @@ def check_installed(environment: str, extra: str, modules: Sequence[str], *, rem
 
 
 def short_hash(text: str) -> str:
-    """Return 16 hexadecimal digits that stand for a text, such as the description of a state."""
+    """Return a hash of a text, such as the description of a state, as 16 hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -130,7 +130,7 @@ _open: dict[str, DocumentIndex] = {}
 
 
 def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
-    """Turn texts into their stems, as bm25s takes them."""
+    """Return the stems of texts, as bm25s takes them."""
     import bm25s
     import Stemmer
     from bm25s.stopwords import STOPWORDS_EN

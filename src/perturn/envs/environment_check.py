@@ -1,4 +1,4 @@
-"""Does an environment keep the contract? Plays scripted episodes and says in sentences what it found."""
+"""Does an environment keep the contract? Plays scripted episodes and reports faults in sentences."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from perturn.types import Environment, Observation, Task
 _SCRIPT = ("xyzzy 123 \N{SNOWMAN}", "", "help", "look around", "a" * 2000, '{"broken": ')
 _SHOWN = 60
 _OURS = Path(__file__).parents[1]
-"""The package, whose lines say nothing on a fault of the user's code."""
+"""The package, whose lines do not help with a fault of the user's code."""
 _RAISED = object()
 
 
 def check_environment(make: Callable[[], Any], split: str = "train", episodes: int = 2) -> list[str]:
     """Play scripted episodes against an environment and return its problems; an empty list is a pass.
 
-    A problem stops only what cannot go on without it, so one call finds all that it can. Problems that differ in the
-    task or in the action alone are told once.
+    A problem stops only the checks that need the failed part, so one call finds as many problems as possible. Problems
+    that differ only in the task or in the action are reported once.
 
     Args:
         make: Makes the environment, such as its class.
@@ -105,7 +105,7 @@ class _Problems:
 
 
 def _check_tasks(found: _Problems, environment: Environment, split: str) -> list[Task]:
-    """Return the tasks of the split, after noting what is wrong with them."""
+    """Return the tasks of the split, after noting their faults."""
     what = f"tasks({split!r})"
     tasks = found.attempt(what, lambda: list(environment.tasks(split)), "return a list")
     if tasks is _RAISED:
@@ -136,7 +136,7 @@ def _check_tasks(found: _Problems, environment: Environment, split: str) -> list
 
 
 def _check_episode(found: _Problems, environment: Environment, task: Task) -> None:
-    """Play a task twice with one seed and note what goes wrong."""
+    """Play a task twice with one seed and note faults."""
     first = _check_reset(found, environment, task)
     if first is None:
         return

@@ -29,8 +29,8 @@ from perturn.types import Observation, Task
 class Gymnasium:
     """A text environment with Gymnasium's interface. A task is a seed.
 
-    What is read of the `info` that `reset` and `step` return, where it is there: `success` (bool), `valid` (bool: was
-    the action understood) and `admissible_commands` (texts). Without `success`, an episode that ends on its own with a
+    Fields of the `info` of `reset` and `step` that are read, if present: `success` (bool), `valid` (bool: was the
+    action understood) and `admissible_commands` (texts). Without `success`, an episode that ends on its own with a
     positive reward in its last step counts as solved; an episode that the environment cuts off (`truncated`) does not.
     `reset`, `step` and `close` may be `async def`; they run in one event loop.
     """
@@ -58,7 +58,7 @@ class Gymnasium:
         maker = load_object(make)
         self._env = self._loop.result(maker(**given))
         self.played = self._env if isinstance(maker, type) else None
-        """The user's object, whose class may declare rules; None where wrappers of others stand around it."""
+        """The user's object, whose class may declare rules; None if wrappers of other packages are around it."""
         label = str(given.get("id") or given.get("env_id") or make.partition(":")[2])
         self.name = f"{label}-{version}" if version else label
 

@@ -67,5 +67,5 @@ def whole(row: _Data, text: str, where: str) -> _Data:
 
 
 def refuse(where: str, expected: str, value: object) -> Any:
-    """Say that a value is not what it should be."""
+    """Report a value of the wrong kind."""
     raise DataError(f"{where}: expected {expected}, got {value!r:.60}. Correct it.")

@@ -1,4 +1,4 @@
-"""From a recipe's section `environment` to what starts a world in this process."""
+"""Makes the function that starts a world in this process from a recipe's section `environment`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _module_of_name(module: str) -> ModuleType:
 
 
 def _module_of_file(file: str) -> ModuleType:
-    """Return a module by its file, whose folder is searched for what it imports."""
+    """Return a module by its file, whose folder is searched for its imports."""
     path = Path(os.path.abspath(file))
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {file} in {os.getcwd()}")
@@ -92,7 +92,7 @@ def _module_of_file(file: str) -> ModuleType:
 
 
 def _classes_of(module: str, wanted: str = "") -> str:
-    """Return a sentence on the classes of a local module, which is not run for that; empty where it has none."""
+    """Return a sentence on the classes of a local module, without running the module; empty if it has none."""
     _, files = module_files(f"{module}:")
     body = _parsed(files[0]).body if files else []
     names = [each.name for each in body if isinstance(each, ast.ClassDef) and not each.name.startswith("_")]
@@ -138,7 +138,7 @@ def module_files(name: str) -> tuple[Path, list[Path]]:
 
 
 def files_beside(modules: Iterable[Path]) -> list[Path]:
-    """Return the data files that the code of modules names, beside the module or in the current folder.
+    """Return the data files that the code of modules names, next to the module or in the current folder.
 
     They are named whole, as in `Path(__file__).with_name("words.txt")`, or in parts, as in `HERE / "data" / "a.txt"`.
     A folder that is named in parts counts with all files in it.
@@ -245,7 +245,7 @@ def _modules(folder: Path, name: str) -> Iterator[Path]:
 
 
 def environment_maker(section: Section) -> Callable[[], Environment]:
-    """Turn the section `environment` into what starts a world; `name` is in ENVIRONMENTS, or a `module:Class`.
+    """Return the function that starts a world; `name` is in ENVIRONMENTS, or a `module:Class`.
 
     Raises:
         ConfigError: If there is no such environment or a setting is wrong.

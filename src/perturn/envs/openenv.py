@@ -25,8 +25,8 @@ class OpenEnv:
     """A text environment of an OpenEnv server. A task is a seed.
 
     An action is sent as the field `action_field` of the server's action, and the field `text_field` of its observation
-    is what the policy reads. `done` ends the episode. It counts as solved if the observation, or its metadata, says
-    `success`; where neither has that field, if the last reward is positive.
+    is what the policy reads. `done` ends the episode. It counts as solved if the observation, or its metadata, has
+    `success`; if neither has that field, if the last reward is positive.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(in_process=True)

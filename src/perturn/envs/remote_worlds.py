@@ -1,4 +1,4 @@
-"""Worlds elsewhere, in a process of their own or on another machine: what crosses is plain data.
+"""Worlds in another process or on another machine; only plain data is exchanged.
 
 Only texts, numbers, lists and dicts do, so nothing of an environment has to be understood, or even importable, on our
 side. Torch is not imported here: a child starts in about 0.1 s.
@@ -50,7 +50,7 @@ _WORDS = {
     "turns": "(thought, action) texts",
     "plain": "numbers, texts, lists or dicts with text keys",
 }
-"""Form -> what a value of it is, in words."""
+"""Kinds of values, each in words."""
 
 
 class Link(Protocol):
@@ -166,7 +166,7 @@ class PlainWorld:
         return {key: list(each) for key, each in rules_of(self._env).items()}
 
     def close(self) -> None:
-        """Release what the world holds."""
+        """Release the resources of the world."""
         self._env.close()
 
 
@@ -262,7 +262,7 @@ def _unpacked(form: Form, value: Any) -> Any:
 
 
 _ATTRIBUTES = {"format": str, "max_turns": int, "system": str}
-"""Settings of a protocol that a class may have as attributes of its own, and their types."""
+"""Settings of a protocol that a class may have as its own attributes, and their types."""
 _EXPECTED = {str: "text", int: "a whole number"}
 _SECTION = re.compile(
     r"\n\s*(Args|Attributes|Examples?|Notes?|Raises|Returns|See Also|Todo|Usage)s?:?\s*\n", re.IGNORECASE

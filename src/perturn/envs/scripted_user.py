@@ -1,4 +1,4 @@
-"""An environment whose user speaks by script, for those who step it by hand."""
+"""An environment whose user speaks by script, for code that steps it by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 8
 
 
 class ScriptedUser:
-    """An environment that hands over no user's turn: its script speaks at once, or says yes where it has none."""
+    """An environment that never asks for the user's turn: its script answers at once, by default "yes"."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -24,12 +24,12 @@ class ScriptedUser:
         return getattr(self._env, name)
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode; what the policy sees first."""
+        """Start an episode; return the policy's first observation."""
         seen: Observation = self._spoken(self._env.reset(task, seed))
         return seen
 
     def step(self, action: str) -> Observation:
-        """Take one action; what the policy sees next."""
+        """Take one action; return the policy's next observation."""
         seen: Observation = self._spoken(self._env.step(action))
         return seen
 

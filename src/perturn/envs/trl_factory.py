@@ -26,19 +26,19 @@ _NEEDED = {
     "reset": "it begins an episode",
     "get_reward": "reward functions outside of the class stay in TRL, so here the class must own its reward",
 }
-"""Public methods that are no tools, and what each is for."""
+"""Public methods that are not tools, and what each is for."""
 
 
 class TrlFactory:
     """A class for TRL's `environment_factory` as an `Environment`; play it under `protocol.format=tools`.
 
-    A task is a row of the dataset that TRL would train on: its `prompt` is shown, and what `reset(**row)` returns right
-    after it. Public methods are the tools, with the schemas that transformers makes of their docstrings. What a tool
-    raises is its result, as in TRL. An answer without calls ends the episode. Tools, `reset` and `get_reward` may be
-    `async def`; all of an object run in one event loop, so that a connection lasts from call to call.
+    A task is a row of the dataset that TRL would train on: its `prompt` is shown, and then the result of
+    `reset(**row)`. Public methods are the tools, with the schemas that transformers makes of their docstrings. What a
+    tool raises is its result, as in TRL. An answer without calls ends the episode. Tools, `reset` and `get_reward` may
+    be `async def`; all of an object run in one event loop, so that a connection lasts from call to call.
 
-    Rewards sum to what `get_reward()` says last: it is asked after each action, so that an episode cut off by a limit
-    of turns is scored as TRL scores it. TRL asks it once; where that matters, such as for a paid judge, set
+    Rewards sum to the last value of `get_reward()`. It is called after each action, so that an episode cut off by a
+    limit of turns is scored as TRL scores it. TRL asks it once; where that matters, such as for a paid judge, set
     `ask_reward: end`, and an episode that is cut off gets 0.
     """
 
@@ -62,7 +62,7 @@ class TrlFactory:
         Args:
             make: `module:Class`, or another callable without required arguments, as `environment_factory` takes it.
             rows: File or folder of rows for each split, or a data set of the Hub. A row has `prompt`, a text or one
-                user message, and what `reset` takes.
+                user message, and the arguments of `reset`.
             settings: Keyword arguments of the callable.
             ask_reward: `each`: after each action; `end`: once, when the policy has answered.
             success_reward: Reward from which an episode counts as solved.

@@ -28,15 +28,15 @@ _NEEDED = {
     "reset": "let reset(task) start an episode and return the text that poses the task",
     "step": "let step(action) return a text, or (text, reward, done) where something was earned or the game is over",
 }
-"""Methods that every game has, and what each of them does."""
+"""Methods that every game has, each with its purpose."""
 _CALLED_AS = {"tasks": "split", "reset": "task", "step": "action"}
 """Method -> its argument; `tasks` may do without, and `reset` may take a seed too."""
 _ATTRIBUTES = ("tools", "protocol", "format", "max_turns", "system")
-"""Attributes that a class may have beside its name."""
+"""Attributes that a class may have besides its name."""
 _INSPECTED = {"name", "close", "get_reward", *_ATTRIBUTES, *_NEEDED}
-"""All that is looked for in a user's object, which may have it or not, besides traits and abilities."""
+"""Everything that is looked for in a user's object besides traits and abilities; each is optional."""
 _LISTED = "listed"
-"""Key in the data of a task under which a value stands that `tasks` listed."""
+"""Key in the data of a task for the value that `tasks` listed."""
 _LONGEST_ID = 80
 """Characters of a listed text that may name its task."""
 
@@ -45,7 +45,7 @@ class OwnWorld:
     """A game of the user's as an `Environment`.
 
     - `name` is the class's own, else the name of the class. `close` may be missing.
-    - Tasks are `Task` objects, or plain values, which `reset` and `expert` get back as they were listed.
+    - Tasks are `Task` objects, or plain values, which `reset` and `expert` get back unchanged.
     - `reset(task)` and `reset(task, seed)` are both called as they are written; so are `tasks(split)` and `tasks()`,
       whose tasks are the split `train`.
     - A text is an observation. Tuples have the form of Gym and Gymnasium: `(text, reward, done)`, then `info` if any,
@@ -115,13 +115,13 @@ class OwnWorld:
         return seen
 
     def close(self) -> None:
-        """Release what the game holds, if it says how."""
+        """Release the resources of the game, if it defines how."""
         close = attribute(self.played, "close")
         if close is not None:
             close()
 
     def _ability(self, signature: Ability, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return an optional method that gets what was listed for a task, and whose actions are texts."""
+        """Return an optional method that gets the listed value of a task, and whose actions are texts."""
 
         @wraps(method)
         def call(*arguments: Any) -> Any:
@@ -148,7 +148,7 @@ class KeptWorld(OwnWorld):
 
 
 def at_border(made: Any, label: str, *, keep: bool = False) -> Environment:
-    """Return what a class or a factory of the user's made, as an `Environment`.
+    """Return the object that a user's class or factory made, as an `Environment`.
 
     Args:
         made: The game.
@@ -166,7 +166,7 @@ def at_border(made: Any, label: str, *, keep: bool = False) -> Environment:
 
 
 def lacking(world: Any, label: str) -> list[str]:
-    """Return a sentence for each method that a game lacks or that cannot be called with what it gets.
+    """Return a sentence for each method that a game lacks or that cannot be called with its arguments.
 
     Where the game keeps another interface, the sentence says how that is named.
     """
@@ -196,7 +196,7 @@ def lacking(world: Any, label: str) -> list[str]:
 
 
 def _misspelt(world: Any) -> list[str]:
-    """Return a sentence on an attribute of an object's class that nobody reads, such as `experts`."""
+    """Return a sentence on an attribute of an object's class that is never read, such as `experts`."""
     kind = type(world.played if isinstance(world, AwaitedWorld) else world)
     try:
         check_names(kind, kind="environment", known=(*ABILITIES, *_ATTRIBUTES), traits=EnvironmentTraits)
@@ -206,13 +206,13 @@ def _misspelt(world: Any) -> list[str]:
 
 
 def playable(world: Any, name: str) -> bool:
-    """Return whether a game has a method of this name that can be called with what it gets."""
+    """Return whether a game has a method of this name that can be called with its arguments."""
     method = attribute(world, name)
     return callable(method) and not _misfit(method, name)
 
 
 def _misfit(method: Callable[..., Any], name: str) -> str:
-    """Return why a method cannot be called with what it gets; empty where it can, or its signature is unknown."""
+    """Return why a method cannot be called with its arguments; empty if it can, or its signature is unknown."""
     given = () if name == "tasks" else (None,)
     more = {"tasks": (1, "split"), "reset": (2, "seed")}.get(name)
     how = _takes(method, *more) if more else None
@@ -252,7 +252,7 @@ def _called(method: Callable[..., Any], given: tuple[Any, ...], how: str | int, 
 
 
 def _task(value: Any, split: str, index: int) -> Task:
-    """Return a task of what was listed."""
+    """Return a task of a listed value."""
     if isinstance(value, Task):
         if _LISTED in value.data:
             raise EnvironmentFailure(
@@ -281,7 +281,7 @@ def _value(task: Task) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as it is after JSON, where tuples are lists; leave what JSON cannot hold for its reader."""
+    """Return a value in the form it has after JSON, where tuples are lists; other values are left to their reader."""
     if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
         return value.item()  # of numpy
     if isinstance(value, tuple | list):
@@ -323,7 +323,7 @@ def _with_tools(posed: Observation, tools: Any) -> Observation:
 
 
 def _schema(tool: Any) -> Any:
-    """Return the schema of a function; a schema alone gets the form of chat templates; anything else stays as it is."""
+    """Return the schema of a function; a schema alone gets the form of chat templates; anything else unchanged."""
     if callable(tool):
         return schema_of(tool)
     if isinstance(tool, Mapping) and "function" not in tool and {"name", "parameters"} <= tool.keys():

@@ -1,4 +1,4 @@
-"""The talk of an agent with a user, as the user hears it."""
+"""The conversation of an agent and a user, from the user's side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class UserTalk:
     """Messages of an agent and a user, the user's turn, and whether the talk is over."""
 
     def __init__(self, instructions: str, greeting: str, script: Sequence[str] = ()) -> None:
-        """Start with the agent, who greets.
+        """Start with the agent's greeting.
 
         Args:
             instructions: For the user's model.
@@ -47,7 +47,7 @@ class UserTalk:
         return Observation("", user=UserTurn(self._instructions, tuple(self._heard), scripted))
 
     def hear(self, text: str) -> None:
-        """Take in what the user says."""
+        """Add the user's text."""
         self.waits = False
         self.over = any(stop in text for stop in STOPS)
         self._heard.append({"role": "assistant", "content": text})

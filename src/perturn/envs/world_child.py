@@ -1,4 +1,4 @@
-"""The child's side of a world in a process of its own: takes calls from a pipe, answers in JSON."""
+"""The child's side of a world in its own process: takes calls from a pipe, answers in JSON."""
 
 from __future__ import annotations
 

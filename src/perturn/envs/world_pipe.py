@@ -13,7 +13,7 @@ _SOME = 2**20
 
 
 class Garbled(Exception):
-    """Something other than an answer came; the text says what."""
+    """The child sent something other than an answer, which is in the text."""
 
 
 class Pipe:
@@ -30,7 +30,7 @@ class Pipe:
         self.unsent = memoryview(HEAD.pack(len(message)) + message)
 
     def exchange(self) -> bytes | None:
-        """Send some of the message and read some of the answer; all of it once it is there.
+        """Send a part of the message and read a part of the answer; return the answer once it is complete.
 
         What an answer says of its length takes no memory.
 

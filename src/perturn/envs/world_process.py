@@ -1,10 +1,10 @@
-"""Worlds in processes of their own, with time limits: a world that crashes or hangs costs its own episode only.
+"""Worlds in their own processes, with time limits: a world that crashes or hangs costs its own episode only.
 
-A child is a fresh interpreter, never a fork, in a session of its own. It gets the name and settings of the world to
-make. It differs from `multiprocessing`'s spawned process in that the main module is not imported again: so scripts
-need no `if __name__ == "__main__"`, and children hold no torch. All that a child prints is read, and its last lines are
-quoted when it dies. A child and whatever it started (a JVM) are killed together, and they die with this process, even
-if that is killed itself. Only what a world starts in yet another session outlives it.
+A child is a fresh interpreter, never a fork, in its own session. It gets the name and settings of the world to make. It
+differs from `multiprocessing`'s spawned process in that the main module is not imported again: so scripts need no `if
+__name__ == "__main__"`, and children hold no torch. All that a child prints is read, and its last lines are quoted when
+it dies. A child and whatever it started (a JVM) are killed together, and they die with this process, even if that is
+killed itself. Only processes that a world starts in yet another session outlive it.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def plays_itself(section: Section) -> bool:
 
 
 def runs_here(section: Section, settings: Worlds) -> bool:
-    """Return whether worlds are made in this process rather than in processes of their own.
+    """Return whether worlds are made in this process rather than in their own processes.
 
     Raises:
-        ConfigError: If processes are asked for, and the environment's episodes have some of their own.
+        ConfigError: If processes are asked for, and the environment's episodes start their own processes.
     """
     owner = f"environments whose episodes share processes, unlike {section['name']}"
     remedy = "leave it out, and set concurrency to the number of episodes at a time"
@@ -69,7 +69,7 @@ def runs_here(section: Section, settings: Worlds) -> bool:
 
 
 def world_count(section: Section, settings: Worlds, concurrency: int) -> int:
-    """Return how many worlds may be alive at a time, if `concurrency` episodes are to be played at once.
+    """Return how many worlds may be alive at a time, if `concurrency` episodes should be played at once.
 
     A process that waits for the model costs memory but no processor, and neither does a process that sleeps or waits
     for a
@@ -83,10 +83,10 @@ def world_count(section: Section, settings: Worlds, concurrency: int) -> int:
 
 
 class ProcessWorlds:
-    """Makes worlds in processes of their own. The first is started at once, so that a wrong setting shows."""
+    """Makes worlds in their own processes. The first is started at once, so that a wrong setting shows."""
 
     def __init__(self, section: Section, limits: Worlds) -> None:
-        """Start the first world; if it dies or hangs at its start, it is started again, as `limits.retries` says.
+        """Start the first world; if it dies or hangs at its start, it is started again, up to `limits.retries` times.
 
         Args:
             section: Section `environment` of the recipe.
@@ -170,7 +170,7 @@ class _Process:
         return facts
 
     def _ask(self, method: str, arguments: Sequence[Any], limit: str, seconds: float) -> Any:
-        """Return the value of a method; `limit` names the setting that gives it so many seconds."""
+        """Return the value of a method; `limit` names the setting with its time limit in seconds."""
         assert self._child is not None
         child, what = self._child, _in_words(method, *arguments)
         try:
@@ -271,7 +271,7 @@ class _Child:
         return " | ".join(line[:200] for line in lines[-_LINES:])
 
     def kill(self) -> None:
-        """Kill the process and all it started, read what it said last, and reap it."""
+        """Kill the process and all processes it started, read its last output, and reap it."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # it may hang in the kernel, which nobody can end
@@ -283,7 +283,7 @@ class _Child:
         self._lifeline.close()
 
     def _listen(self) -> None:
-        """Read some of what the child wrote."""
+        """Read a part of the child's output."""
         said = self._output.read(2**16)
         if said:
             self._words = (self._words + said)[-_WORDS:]

@@ -1,4 +1,4 @@
-"""Abilities of an open engine beside answering, which whoever asks it may read."""
+"""Abilities of an open engine besides answering, for anyone who asks for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perturn.types import Engine
 
 @dataclass(frozen=True)
 class EngineAbilities:
-    """Abilities of an open engine beside answering."""
+    """Abilities of an open engine besides answering."""
 
     concurrent: bool = False
     """Whether `generate` may be called from several threads at a time."""
@@ -29,11 +29,11 @@ class EngineAbilities:
 
 @runtime_checkable
 class DescribedEngine(Engine, Protocol):
-    """An engine that says what else it can do."""
+    """An engine that declares further abilities."""
 
     abilities: EngineAbilities
 
 
 def abilities_of(engine: Engine) -> EngineAbilities:
-    """Return the abilities of an open engine; an engine that says nothing of them has the defaults."""
+    """Return the abilities of an open engine; an engine that declares none has the defaults."""
     return engine.abilities if isinstance(engine, DescribedEngine) else EngineAbilities()

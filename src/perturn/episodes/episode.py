@@ -51,9 +51,9 @@ def episode(
     An environment that plays its episodes itself does so. Where another hands over the user's turn, the prompt of the
     user's model is yielded too.
 
-    An exception of the environment, or one thrown in by the driver, ends in a trajectory marked FAILED that keeps
-    the turns played so far; and so does a world that does not come back to where a begun episode was. `ContextFull`
-    ends the episode as the turn limit does, if a turn was played.
+    An exception of the environment, or one thrown in by the driver, ends in a trajectory marked FAILED that keeps the
+    turns played so far. So does a world that does not come back to the state of a begun episode. `ContextFull` ends the
+    episode as the turn limit does, if a turn was played.
 
     Args:
         env: A world, free to be reset.
@@ -198,7 +198,7 @@ def _check_back(recorded: Sequence[Turn], turns: Sequence[Turn], heard: tuple[Me
     """Reject a world that, after the first turns of a recorded episode, is not where it was.
 
     Raises:
-        NotComeBack: Naming the turn, and what differs.
+        NotComeBack: With the turn, and the difference.
     """
     at = len(turns)
     told = (heard, recorded[at].observation if at < len(recorded) else heard)
@@ -227,9 +227,9 @@ def _from(text: str, at: int) -> str:
 
 
 def _read(action: Action, reader: Format, tools: Tools) -> tuple[Action, str | None, tuple[ToolCall, ...]]:
-    """Return the action with its tool calls, what the world is sent (None where it broke the format), and the calls.
+    """Return the action with its tool calls, the text for the world (None: the format was broken), and the calls.
 
-    What cannot be stored and shown again as it was written breaks every format. Its token ids stay as sampled.
+    An action that cannot be stored and shown again unchanged breaks every format. Its token ids stay as sampled.
     """
     if not all(map(math.isfinite, action.logprobs or ())):
         raise EngineFailure(

@@ -15,7 +15,7 @@ class Job:
     seed: int
     sample: int = 0
     begun: Trajectory | None = None
-    """An episode to resume: the world is reset as it was for this episode, and its turns come first."""
+    """An episode to resume: the world is reset in the same way, and its turns are played first."""
     kept: int | None = None
     """How many of them; None: all."""
     window: int | None = None

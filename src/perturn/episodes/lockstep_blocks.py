@@ -34,13 +34,13 @@ def play_blocks(
     engine waits for the slowest world in every turn, and the last episodes of a block are answered in small batches.
 
     Args:
-        blocks: Episodes that are played together, none twice; each has a world of its own.
+        blocks: Episodes that are played together, none twice; each has its own world.
         engine: Answers prompts.
         make_environment: Starts a world, in any thread. Worlds are used again in the next block.
         protocol: Rules to play by.
         sampling: How actions are decoded.
-        retries: How often an episode whose world died or hung (`WorldLost`) is played again. It is given the answers
-            that it had, so that it catches up with the others before these go on.
+        retries: How often an episode whose world died or hung (`WorldLost`) is played again. It is given its earlier
+            answers, so that it catches up before the others continue.
         hear: Told of each prompt and of each trajectory, so that progress can be measured in turns.
     """
     start = partial(episode, protocol=protocol, policy=engine.name)

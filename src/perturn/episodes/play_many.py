@@ -47,11 +47,11 @@ def play(
 ) -> Iterator[Trajectory]:
     """Play many episodes at once; each trajectory is handed out as soon as its episode ends.
 
-    Each world lives in a thread of its own: it is made, stepped and closed there, while the engine answers the prompts
-    that are ready in the thread that consumes the trajectories. The engine never waits for the slowest world: a
-    streaming one takes prompts on as they come; any other goes ahead once waiting for more would cost more than a
-    fifth of the time of a batch. So the order of trajectories and the batches depend on timing; an answer does not, up
-    to rounding (see `Prompt.seed`).
+    Each world lives in its own thread: it is made, stepped and closed there, while the engine answers the prompts that
+    are ready in the thread that consumes the trajectories. The engine never waits for the slowest world: a streaming
+    one takes prompts on as they come; any other goes ahead once waiting for more would cost more than a fifth of the
+    time of a batch. So the order of trajectories and the batches depend on timing; an answer does not, up to rounding
+    (see `Prompt.seed`).
 
     Args:
         jobs: Episodes to play, in order of start.
@@ -143,7 +143,7 @@ class _Stream:
         self._open += 1
 
     def advance(self, busy: int) -> _Answered:
-        """Have the engine work for a moment; what it has answered."""
+        """Let the engine work for a moment, and return its answers."""
         answered = self._engine.advance() if self._open else []
         self._open -= len(answered)
         return answered
@@ -166,14 +166,14 @@ class _Batches:
         return 0.0 if len(self._asked) >= self._size(busy) else max(0.0, self._until - time.monotonic())
 
     def submit(self, prompt: Prompt, took: float | None) -> None:
-        """Gather a prompt, which came after a step of so many seconds."""
+        """Gather a prompt, which came after a step of the given seconds."""
         if not self._asked:
             self._until = self._patience()
         self._asked.append(prompt)
         self._steps.extend([] if took is None else [took])
 
     def advance(self, busy: int) -> _Answered:
-        """Answer those who have asked first."""
+        """Answer the earliest prompts."""
         size = self._size(busy)
         first, self._asked = self._asked[:size], self._asked[size:]
         if not first:

@@ -24,7 +24,7 @@ _LISTED = "\nAdmissible commands:\n"
 
 
 def with_suffix(text: str, suffix: str) -> str:
-    """Return the text that poses a task with another on a line of its own after it, before any list of commands."""
+    """Return the text that poses a task with another on its own line after it, before any list of commands."""
     posed, listed, commands = text.partition(_LISTED)
     return f"{posed}\n{suffix}{listed}{commands}" if suffix else text
 
@@ -45,7 +45,7 @@ def told(trajectory: Trajectory, suffix: str) -> Trajectory:
 def shown(
     seen: Observation, protocol: EpisodeProtocol, calls: Sequence[ToolCall] = ()
 ) -> tuple[Message, ...]:
-    """Return the newest observation as the policy reads it: what the calls before it returned, then what it is told."""
+    """Return the newest observation as the policy reads it: results of the calls before it, then further text."""
     text = seen.text
     results = result_messages(calls, seen.results)
     if results and not text:

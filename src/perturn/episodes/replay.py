@@ -31,8 +31,7 @@ def play_again(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol
         recorded: The episode; turns may have been cut from its end.
         protocol: The rules that it was played by.
 
-    Returns:
-        The episode as it went now; FAILED where the world goes on after the turns that were recorded.
+    Returns: The episode as it was played now; FAILED if the world continues after the recorded turns.
 
     Raises:
         DataError: If the world says something else.
@@ -61,8 +60,7 @@ def replay(env: Environment, recorded: Trajectory, protocol: EpisodeProtocol) ->
         recorded: The episode; turns may have been cut from its end.
         protocol: The rules that it was played by.
 
-    Returns:
-        What the world was sent at each turn; None where the action broke the format, so that it was sent nothing.
+    Returns: The text sent to the world at each turn; None if the action broke the format, so that no text was sent.
 
     Raises:
         DataError: If the world says something else.

@@ -1,4 +1,4 @@
-"""The prefix rule: where the next request of an agent continues what was recorded of its episode, and why it does not.
+"""The prefix rule: where the next request of an agent continues the recorded episode, or why it does not.
 
 An agent program sends its whole conversation with each request. A request that extends an earlier request and its
 answer, with the same tools and template variables, is the next turn of that sequence. Any other request opens another
@@ -50,7 +50,7 @@ class Break:
     turn: int
     """Index of the turn that ends the recorded conversation."""
     message: int
-    """Index of the first message of the request that differs; their number where all of them are alike."""
+    """Index of the first message of the request that differs; the number of messages if none does."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Position:
     prompt: tuple[Message, ...]
     """Messages before the observation, where it opens a sequence; else none."""
     heard: tuple[Message, ...]
-    """Its observation: what is new, user and tool messages."""
+    """Its observation: the new user and tool messages."""
     broke: Break | None
     """Why it opens a sequence although the episode has turns; None where it continues one, is the first, or repeats
     the request of an earlier turn."""
@@ -96,8 +96,8 @@ class Sequences:
         """Begin without turns.
 
         Args:
-            reads_thoughts: Whether the policy reads the thoughts of earlier turns. An engine that leaves them out
-                answers alike whether a client sends them back or not.
+            reads_thoughts: Whether the policy reads the thoughts of earlier turns. An engine that leaves them out gives
+                the same answers whether a client sends them back or not.
         """
         self._reads_thoughts = reads_thoughts
         self._turns: list[_Known] = []
@@ -183,7 +183,7 @@ class Sequences:
         return self._turns[index].ends
 
     def _turn_after(self, key: bytes, setting: tuple[str, str]) -> int | None:
-        """Return the turn that ends a conversation; of several, the newest that nobody has continued yet."""
+        """Return the turn that ends a conversation; of several, the newest that no turn continues yet."""
         found = self._ends.get(key, {}).get(setting, [])
         free = [turn for turn in found if turn not in self._continued]
         return max(free or found, default=None)
@@ -214,9 +214,9 @@ def why_broke(known: Sequence[str], sent: Sequence[str], alike: int) -> Cause:
     """Return why a conversation is not the continuation of another one.
 
     Args:
-        known: The recorded conversation, its messages as `comparable` has them.
+        known: The recorded conversation, with messages in the form of `comparable`.
         sent: The conversation that was sent.
-        alike: How many messages both begin with.
+        alike: Number of messages that both begin with.
     """
     if alike == len(sent):
         return Cause.REMOVED  # it stops at an earlier message
@@ -237,14 +237,14 @@ def why_broke(known: Sequence[str], sent: Sequence[str], alike: int) -> Cause:
 
 
 def comparable(message: Message, *, reads_thoughts: bool = True) -> str:
-    """Return a text that is equal for two messages exactly where a policy reads them alike.
+    """Return a text that is equal for two messages exactly if a policy reads them as the same tokens.
 
     Args:
         message: A message of a chat format, its content as text or as parts of text, arguments as object or as JSON.
         reads_thoughts: Whether the thought of an assistant message counts.
 
     Raises:
-        DataError: If its content is no text.
+        DataError: If its content is not text.
     """
     role, content = message["role"], message.get("content")
     if role == "assistant":
@@ -306,7 +306,7 @@ def _sorted_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def _head(messages: Sequence[Message]) -> int:
-    """Return the number of system messages at a conversation's start, which stand before its first observation."""
+    """Return the number of system messages at a conversation's start, before its first observation."""
     roles = [message["role"] in ("system", "developer") for message in messages]
     return roles.index(False) if False in roles else len(roles)
 

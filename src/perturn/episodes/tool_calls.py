@@ -1,7 +1,7 @@
-"""Native tool calls: what a policy wrote -> calls, what a world is sent, and what the policy reads of the results.
+"""Native tool calls: parsed from the policy's text, sent to the world, and their results in the policy's prompt.
 
-A world that offers tools (`Observation.tools`) is sent each action as the JSON text of `write_action`, with which it
-need not know how a model's chat template writes calls. Calls in text are read in every format of `CALL_FORMATS`.
+An environment with tools (`Observation.tools`) receives each action as the JSON text of `write_action`, so it need not
+know how a model's chat template writes calls. Calls in text are read in every format of `CALL_FORMATS`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def write_action(action: ToolAction) -> str:
 
 
 def read_action(action: str) -> ToolAction | None:
-    """Return the action that `write_action` wrote as this text; None for text that is no such JSON.
+    """Return the action that `write_action` wrote as this text; None if the text is not such JSON.
 
-    A call alone, or a list of calls, is read as well: `{"name": ..., "arguments": {...}}`, or as chat templates have
-    it. So an expert may write a call as short as that.
+    A call alone, or a list of calls, is read as well: `{"name": ..., "arguments": {...}}`, or as in chat templates. So
+    an expert may write a call as short as that.
     """
     try:
         data = json.loads(action)
@@ -81,8 +81,7 @@ def understand(action: Action, tools: Tools = ()) -> tuple[Action, ToolAction | 
         action: As an engine gave it.
         tools: Schemas of the tools that are offered, which type arguments that a model writes as text.
 
-    Returns:
-        The action with its calls, and what it says; (an action of text alone, None) where it is malformed or empty.
+    Returns: The action with its calls, and its text; (an action of text alone, None) if it is malformed or empty.
     """
     if action.tool_calls:
         calls = _calls(action.tool_calls)
@@ -114,8 +113,8 @@ def as_text(action: Action) -> Action:
 def parse_text(text: str, tools: Tools = ()) -> ToolAction | None:
     """Turn the text of a turn into the action, with calls in any of `CALL_FORMATS`; None if malformed or empty.
 
-    An action is malformed if a call in it cannot be executed exactly as it is written. What a thought says of calls is
-    no call. Words before, between and after calls are the text of the action.
+    An action is malformed if a call in it cannot be executed exactly as it is written. A call that is only mentioned in
+    a thought does not count. Words before, between and after calls are the text of the action.
     """
     return understand(Action(text), tools)[1]
 
@@ -158,7 +157,7 @@ def _calls(found: Iterable[Any]) -> tuple[ToolCall, ...] | None:
 
 
 def _known(call: Any) -> Any:
-    """Name and arguments of a call. A server may add keys of its own, such as an index."""
+    """Name and arguments of a call. A server may add its own keys, such as an index."""
     function = call.get("function", call) if isinstance(call, Mapping) else call
     if not isinstance(function, Mapping):
         return None

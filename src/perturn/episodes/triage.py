@@ -1,4 +1,4 @@
-"""Triage signals: what can be told of an episode without asking a model.
+"""Triage signals: properties of an episode that are found without asking a model.
 
 Source of the names: "Signals: Trajectory Sampling and Triage for Agentic Interactions" (2026), whose classes
 are interaction, execution and environment. Differs: the definitions below are Perturn's; of the interaction signals
@@ -74,7 +74,7 @@ def cut(trajectory: Trajectory) -> bool:
 SIGNALS: dict[str, Callable[[Trajectory], bool]] = {
     shows.__name__: shows for shows in (broken, failure, loop, stagnation, exhaustion, cut)
 }
-"""Signal by name; what each means is its docstring."""
+"""Signals by name; the docstring of each gives its meaning."""
 
 
 def signals_of(trajectory: Trajectory) -> list[str]:
@@ -83,7 +83,7 @@ def signals_of(trajectory: Trajectory) -> list[str]:
 
 
 def meaning(name: str) -> str:
-    """Return what an episode with a signal shows: the docstring of the signal, without "Return whether"."""
+    """Return the meaning of a signal: its docstring, without "Return whether"."""
     return (SIGNALS[name].__doc__ or "").strip().removeprefix("Return whether ")
 
 
@@ -94,7 +94,7 @@ def action_of(text: str, tool_calls: Sequence[object]) -> str:
 
 
 def _repeats(actions: Sequence[str], size: int) -> bool:
-    """Return whether a block of that many actions is done `REPEATS` times in direct succession."""
+    """Return whether a block of the given number of actions is repeated `REPEATS` times in direct succession."""
     matching = 0
     for index in range(size, len(actions)):
         matching = matching + 1 if actions[index] == actions[index - size] else 0

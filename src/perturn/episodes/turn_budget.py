@@ -63,7 +63,7 @@ class Allowance:
 
 
 def without_reminder(text: str) -> str:
-    """Return an observation's text as it was before the agent was told how many turns are left."""
+    """Return an observation's text without the sentence about turns left."""
     return _REMINDER.sub("", text)
 
 

@@ -28,7 +28,7 @@ class User:
         Args:
             env: The world of the episode.
             job: The episode.
-            protocol: Says who plays the user.
+            protocol: Names the user's model.
             recorded: Texts before each turn that are said again.
         """
         self._env, self._job, self._user, self._recorded = env, job, protocol.user, recorded
@@ -36,7 +36,7 @@ class User:
         """Texts before the newest observation."""
 
     def speak(self, seen: Observation, turn: int) -> Generator[Prompt, Action, Observation]:
-        """Have the user speak until the environment hands the turn over no more; return what the policy sees.
+        """Let the user speak as long as the environment asks for the user's turn; return the policy's next observation.
 
         Args:
             seen: The environment's answer to `reset`, or to the policy's action.

@@ -1,4 +1,4 @@
-"""Threads in which worlds play episodes, and the one queue of what they say."""
+"""Threads in which worlds play episodes, and the one queue of their messages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ignore(said: Prompt | Trajectory) -> None:
 
 
 class Workers:
-    """All worker threads, and the one queue of what they say."""
+    """All worker threads, and the one queue of their messages."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Workers:
         self._workers: list[Worker] = []
 
     def begin(self, jobs: Iterable[Job]) -> None:
-        """Play these all at once, where none is being played; workers are started as they are needed."""
+        """Play these all at the same time; workers are started as needed."""
         for number, job in enumerate(jobs):
             if number == len(self._workers):
                 self._workers.append(Worker(self))

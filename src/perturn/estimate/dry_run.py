@@ -204,7 +204,7 @@ def _overlapping(recipe: Recipe, found: Episodes, steps: Sequence[Planned]) -> s
 
 
 def _import_stages(recipe: Recipe, command: str | None) -> float:
-    """Import what the stages import, as a run does; the moment after it, in seconds of the epoch."""
+    """Import the modules of the stages, as a run does; return the moment after it, in seconds of the epoch."""
     for stage in stages(recipe):
         if command in (None, stage.command):
             locate(stage.does)
@@ -259,11 +259,11 @@ def _cost(
     if not explores and recipe.evaluate:
         episodes *= recipe.evaluate.samples * recipe.evaluate.candidates("episodes")
         candidates, taught = recipe.evaluate.candidates("actions"), "explored" in recipe.evaluate.needs
-    learned_from = f"{found.explore} {'explored ones' if recipe.explore else 'that another run explored'}"
+    learned_from = f"{found.explore} {'explored episodes' if recipe.explore else 'episodes of another run'}"
     work = (
         f"{episodes} episodes of split {part.tasks.split}, about {found.policy_turns(learned):.0f} turns each"
         + (f", {candidates} actions a turn" if candidates > 1 else "")
-        + (f", chosen by what it learns from {learned_from}" if taught else "")
+        + (f", chosen by a value head trained on {learned_from}" if taught else "")
     )
     if stage.name == f"branch{stage.mark}":
         expected, policy = (
@@ -271,7 +271,7 @@ def _cost(
             explorer_of(recipe).traits.policy,
         )
         by = f" by {policy}" if policy else ""
-        work = f"{expected.played} episodes played on{by} from turns of {expected.begun} (assumed)"
+        work = f"{expected.played} continuations{by} from turns of {expected.begun} episodes (assumed)"
         episodes = ceil(expected.played * expected.share)
     if machine is None:
         return work, None, None
@@ -319,17 +319,18 @@ def _controlled(found: Episodes, control: TurnControl) -> Episodes:
 
 def _how(machine: Machine, found: Episodes) -> list[str]:
     return [
-        f"Lengths: {found.source}: {found.turns:.1f} turns, {found.prompt:.0f} tokens before the first action, then "
-        f"{found.heard:.0f} heard and {found.said:.0f} said a turn; the turn limit is {found.limit:.0f}.",
-        f"Speed: measured now on {machine.device}: {machine.many / 1e9:.0f} GFLOP/s and {machine.few / 1e9:.1f} GB/s "
-        f"of weights ({machine.parameters / 1e6:.0f}M parameters)"
+        f"Lengths: {found.source}; on average {found.turns:.1f} turns, {found.prompt:.0f} prompt tokens before the "
+        f"first action, and per turn {found.said:.0f} tokens of action and {found.heard:.0f} tokens of observation. "
+        f"The turn limit is {found.limit:.0f}.",
+        f"Speed: measured now on {machine.device}: {machine.many / 1e9:.0f} GFLOP/s in a batch, and "
+        f"{machine.few / 1e9:.1f} GB/s of weights read token by token ({machine.parameters / 1e6:.0f}M parameters)."
         + (
-            f"; other work on this machine makes it {machine.crowd:.1f} times slower."
+            f" Other programs on this machine slow it down {machine.crowd:.1f} times."
             if machine.crowd > 1.1
-            else "."
+            else ""
         ),
-        "Accuracy: about a factor of two, if as much other work runs on the machine as now; docs/how-to/estimate.md "
-        "has what is assumed and what was compared.",
+        "Accuracy of times: within a factor of two, if other programs keep the machine as busy as now. "
+        "docs/how-to/estimate.md lists the assumptions and the runs they were compared with.",
     ]
 
 
@@ -347,9 +348,9 @@ def print_plan(plan: Plan, console: Console) -> None:
     if plan.startup:
         about = f"~{_duration(plan.startup)}"
         table.add_row("start-up", "", "imports, checks and the report", about, "")
-    console.print(f"{plan.run}: nothing was done; this is what would be.", soft_wrap=True)
+    console.print(f"{plan.run}: ~{_duration(plan.seconds)} left to do", style="bold", soft_wrap=True)
+    console.print("This is a dry run: nothing was trained or written.", soft_wrap=True)
     console.print(table)
-    console.print(f"left to do: ~{_duration(plan.seconds)}", style="bold")
     for line in plan.problems + plan.too_large:
         console.print(line, style="red", markup=False, soft_wrap=True)
     for line in plan.how:

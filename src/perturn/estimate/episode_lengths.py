@@ -40,7 +40,7 @@ _PATIENCE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Episodes:
-    """Number of episodes of each stage, and the length of one; tokens are assumed where no expert is to be seen."""
+    """Number of episodes of each stage, and the length of one; tokens are assumed if no expert can be played."""
 
     base: int = 0
     lessons: int = 0
@@ -80,7 +80,7 @@ class Episodes:
 
 
 RendererOf = Callable[[Sequence[Trajectory]], Renderer]
-"""Conversation -> tokens, from a few episodes; only a tokenizer that is to be made looks at them."""
+"""Tokenizes conversations, from a few episodes; only a tokenizer that the run makes looks at them."""
 
 
 def renderer_of(recipe: Recipe) -> RendererOf:
@@ -187,7 +187,7 @@ def _problems(played: Iterable[Trajectory]) -> tuple[str, ...]:
 
 
 def _lengths(shown: Sequence[Trajectory], renderer: Renderer) -> dict[str, Any]:
-    """Lengths of some episodes, as `Episodes` has them."""
+    """Lengths of some episodes, as in `Episodes`."""
     encoded = [renderer.encode(one, every_turn=True) for one in shown]
     first = [next(i for i, turn in enumerate(each.turn) if turn != NO_TURN) for each in encoded]
     said = sum(turn != NO_TURN for each in encoded for turn in each.turn)

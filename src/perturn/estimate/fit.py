@@ -23,10 +23,10 @@ from perturn.run.served_policy import engine_settings
 from perturn.training.credit_choice import make_loss
 
 KEPT = {"cpu": 1.15, "cuda": 1.1}
-"""Memory that a process holds over the bytes of its tensors, by device, for what the allocator keeps."""
+"""Memory that a process holds beyond the bytes of its tensors, by device, for the allocator's overhead."""
 ACCURACY = (
-    "Accuracy of the memory of trainings: a formula; within 10 % on 22 of 24 cases measured on a CPU, and too high by "
-    "up to 36 % on the others; docs/how-to/estimate.md has the cases."
+    "Accuracy of the training memory: the formula was within 10 % in 22 of 24 cases measured on a CPU, and up to 36 % "
+    "too high in the other two. docs/how-to/estimate.md has the cases."
 )
 GPU_PROCESS = 0.5e9
 """Bytes that a process takes on a GPU without a model."""
@@ -38,7 +38,7 @@ _PROCESSES = (2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Training:
-    """A training, with all that decides its memory beside the device."""
+    """A training, with every setting that decides its memory, except the device."""
 
     shape: ModelShape
     settings: Train
@@ -102,7 +102,7 @@ def training_of(
 def engine_bytes(
     recipe: Recipe, stage: Stage, found: Episodes, training: Training, gpus: Gpus | None = None
 ) -> float:
-    """Return the bytes that an engine holds beside a training: in an online run it stays open, with its cache.
+    """Return the bytes that an engine holds during a training: in an online run it stays open, with its cache.
 
     Args:
         recipe: Of the run.
@@ -229,8 +229,8 @@ def say_fit(name: str, training: Training, gpus: Gpus, engine: float = 0.0) -> t
     parts = {key: value for key, value in found.to_dict().items() if key not in ("peak", "host", "start")}
     listed = ", ".join(f"{key} {value / 1e9:.1f}" for key, value in parts.items() if value >= 5e7)
     each = f"each of {launch.processes} GPUs" if launch.processes > 1 else "a GPU"
-    of_engine = f"an engine beside it holds {engine / 1e9:.1f} GB" * (engine >= 5e7)
-    words = "; ".join(filter(None, (f"{listed} GB, not all at a time" * bool(listed), of_engine)))
+    of_engine = f"the engine on the same GPU holds {engine / 1e9:.1f} GB" * (engine >= 5e7)
+    words = "; ".join(filter(None, (f"{listed} GB, not all at the same time" * bool(listed), of_engine)))
     said = f"Prediction: {name} needs {need / 1e9:.1f} GB of {each}" + f" ({words})" * bool(words)
     if launch.processes > 1 or launch.cpu_offload:
         said += f" and {launch.processes * found.host / 1e9:.0f} GB of the machine's memory"

@@ -69,7 +69,7 @@ def episode_turns(turns: Draw, answer: Draw, step: Draw, start: float = 0.0) -> 
 
 
 def simulate(loop: Loop, episode: Play, seed: int = 0) -> Timeline:
-    """Simulate a run, of which each episode has the turns that `episode` draws.
+    """Simulate a run whose episodes have the number of turns that `episode` draws.
 
     The episodes of an iteration begin in order, each in the first free slot. They begin once all episodes of the
     previous iteration have begun, and once the policy `staleness` versions before theirs is trained.

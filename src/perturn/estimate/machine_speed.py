@@ -40,7 +40,7 @@ class Machine:
     base_gb: float
     """Memory of the process without a model."""
     crowd: float = 1.0
-    """Seconds that pass while this process computes for one; above 1 where other work runs on its cores."""
+    """Seconds that pass per second of computing in this process; above 1 where other work runs on its cores."""
     passed: float | None = None
     """Seconds that a token takes in a forward pass, measured with a model of this shape; None: it is too large."""
     trained: float | None = None
@@ -93,7 +93,7 @@ def measure_passes(machine: Machine, model: Any, turns: Sequence[int], token_bud
     Args:
         machine: As it was measured.
         model: Without weights.
-        turns: Tokens of an episode: before the first action, then by turns an action and what answers it.
+        turns: Tokens of an episode: before the first action, then by turns an action and the observation after it.
         token_budget: Tokens of a pass in training.
     """
     if machine.parameters > _SMALL:

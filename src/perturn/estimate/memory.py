@@ -1,4 +1,4 @@
-"""Memory of one training process by formula: what it holds of a model, and what its passes add.
+"""Memory of one training process by formula: tensors of the model, and the memory of its passes.
 
 The formula counts the bytes of tensors of a decoder such as Llama's or Qwen's, trained by `TurnTrainer` with AdamW. Its
 error on measured cases is in docs/how-to/estimate.md.
@@ -128,7 +128,8 @@ def training_memory(
         processes: That train together.
         sharding: As `launch.sharding` has it.
         cpu_offload: As `launch.cpu_offload` has it.
-        passes: Of an optimizer step. From the second one on, gradients are held beside all activations.
+        passes: Of an optimizer step. From the second one on, all activations and the gradients are held at the same
+            time.
         reads_reference: Whether the loss, or the credit, reads a reference, which is computed before training.
         second_reference: Whether the reference is another model than the start of training.
     """
@@ -209,7 +210,7 @@ def _logit_bytes(shape: ModelShape, rows: int, compute: int, device: str, full: 
 def _reading_bytes(
     shape: ModelShape, compute: int, device: str, tokens: int, rows: int, *, frozen: bool
 ) -> float:
-    """Bytes of a pass without gradients beside the weights.
+    """Bytes of a pass without gradients, without the weights.
 
     Args:
         shape: Of the model.
@@ -227,7 +228,7 @@ def _reading_bytes(
 def _copied_bytes(
     shape: ModelShape, compute: int, adapters: int, checkpointing: bool, divided: bool
 ) -> float:
-    """Bytes of weights in bfloat16 beside float32 ones.
+    """Bytes of weights in bfloat16, in addition to float32 weights.
 
     autocast keeps copies of weights that are trained until a forward pass ends, and the backward pass needs them.
     """
@@ -240,6 +241,6 @@ def _copied_bytes(
 
 
 def _gathered_bytes(shape: ModelShape, weight: int, full: bool) -> float:
-    """Bytes of what FSDP2 gathers: the input and output layer for a whole pass, and layers for a moment."""
+    """Bytes of gathered weights with FSDP2: the input and output layer for a whole pass, and layers for a moment."""
     ends = shape.embedding * (1 if shape.tied else 2)
     return weight * (ends + 3 * shape.layer) + full * _EXACT * 2 * shape.layer

@@ -14,7 +14,7 @@ from perturn.run.served_policy import handed_rank
 
 
 def predict(recipe: Recipe, found: Episodes, exploring: float, others: Iterable[float]) -> str:
-    """Return what a simulation says of the iterations of a recipe with `staleness`, as a sentence.
+    """Return a simulation's estimate for the iterations of a recipe with `staleness`, as a sentence.
 
     Args:
         recipe: Of the run.
@@ -78,7 +78,8 @@ def side_by_side(recipe: Recipe, shape: ModelShape) -> list[str]:
         weights = 4 * (shape.adapters(rank) if rank else shape.parameters)
         most = "up to " * (rank > (recipe.align.lora.rank if recipe.align.lora else 0))  # ranks add up
         told.append(
-            f"Prediction: each iteration hands {most}{weights / 1e9:.2g} GB of {'adapters' if rank else 'weights'} to "
-            f"the engine by file, which takes {most or 'about '}{2 * weights / LOADED_BYTES:.0f} s of the time above."
+            f"Prediction: each iteration passes {most}{weights / 1e9:.2g} GB of {'adapters' if rank else 'weights'} to "
+            f"the engine through a file. This takes {most or 'about '}{2 * weights / LOADED_BYTES:.0f} s of the time "
+            "above."
         )
     return told

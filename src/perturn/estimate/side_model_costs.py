@@ -1,4 +1,4 @@
-"""Work of the models beside the policy in a run, in questions and tokens: a judge, and a simulated user."""
+"""Work of the models besides the policy in a run, in questions and tokens: a judge, and a simulated user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHARACTERS = 4
 
 
 def side_model_costs(recipe: Recipe, found: Episodes) -> list[str]:
-    """Return a sentence for each model beside the policy: its questions, their tokens, and the price of both.
+    """Return a sentence for each model besides the policy: its questions, their tokens, and the price of both.
 
     Args:
         recipe: Of the run.

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 EFFICIENCY = {("cpu", 2): 0.3, ("cpu", 4): 0.7}
 """Speed of a whole pass, forward or backward, as a share of its matrix products' speed, by device and bytes."""
 CONVERSATION_SECONDS = {"cpu": 2e-4, "cuda": 5e-5}
-"""Time of a layer beside its matrix products, for the next token of one conversation: attention, mostly."""
+"""Time of a layer outside its matrix products, for the next token of one conversation: attention, mostly."""
 LOADED_BYTES = 1e9
 """Bytes of weights that are loaded, or saved, in a second."""
 PLAYING_SECONDS = 0.5
-"""Time of a stage that plays, beside its episodes, worlds and weights: the tokenizer, the engine, the notes."""
+"""Time of a stage that plays, besides its episodes, worlds and weights: the tokenizer, the engine, the notes."""
 TRAINING_SECONDS = 2.0
-"""Time of a training beside its steps and weights: encoding rows, making the trainer, checking the packed passes."""
+"""Time of a training besides its steps and weights: encoding rows, making the trainer, checking the packed passes."""
 LAUNCH_SECONDS = 10.0
 """Time in which the processes of a training start, which is mostly the time of their imports."""
 STEP_SECONDS = 0.03
-"""Time of an optimizer step beside its passes."""
+"""Time of an optimizer step besides its passes."""
 REPORT_SECONDS = 2.0
 """Time of the report at the end of a run."""
 KEPT_BY_ALLOCATOR = 1.4
@@ -56,7 +56,7 @@ def generation_seconds(
         found: Lengths of episodes.
         episodes: Number of episodes.
         concurrency: Played at the same time.
-        learned: Whether the policy was taught by the expert; it then writes no more than the expert.
+        learned: Whether the policy was trained on the expert's episodes; it then writes no more than the expert.
         most: Token limit of an action.
         candidates: Actions that are sampled at each turn, at the same time.
     """
@@ -120,7 +120,7 @@ def training_seconds(
 
 
 def fitting_seconds(machine: Machine, settings: Train, rows: int, processes: int = 1) -> float:
-    """Time of a training beside its passes: weights are loaded and saved, and optimizer steps are taken.
+    """Time of a training besides its passes: weights are loaded and saved, and optimizer steps are taken.
 
     Several processes are started for each training.
     """
@@ -142,13 +142,13 @@ def passing_seconds(machine: Machine, operations: float) -> float:
 
 
 def playing_gb(machine: Machine, found: Episodes, together: int, learned: bool, limit: float | None) -> float:
-    """Memory of a process that plays: what it holds without a model, the weights, and keys and values.
+    """Memory of a process that plays: memory without a model, the weights, and keys and values.
 
     Args:
         machine: Model and machine.
         found: Lengths of episodes.
         together: Conversations at the same time.
-        learned: Whether the policy was taught by the expert.
+        learned: Whether the policy was trained on the expert's episodes.
         limit: Gigabytes of keys and values that the engine keeps at most; None: not known.
     """
     tokens = found.prompt + found.policy_turns(learned) * (found.heard + found.said)

@@ -37,7 +37,7 @@ _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 """A thought before the JSON text of calls."""
 
 _MARKS = ("weight", "train", "training", "trainable", "loss", "loss_mask", "loss_scale")
-"""Keys that say whether a message carries loss: OpenAI's, axolotl's, ms-swift's and others'."""
+"""Keys that decide whether a message carries loss: OpenAI's, axolotl's, ms-swift's and other trainers'."""
 _SPANS = ("train_detail", "training_detail", "reasoning_train_detail", "reasoning_training_detail")
 """Keys of axolotl that give loss to parts of a message."""
 _MEDIA = ("audio", "audios", "image", "images", "video", "videos")
@@ -55,7 +55,7 @@ class Read:
     trained: bool = True
     """Whether its keys let an assistant message carry loss."""
     is_call: bool = False
-    """Whether it came as a message of its own for a call, which belongs to the assistant message before it."""
+    """Whether it came as a separate message for a call, which belongs to the assistant message before it."""
 
 
 def read_messages(value: Any, where: str, unread: set[str]) -> list[Read]:
@@ -67,7 +67,7 @@ def read_messages(value: Any, where: str, unread: set[str]) -> list[Read]:
         unread: Grows by the keys that nothing reads and that hold more than a default.
 
     Raises:
-        DataError: If a message cannot be read, or says what no training here can do.
+        DataError: If a message cannot be read, or asks for an unsupported kind of training.
     """
     if isinstance(value, str):
         raise DataError(
@@ -148,7 +148,7 @@ def _read_said(given: dict[str, Any], role: str, where: str, unread: set[str]) -
 
 
 def _said(given: Mapping[str, Any], where: str) -> Said:
-    """Return text and thought of the content; a refusal is the text where there is no other."""
+    """Return text and thought of the content; a refusal is the text if there is no other text."""
     content = flatten_said(given.get("content", ""), f"{where}.content")
     said = content if isinstance(content, Said) else Said(content)
     if not isinstance(said.text, str):
@@ -158,7 +158,7 @@ def _said(given: Mapping[str, Any], where: str) -> Said:
 
 
 def _reasoning(given: Mapping[str, Any], said: Said, where: str) -> str:
-    """Return the thought, from a key of its own or from parts of the content."""
+    """Return the thought, from its own key or from parts of the content."""
     found = {key: given[key] for key in REASONING if given.get(key)}
     for key, value in found.items():
         if not isinstance(value, str):

@@ -1,7 +1,7 @@
 """Columns of a row: columns of other trainers are renamed to TRL's, and unread columns are named.
 
 Arrow (`datasets`, Parquet) gives each object of a column all keys that any of them has, with None where a row lacks
-one. Such a None means nothing, and a None of a plain row may be meant.
+one. Such a None is only a filler; a None in a plain row may be intended.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def columns_of(row: Mapping[str, Any], where: str, filled: bool, unread: set[str
         unread: Grows by the columns that nothing reads and that hold more than a default.
 
     Raises:
-        DataError: If a column holds no plain data, says what no training here can do, or the row has several meanings.
+        DataError: If a column holds no plain data, asks for an unsupported kind of training, or the row has several
+            meanings.
     """
     given = {str(key): value for key, value in row.items() if value is not None}
     read = {name: plain_column(given[name], f"{where}: {name}") for name in _COLUMNS if name in given}
@@ -129,7 +130,7 @@ def plain_column(value: Any, where: str) -> Any:
 
 
 def _rest(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the columns that are not read; refuse those that ask for what no training here does."""
+    """Return the ignored columns; reject columns that ask for unsupported training."""
     rest = {name: value for name, value in given.items() if name not in (*_COLUMNS, *_OTHERS)}
     for name in (each for each in _MEDIA if _holds(rest.get(each))):
         raise DataError(f"{where}: {name}: images, sound and the like are not supported. Drop the row.")
@@ -149,7 +150,7 @@ def _form_of(read: Mapping[str, Any]) -> set[str]:
 
 
 def _is_filled(columns: list[Any], from_arrow: bool) -> bool:
-    """Return whether None stands for a key that a row lacks: in each column all messages have the same keys."""
+    """Return whether None means that a row lacks the key: in each column all messages have the same keys."""
     found = from_arrow
     for messages in columns:
         said = [each for each in messages if isinstance(each, Mapping)] if isinstance(messages, list) else []

@@ -17,13 +17,13 @@ from perturn.io.read_input import is_too_deep, lines_of, parse_object
 _SOLID = re.compile(r"[^\s,]")
 _CHUNK = 1 << 20
 _LONGEST = 1 << 26
-"""Characters within which a value must end: what is longer is a mistake, and reading on would fill the memory."""
+"""Characters within which a value must end: a longer value is a mistake, and reading on would fill the memory."""
 _REMEDY = "Correct it, or get the file again."
 
 
 @dataclass(frozen=True)
 class Record:
-    """An object of a file, or what is wrong in its place."""
+    """An object of a file, or the error in its place."""
 
     number: int
     """Number in its source, from 1: of the line in JSON lines, else of the row."""
@@ -67,8 +67,8 @@ def read_json_lines(stream: IO[bytes], name: str) -> Generator[Record]:
 def read_json_values(stream: IO[bytes], name: str) -> Generator[Record]:
     """Yield the objects of a JSON array, or objects one after the other, wherever they begin.
 
-    A value that is no object gives a record with its error, and reading goes on. Text that is no JSON gives such a
-    record too and ends the reading, because the end of that text is not known.
+    A value that is not an object gives a record with its error, and reading continues. Text that is no JSON gives such
+    a record too and ends the reading, because the end of that text is not known.
     """
     opened = io.TextIOWrapper(cast(Any, stream), "utf-8-sig", newline="")
     try:
@@ -99,7 +99,7 @@ def _records(values: _Values, name: str) -> Iterator[Record]:
 
 
 def _checked(value: Any) -> dict[str, Any] | DataError:
-    """Return a value that is an object, or what is wrong with it."""
+    """Return a value that is an object, or its fault."""
     if not isinstance(value, dict):
         return DataError(f"row: {mismatch('a JSON object', value)}. Correct it.")
     if is_too_deep(value):

@@ -36,7 +36,7 @@ T = TypeVar("T", bound=Trajectory | PreferencePair | WeightedTrajectory)
 
 @dataclass
 class Tally:
-    """Facts that were found in rows beside the rows themselves."""
+    """Facts found while rows were read."""
 
     unread: Counter[str] = field(default_factory=Counter)
     """Keys and columns that nothing reads; see `from_trl`."""
@@ -59,7 +59,7 @@ def read_row(
     Args:
         row: The object.
         number: Its number, for the id of its task.
-        tally: Grows by its shape, and by what nothing reads of it.
+        tally: Grows by the row's shape, and by its ignored columns.
         index: Number for messages; None: they say `row`.
         filled: Whether Arrow held it; see `from_trl`.
 
@@ -102,7 +102,7 @@ _SAID: Mapping[Any, str] = {
     Trajectory: "one conversation",
     WeightedTrajectory: "a conversation and a label",
 }
-"""Class of a row -> what it is made from, in words."""
+"""Classes of rows, each with its source in words."""
 
 _PUBLIC = {"messages", "conversations", "conversation", "completion", "chosen", "text"}
 """Columns that tell a row of a public form from a trajectory, which has none of them. Both may have `turns`."""
@@ -119,7 +119,7 @@ _OURS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool], Callable[[Mapping[s
     (_PAIR, _is_pair, pair_from_dict),
     (_WEIGHTED, lambda row: isinstance(row.get("trajectory"), Mapping), weighted_from_dict),
 )
-"""Shapes of our own, how each is told, and its reader."""
+"""Our own shapes, how each is recognised, and its reader."""
 
 
 def open_rows(data: Location) -> Source:
@@ -135,11 +135,11 @@ def open_rows(data: Location) -> Source:
 
 
 def read_each(source: Source, tally: Tally | None = None) -> Iterator[tuple[Record, Row | DataError]]:
-    """Yield the place of each row, and the row or what is wrong with it; a bad row does not end the reading.
+    """Yield the place of each row, and the row or its fault; a bad row does not end the reading.
 
     Args:
         source: From `open_rows`.
-        tally: Grows by what was found in the rows.
+        tally: Grows by the facts found in the rows.
 
     Raises:
         DataError: If the source cannot be read on.
@@ -162,7 +162,7 @@ def read_each(source: Source, tally: Tally | None = None) -> Iterator[tuple[Reco
 
 
 def read_branches(source: Source, tally: Tally | None = None) -> Iterator[tuple[Record, Row | DataError]]:
-    """Read rows like `read_each`; branches that FAILED may have no turn of their own, since nobody trains on them."""
+    """Read rows like `read_each`; branches that FAILED may have no turn of their own, since they are not trained on."""
     return (
         each for each in read_each(source, tally) if not (isinstance(each[1], Trajectory) and failed(each[1]))
     )
@@ -171,7 +171,7 @@ def read_branches(source: Source, tally: Tally | None = None) -> Iterator[tuple[
 def read_rows(data: Location) -> Iterator[Trajectory | PreferencePair]:
     """Yield the rows of a source: Perturn's own, or rows of any public form.
 
-    After the last row, what nothing reads of them is said in the log.
+    After the last row, ignored columns are reported in the log.
 
     Raises:
         DataError: Naming all bad rows with their places, after the good ones.
@@ -242,7 +242,7 @@ def refuse_rows(source: Source, refused: list[tuple[Record, str]]) -> None:
 
 
 def told(tally: Tally) -> list[str]:
-    """Return what a user should know of rows that were read: guesses at their form, and what nothing reads of them."""
+    """Return notes for the user on the rows that were read: guesses at their form, and ignored columns."""
     found = [f"{rows} rows of {shape}" for shape, rows in tally.shapes.items() if AS_CHAT in shape]
     said = [f"{', '.join(found)}: plain text is read as a user message and an answer of the chat template"]
     unread = told_unread(tally.unread)
@@ -251,5 +251,5 @@ def told(tally: Tally) -> list[str]:
 
 @cache
 def _say(name: str, said: str) -> None:
-    """Say once what was found in a source; a run reads its rows several times."""
+    """Report the facts found in a source once; a run reads its rows several times."""
     _logger.warning("%s: %s", name, said)

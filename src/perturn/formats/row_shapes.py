@@ -1,4 +1,4 @@
-"""Forms of other trainers -> TRL's columns, and the name of the form that a row was recognised as."""
+"""Convert forms of other trainers into TRL's columns, and name the form that a row was recognised as."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def listed(value: Any, *, may_be_one: bool = False) -> Any:
 
 
 def translate(read: dict[str, Any], others: dict[str, Any], where: str) -> str:
-    """Bring what other trainers write under other names into TRL's columns; columns that are used are taken out.
+    """Rename columns of other trainers to TRL's names; columns that are used are taken out.
 
     Returns:
         The form, in words.
 
     Raises:
-        DataError: If the row has several meanings, or asks for what no training here does.
+        DataError: If the row has several meanings, or asks for an unsupported kind of training.
     """
     if isinstance(functions := others.get("functions"), list) and functions and not read.get("tools"):
         others.pop("functions")
@@ -213,7 +213,7 @@ def _pair_of_texts(read: dict[str, Any], texts: set[str], where: str) -> str | N
 
 
 def _refuse_repeated(read: Mapping[str, Any], side: str, where: str) -> None:
-    """Reject an answer that begins with the whole prompt, of which a model would read two."""
+    """Reject an answer that begins with the whole prompt, which a model would then read twice."""
     prompt = read.get("prompt")
     if isinstance(prompt, str) and len(prompt) > _SHORT and read[side].startswith(prompt):
         raise DataError(
@@ -269,7 +269,7 @@ def answered(text: str) -> list[Message]:
 
 
 def conversation_of(text: str) -> list[Any] | None:
-    """Return the messages that a text holds as JSON or as a transcript; None if it is a text of its own."""
+    """Return the messages that a text holds as JSON or as a transcript; None if it is neither."""
     if text.lstrip().startswith("["):
         try:
             found = json.loads(text)
@@ -297,7 +297,7 @@ def alone(text: str, where: str) -> list[Message]:
     """Return a text that carries loss as a whole, as an answer to nothing.
 
     Raises:
-        DataError: If it is a conversation that a chat template has made: what is prompt in it cannot be told.
+        DataError: If it is a conversation that a chat template has rendered, in which the prompt cannot be found.
     """
     if (conversation := conversation_of(text)) is not None:
         return conversation
@@ -328,7 +328,7 @@ def question_of(others: dict[str, Any], where: str) -> list[Message]:
     """Take the question of a row from its columns, with the exchanges of `history` before it; none if there is none.
 
     Raises:
-        DataError: If `history` is no list of exchanges.
+        DataError: If `history` is not a list of exchanges.
     """
     name = next((each for each in ASKS if isinstance(others.get(each), str)), None)
     if name is None:
@@ -345,7 +345,7 @@ def exchanges(pairs: list[Any], where: str) -> list[Message]:
     """Return the messages of exchanges, each a question with its answer: a list of both, or ms-swift's object.
 
     Raises:
-        DataError: If one is no exchange of texts.
+        DataError: If an exchange is not two texts.
     """
     found: list[Message] = []
     for index, pair in enumerate(pairs):

@@ -1,6 +1,8 @@
-"""Sources of rows: a file, a folder of files, or a data set of the Hub. The content of a file says what it is.
+"""Sources of rows: a file, a folder of files, or a data set of the Hub.
 
-Every reader of rows opens its source here, so that all take the same files and name what they cannot read alike.
+The form of a file is recognised by its content.
+
+Every reader of rows opens its source here, so that all accept the same files and report the same errors.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ Location = str | os.PathLike[str]
 """A file, a folder, or the name of a data set of the Hub."""
 
 _HEAD = 1 << 16
-"""Bytes at the beginning of a file that say what it is."""
+"""Number of first bytes of a file by which its form is recognised."""
 _LINES, _ARRAY, _OBJECTS = "JSON lines", "a JSON array", "JSON objects one after the other"
 _COLUMNS = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\xff\xff\xff\xff": "Arrow stream"}
 """First bytes of a file of columns, and its format."""
@@ -39,7 +41,7 @@ _NO_ROWS = re.compile(
     r"(README|LICENSE|NOTICE)(\..*)?|dataset_infos?\.json|state\.json|.*\.(md|txt|py|lock|log|png|ya?ml|toml)",
     re.I,
 )
-"""Names of files that lie beside rows."""
+"""Names of files that lie next to rows."""
 _SPLIT = re.compile(
     r"(?:^|[^a-z])(train|training|test|testing|valid|validation|val|dev|eval|evaluation)(?:[^a-z]|$)", re.I
 )
@@ -57,7 +59,7 @@ class Source:
 
     name: str
     shape: str
-    """Name of what it was recognised as, such as `JSON lines, gzip`."""
+    """Name of the recognised form, such as `JSON lines, gzip`."""
     by_line: bool
     """Whether a row is a line, so that its number is the number of the line."""
     filled: bool
@@ -67,18 +69,18 @@ class Source:
 
     @property
     def unit(self) -> str:
-        """Name of what a place is the number of."""
+        """Name of the unit that a place counts."""
         return "line" if self.by_line else "row"
 
 
 def open_source(location: Location) -> Source:
-    """Find out what rows a path or name leads to.
+    """Find the rows at a path or name.
 
     Args:
         location: A file, a folder, or a data set of the Hub (`owner/name`, `owner/name:split`).
 
     Raises:
-        DataError: If there is nothing, or nothing that can be read as rows; it says what there is, and what to do.
+        DataError: If there is nothing, or nothing that can be read as rows, with the files found and the remedy.
     """
     text = os.fspath(location)
     path = user_path(text, "the path of rows")
@@ -207,7 +209,7 @@ _PACKINGS: tuple[tuple[bytes, str, Callable[[Path], Any]], ...] = (
     (b"(\xb5/\xfd", "Zstandard", _unpacked("zstd")),
     (b"\x04\x22\x4d\x18", "LZ4", _unpacked("lz4")),
 )
-"""First bytes of a packed file, the packing, and what opens it."""
+"""First bytes of a packed file, the packing, and the function that opens it."""
 
 
 def _open_folder(folder: Path) -> Source:
@@ -248,7 +250,7 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _open_saved(folder: Path) -> Source:
-    """Return what `save_to_disk` of `datasets` wrote: its files in the order of its state."""
+    """Return the files that `save_to_disk` of `datasets` wrote, in the order of its state."""
     where = folder / "state.json"
     state = parse_json(read_text(where, DataError), str(where), DataError, "Save the data set again.")
     listed = state.get("_data_files") if isinstance(state, dict) else None

@@ -1,4 +1,4 @@
-"""TRL's conversational rows, read as its trainers read them, and written so that they are read back alike.
+"""TRL's conversational rows, read as its trainers read them, and written so that reading them gives the same rows.
 
 What carries no loss stays in the prompt, here as in TRL; every assistant message after it is a turn. Rows in the forms
 of other trainers are first brought into TRL's (`forms.py`), and their messages are read by `messages.py`.
@@ -45,12 +45,12 @@ def from_trl(
     """Return a conversational row as a trajectory, or as a preference pair if it has `chosen` and `rejected`.
 
     Into `Trajectory.prompt`, which never carries loss, go leading system messages and every message of the prompt up to
-    its last assistant message. Each later assistant message is an action, and the messages before it, as they are, its
+    its last assistant message. Each later assistant message is an action, and the unchanged messages before it are its
     observation. Of `chosen` and `rejected` alone, the messages that both begin with are the prompt.
 
     An assistant message that is empty, or marked so (`weight: 0`, `train: false`, `loss: false`, `loss_mask: 0`), is a
     turn without loss. A row with more than one form is read as a pair first, then as prompt and completion. A text
-    `prompt` beside conversational sides is ignored, as TRL ignores it.
+    `prompt` next to conversational sides is ignored, as TRL ignores it.
 
     Keys of a message that hold None are absent. Nulls in the arguments of a call and in `default` of a schema are kept.
     They are dropped if the row has been through Arrow, which fills in None for each key that a row lacks.
@@ -93,7 +93,7 @@ def from_trl(
 
 
 def label_of(row: Mapping[str, Any]) -> bool | None:
-    """Return whether a row is desirable, as TRL's `label` and LLaMA-Factory's `kto_tag` say; None: it does not say."""
+    """Return whether a row is desirable, by TRL's `label` or LLaMA-Factory's `kto_tag`; None if it has neither."""
     found: list[Any] = [row.get(name) for name in LABELS]
     plain = [each.tolist() if hasattr(each, "tolist") else each for each in found]
     return next((each for each in plain if isinstance(each, bool)), None)
@@ -111,9 +111,9 @@ def told_unread(counts: Counter[str]) -> str:
 def to_trl(row: Trajectory | PreferencePair) -> dict[str, Any]:
     """Return a trajectory as `prompt` and `completion`, or a pair as `prompt`, `chosen` and `rejected`; add `tools`.
 
-    The prompt holds what never carries loss and the first observation; the rest is the completion. A turn that is not
-    trained is marked `weight: 0`, as OpenAI marks it. `from_trl` reads the same turns back; rewards, token ids and what
-    else a trajectory records have no place in a row of TRL's.
+    The prompt holds the messages without loss and the first observation; the rest is the completion. A turn that is not
+    trained is marked `weight: 0`, as OpenAI marks it. `from_trl` reads the same turns back; TRL's rows have no place
+    for rewards, token ids and the rest of a trajectory.
 
     Raises:
         DataError: If the two sides of a pair do not begin with the same prompt and observation, or the policy saw a
@@ -158,7 +158,7 @@ def _why_several(trajectory: Trajectory) -> str:
 
 
 def _beside(trajectory: Trajectory) -> dict[str, Any]:
-    """Return the columns beside the messages."""
+    """Return the columns besides the messages."""
     tools = [dict(tool) for tool in trajectory.tools]
     found: dict[str, Any] = {"tools": json.dumps(tools)} if tools else {}
     variables = dict(trajectory.template_kwargs)
@@ -194,7 +194,7 @@ def _form(
 
 
 def _hint(columns: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    """Return what to do with a row of no known form."""
+    """Return the remedy for a row of unknown form."""
     if "completions" in row and "labels" in row:
         return (
             " Stepwise supervision has no loss here. Give a WeightedTrajectory with a weight for each turn."
@@ -209,7 +209,7 @@ def _hint(columns: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def _refuse_repeated(prompt: list[Read], sides: dict[str, list[Read]], where: str) -> None:
-    """Reject a side that begins with the whole prompt, of which a model would read two."""
+    """Reject a side that begins with the whole prompt, which a model would then read twice."""
     if not prompt or prompt[0].message["role"] == "assistant":
         return
     for name, side in sides.items():

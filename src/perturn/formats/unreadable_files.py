@@ -1,4 +1,4 @@
-"""Names of the files that hold no rows of training, each with the way to rows, so that nobody sees a decoding error."""
+"""Names of the files that hold no rows of training, each with the way to rows, instead of a decoding error."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _STARTS: tuple[tuple[bytes, tuple[str, str]], ...] = (
         ("a pointer of Git LFS, not the file itself", "Fetch the file: git lfs pull."),
     ),
 )
-"""First bytes of a file; what it is, and what to do."""
+"""First bytes of a file, its form, and the remedy."""
 _MARKUP = re.compile(rb"<!doctype html|<html|<\?xml", re.IGNORECASE)
 _DELIMITERS = {",": "CSV", "\t": "TSV, a table with tabs", ";": "CSV with semicolons"}
 _SHOWN = 12
 
 
 def what_bytes(head: bytes) -> str | None:
-    """Return what a file is that is neither JSON nor columns of Arrow, and what to do; None if it may be text.
+    """Return the form of a file that is neither JSON nor columns of Arrow, and the remedy; None if it may be text.
 
     Args:
         head: Its first bytes, unpacked.
@@ -46,7 +46,7 @@ def what_bytes(head: bytes) -> str | None:
 
 
 def what_text(text: str, name: str) -> str:
-    """Return what a text is that begins with no JSON object or array, and what to do.
+    """Return the form of a text that begins with no JSON object or array, and the remedy.
 
     Args:
         text: Its first lines.
@@ -85,7 +85,7 @@ def keys_of(row: Mapping[str, Any]) -> str:
 
 
 def what_folder(folder: Path) -> str | None:
-    """Return what a folder is that holds no rows, and what to do; None if it may hold some."""
+    """Return why a folder holds no rows, and the remedy; None if it may hold some."""
     if any((folder / f"{name}.json").is_file() for name in ("config", "tokenizer_config", "adapter_config")):
         return "this is the folder of a model or tokenizer. Give a file of rows; `--model` names the model."
     return None

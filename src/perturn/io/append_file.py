@@ -21,7 +21,7 @@ class GrowingFile:
         Args:
             path: The file.
             refusal: The error where another process has it open.
-            read: Reads what it holds; where that raises, the file is left as it is.
+            read: Reads its content; if this raises, the file is left unchanged.
 
         Raises:
             StorageError: If it cannot be written.

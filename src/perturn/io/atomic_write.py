@@ -38,7 +38,7 @@ def storage_error(path: object, error: Exception) -> StorageError:
 
     Args:
         path: What was written.
-        error: An `OSError`, or what a library makes of one.
+        error: An `OSError`, or a library's exception made from one.
     """
     if isinstance(error, OSError):
         why = error.strerror or str(error)
@@ -50,7 +50,7 @@ def storage_error(path: object, error: Exception) -> StorageError:
 
 
 def is_storage_error(error: OSError) -> bool:
-    """Return whether an error that nobody expected is the file system's."""
+    """Return whether an unexpected error is the file system's."""
     return error.errno in _REMEDIES
 
 
@@ -60,7 +60,7 @@ def writing(path: Path, foreign: tuple[type[Exception], ...] = ()) -> Iterator[N
 
     Args:
         path: What is written, for the message.
-        foreign: What a library that writes for us raises beside `OSError`.
+        foreign: Exceptions of a library that writes for us, besides `OSError`.
 
     Raises:
         StorageError: If it cannot be written.
@@ -80,16 +80,15 @@ def replacing(
 ) -> Iterator[Path]:
     """Write or replace a file or a folder, completely or not at all; a file cannot replace a folder.
 
-    A kill, a full disk or an exception leave the old one as it was; when the block has ended well, the new one is on
-    the disk and in its place.
+    A kill, a full disk or an exception leave the old file unchanged. When the block has ended well, the new file is on
+    the disk under its name.
 
     Args:
         path: The file or folder; its parents are made.
-        foreign: What a library that writes for us raises beside `OSError`.
+        foreign: Exceptions of a library that writes for us, besides `OSError`.
         once: Whether a folder that another process put there meanwhile stays, since it holds the same.
 
-    Yields:
-        Where to write it meanwhile: a name beside it that is in nobody's way.
+    Yields: A temporary name in the same folder to write to.
 
     Raises:
         StorageError: If it cannot be written.
@@ -200,7 +199,7 @@ def is_stray(path: Path) -> bool:
 
 
 def remove_strays(folder: Path) -> None:
-    """Remove what a kill left half-written in a folder and those below; nobody may be writing there."""
+    """Remove half-written files of a killed process in a folder and its subfolders; no process may be writing there."""
     for path in list(folder.rglob(".*.partial")):
         if is_stray(path):
             _remove(path)
@@ -216,7 +215,7 @@ def sync(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a half-written file or folder, as far as the disk lets us: what stopped the writing is the news."""
+    """Remove a half-written file or folder if possible; the error that stopped the writing is reported."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

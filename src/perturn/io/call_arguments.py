@@ -1,4 +1,4 @@
-"""Arguments of tool calls: JSON that is taken exactly as it is written, or not at all."""
+"""Arguments of tool calls: JSON that is read exactly as it is written, or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SPACE = re.compile(r"\s*")
 
 
 def skip_space(text: str, at: int) -> int:
-    """Return where the next character stands that is no white space."""
+    """Return the position of the next character that is not white space."""
     space = _SPACE.match(text, at)
     return at if space is None else space.end()
 
@@ -24,7 +24,7 @@ def skip_space(text: str, at: int) -> int:
 def read_json(text: str, at: int) -> tuple[Any, int] | None:
     """Return the JSON value that begins here, after white space, and where it ends; None if there is none.
 
-    A line break within a string is taken as it is. A key that is given twice is no JSON: nobody knows which is meant.
+    A line break within a string is accepted. A key that is given twice is an error, since either could be meant.
     """
     try:
         return _DECODER.raw_decode(text, skip_space(text, at))

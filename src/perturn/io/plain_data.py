@@ -1,6 +1,6 @@
 """Plain data: what the whole way of a text carries, from a world or a policy to a tokenizer, a file and a page.
 
-What a world or a policy writes is checked where it comes in, so that nothing later has to raise.
+Output of a world or a policy is checked when it arrives, so that later code need not raise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ DEEPEST = 100
 _BITS = 1024
 """Bits of a whole number: as large as a float can be. Python reads none of 5000 digits from JSON."""
 _LONGEST = 2000
-"""Characters that are kept of what an exception says."""
+"""Characters that are kept of an exception's text."""
 
 _Found = tuple[str, str, object]
 
@@ -26,8 +26,7 @@ def fault(value: object, where: str, *, halves: bool = False) -> str | None:
         where: Its name.
         halves: Whether texts may hold half a surrogate pair, which JSON carries and a tokenizer does not.
 
-    Returns:
-        Where, what was expected, and what was got; None if it is plain.
+    Returns: The place, the expected value, and the value found; None if the data is plain.
     """
     found = _find(value, halves, DEEPEST)
     if found is None:
@@ -49,7 +48,7 @@ def mismatch(expected: str, value: object) -> str:
 
 
 def _find(value: object, halves: bool, levels: int) -> _Found | None:
-    """Return the path of the first value that is not plain, what was expected, and the value."""
+    """Return the path of the first value that is not plain, the expected kind, and the value."""
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -82,7 +81,7 @@ def _find_in_object(value: dict[object, object], halves: bool, levels: int) -> _
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text is one to UTF-8: no half of a surrogate pair stands alone in it."""
+    """Return whether a text can be encoded as UTF-8: it holds no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

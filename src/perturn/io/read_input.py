@@ -1,7 +1,7 @@
 """Outside input -> data: paths, text, JSON and YAML, each within limits, each mistake with its place.
 
-A file, a server or a word of the command line may hold anything. What is read here is bounded in size and depth, so
-that code which walks it needs no guard of its own; what is not is one error of the caller's kind.
+A file, a server or a word of the command line may hold anything. Everything read here is bounded in size and depth, so
+code that walks it needs no guard. Input beyond the bounds is one error of the caller's kind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONGEST_LINE = 1 << 26
 LONGEST_YAML = 1 << 18
 """Characters of a recipe, or of another text in YAML."""
 MOST_NODES = 50_000
-"""Values of a YAML text, what its aliases stand for counted each time."""
+"""Values of a YAML text, with the content of its aliases counted each time."""
 LONGEST_NUMBER = 100
 """Characters of a number in YAML."""
 
@@ -49,7 +49,7 @@ _EXPECTED = {
     "greater_than_equal": "a number >= {ge}",
     "less_than_equal": "a number <= {le}",
 }
-"""Our words for the kinds of pydantic's errors; others say themselves what they expect."""
+"""Our words for the kinds of pydantic's errors; other errors name the expected value themselves."""
 
 Refusal = type[PerturnError]
 """The error to raise."""
@@ -65,7 +65,7 @@ def read_text(
     """Return the text of a file in UTF-8, with or without a byte order mark.
 
     Raises:
-        PerturnError: Of the kind `refusal`, if the file cannot be read, is no text, or is too long.
+        PerturnError: Of the kind `refusal`, if the file cannot be read, is not text, or is too long.
     """
     try:
         with file.open("rb") as opened:
@@ -100,7 +100,7 @@ def complete_lines(
 
 
 def lines_of(stream: IO[bytes], where: str, refusal: Refusal, remedy: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of an open file with their numbers, as `read_lines` has it; what the stream raises is raised."""
+    """Yield the lines of an open file with their numbers, as in `read_lines`; errors of the stream are passed on."""
     number = 0
     while line := stream.readline(LONGEST_LINE + 1):
         number += 1
@@ -151,7 +151,7 @@ _NULLS: Mapping[str, Callable[[str], Any]] = {
 def parse_object(
     text: str | bytes, where: str, refusal: Refusal, remedy: str = "Correct it."
 ) -> dict[str, Any]:
-    """Turn JSON text into an object, as `parse_json` has it.
+    """Return the object of a JSON text, with the rules of `parse_json`.
 
     Raises:
         PerturnError: Of the kind `refusal`, if it is anything else.
@@ -177,7 +177,7 @@ def check_shape(data: Any, shape: Any, where: str, refusal: Refusal, remedy: str
 
 
 def explain(error: ErrorDetails) -> str:
-    """Return the path of a value that pydantic refused, what was expected, and what was got."""
+    """Return the path of a value that pydantic rejected, the expected value, and the value found."""
     path = path_of(error["loc"])
     if error["type"] == "value_error":
         said = str(error["ctx"]["error"])  # of a check of ours, which may name a place within the value
@@ -274,7 +274,7 @@ class _Loader(yaml.SafeLoader):
         return size, level
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Make a value; PyYAML lets errors of Python pass for what only looks like a number or a date."""
+        """Make a value; PyYAML passes on errors of Python for a text that only looks like a number or a date."""
         try:
             if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
                 value = str(node.value)

@@ -26,7 +26,7 @@ def scratch_folder() -> tempfile.TemporaryDirectory[str]:
 def _own(process: int) -> Path:
     """Return a folder that this process holds until it ends; remove folders of processes that are gone.
 
-    Threads that ask at the same time get folders of their own.
+    Threads that ask at the same time get their own folders.
     """
     for other in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
         with suppress(Timeout, OSError), FileLock(other, blocking=False):  # it lives, or is another user's

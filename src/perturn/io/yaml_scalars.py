@@ -36,11 +36,11 @@ class WrittenFloat(_Number, float):
 
 
 class Written(str):
-    """A text without quotes that stands for a boolean or a number where no text is expected: `on`, `1e-6`."""
+    """A text without quotes that YAML reads as a boolean or a number where no text is expected: `on`, `1e-6`."""
 
     @property
     def value(self) -> bool | float:
-        """The boolean or number that it stands for."""
+        """The boolean or number that it means."""
         word = self.lower()
         return word in _TRUE if word in (*_TRUE, *_FALSE) else float(self.replace("_", ""))
 
@@ -98,7 +98,7 @@ def _construct(_: Any, node: yaml.ScalarNode) -> Written | WrittenInt | WrittenF
 
 
 def _whole(text: str) -> int:
-    """Return the number of a text; a leading 0 alone is no octal number."""
+    """Return the number of a text; a leading 0 alone does not make it octal."""
     digits = text.replace("_", "")
     return int(digits, 0) if re.match(r"[-+]?0[box]", digits) else int(digits)
 

@@ -64,7 +64,7 @@ class Measured:
 def returns_of(continuations: Sequence[Continuation]) -> dict[Point, Floats]:
     """Return the returns of the continuations that count, by point and in the order of their numbers.
 
-    A continuation that FAILED, or whose world did not come back to the point, says nothing of the point.
+    A continuation that FAILED, or whose world did not come back to the point, gives no information on the point.
     """
     found: dict[Point, list[tuple[int, float]]] = {}
     for one in continuations:
@@ -94,8 +94,8 @@ def measure(plan: Plan, returns: Mapping[Point, Floats], seed: int = 0) -> Measu
         A_t = Q_t - V_t                 in an open world; Q_t: of continuations that repeat the action of turn t
 
     The variance of A_t is s_t^2 / K + s_(t+1)^2 / K, with s the standard deviation of the returns at a point. Errors of
-    neighbouring turns share a value, and are correlated. The recorded episode is no continuation of its own: it took
-    the action that is measured.
+    neighbouring turns share a value, and are correlated. The recorded episode does not count as a continuation of its
+    own turns: it took the action that is measured.
 
     Each value has a score interval between the lowest and the highest return of all (`mean_interval`). The interval of
     a difference of values a - b is then: [d - sqrt((a - l_a)^2 + (u_b - b)^2), d + sqrt((u_a - a)^2 + (b - l_b)^2)].

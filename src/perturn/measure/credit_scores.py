@@ -70,8 +70,8 @@ def auc(turns: Measured, credit: Floats) -> float | None:
         g = [A1 > 0] A2,   l = -[A1 < 0] A2
 
     A turn counts by how much it gained or lost, since most turns change next to nothing, and noise decides their sign.
-    One half says to which side a turn belongs, and the other how much it counts, so a turn that changes nothing counts
-    0 on average. A credit that knows nothing has 0.5.
+    One half decides whether a turn gains or loses, and the other half gives its size, so a turn that changes nothing
+    counts 0 on average. A credit that knows nothing has 0.5.
 
     Source: Mann and Whitney 1947, "On a test of whether one of two random variables is stochastically larger than the
     other".
@@ -153,7 +153,7 @@ SCORES: Mapping[str, Score] = {
     "error_after_scaling": error_after_scaling,
     "loss_found": loss_found,
 }
-"""Scores by name. No interval has bounds, since a corrected estimate may lie a little outside of what is possible."""
+"""Scores by name. No interval has bounds, since a corrected estimate may lie a little outside the possible range."""
 
 
 def clusters_of(turns: Measured) -> Ids:

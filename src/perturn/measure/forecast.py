@@ -37,7 +37,7 @@ class Forecast:
     needed: int
     """Continuations of a point for the wanted half-width."""
     played: int
-    """Continuations that are there already."""
+    """Continuations that exist already."""
     to_play: int
     turns_to_play: int
     """Turns of these, as far as the recorded episodes tell."""

@@ -1,4 +1,4 @@
-"""Gradients that a policy would feel from a credit and from measured advantages, and what noise leaves of them."""
+"""Policy gradients from a credit and from measured advantages, and how much of them is noise."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def products(turns: Measured, credit: Floats, sketches: Sketches) -> Products:
 
         x_k = sum of c_t grad log pi(a_t | h_t) over the turns of task k
 
-    Where there are few tasks, an episode stands for a task.
+    If there are few tasks, an episode is used in place of a task.
     """
     _, number = np.unique(clusters_of(turns), return_inverse=True)
     count = int(number.max()) + 1
@@ -65,7 +65,7 @@ def cosine(of: Products, keep: Flags) -> float | None:
 
         X_c . X_A / sqrt(|X_c|^2 X_A1 . X_A2),   X = sum of x_k over tasks
 
-    It is what a step on these episodes would feel; halves of the continuations correct it for noise of measurement.
+    It is the effect of a step on these episodes; halves of the continuations correct it for noise of measurement.
     """
     size = _total(of.credit, keep) * _total(of.halves, keep)
     return _total(of.between, keep) / sqrt(size) if size > 0 else None

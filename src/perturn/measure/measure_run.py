@@ -45,7 +45,7 @@ _logger = logging.getLogger(__name__)
 MEASURED = "measured advantage"
 """Name of the measured advantage among the credits."""
 WITHHELD = {"cosine": "one noise would stand on both sides of its product, and pull it above 1"}
-"""Figures that the measured advantage has not as a credit, and why."""
+"""Figures that the measured advantage does not have as a credit, and why."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Wanted:
     episodes: int = 100
     continuations: int = 8
     iteration: int | None = None
-    """Iteration whose episodes are measured; None: the last one whose policy is there."""
+    """Iteration whose episodes are measured; None: the last one whose policy exists."""
     width: float = 0.1
     """Half-width of the interval of an advantage that `--dry-run` says the continuations for, in units of reward."""
     gradients: bool = True
@@ -65,7 +65,7 @@ class Wanted:
 
 
 def measure_run(folder: Path, wanted: Wanted) -> dict[str, Any]:
-    """Measure a run; what it finds is written into the run folder too.
+    """Measure a run; the results are written into the run folder too.
 
     Raises:
         PerturnError: If the run has no episodes that can be measured.
@@ -130,7 +130,7 @@ def _episodes(run: Run, wanted: Wanted) -> tuple[Stage, list[Trajectory], list[T
     """Return the exploration that is measured, all its episodes, and the episodes that are continued.
 
     Raises:
-        PerturnError: If the run has none that can be continued.
+        PerturnError: If the run has no episode that can be continued.
     """
     recipe, paths = run.recipe, run.paths
     _check_continued(recipe, wanted)
@@ -168,7 +168,7 @@ def _check_continued(recipe: Recipe, wanted: Wanted) -> None:
 
 
 def _stage(run: Run, iteration: int | None) -> Stage:
-    """Return the exploration of an iteration, or the last one whose policy is there."""
+    """Return the exploration of an iteration, or the last one whose policy exists."""
     found = explored_stages(run.paths, run.recipe)
     if iteration is not None:
         found = [stage for stage in found if stage.iteration == iteration]

@@ -21,8 +21,8 @@ from perturn.io.read_input import complete_lines
 from perturn.types import Trajectory, came_back, failed, unfinished
 
 Kind = Literal["deterministic", "seeded", "open"]
-"""How a world answers the actions of an episode that is played again: always alike; alike under the episode's seed; or
-not always alike."""
+"""How a world answers the actions of an episode that is played again: always the same; the same under the episode's
+seed; or not always the same."""
 
 
 class Point(NamedTuple):
@@ -116,7 +116,7 @@ class Plan:
     before: Sequence[Sequence[Point]]
     """Point before each turn of each episode."""
     after: Sequence[Sequence[Point | None]]
-    """Point that stands for each turn once it is taken; None: the episode ended with it, which is worth 0."""
+    """Point after each turn; None: the episode ended with the turn, so that the value is 0."""
     by_key: dict[tuple[str, int], Trajectory] = field(default_factory=dict)
 
     @property
@@ -159,9 +159,9 @@ class Plan:
 def plan(episodes: Sequence[Trajectory], kind: Kind) -> Plan:
     """Return the points of episodes.
 
-    - In a deterministic world, the state before a turn follows from the task and from what was said before, so that
-      episodes with the same beginning share a point.
-    - In a seeded world it follows from the episode's own seed too, and each episode has points of its own.
+    - In a deterministic world, the state before a turn follows from the task and the actions so far, so that episodes
+      with the same beginning share a point.
+    - In a seeded world it follows from the episode's own seed too, and each episode has its own points.
     - In an open world the answer to an action is random, and the point after a turn is the turn repeated.
 
     Args:

@@ -1,4 +1,4 @@
-"""Sentences on what a measurement shows; one appears only where its interval allows it."""
+"""Sentences on the result of a measurement; each appears only if its interval supports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNCORRELATED = 0.1
 
 
 def sentences(name: str, row: Mapping[str, Any], environment: str) -> list[str]:
-    """Return what may be said of a credit.
+    """Return the sentences that a measurement supports for a credit.
 
     Args:
         name: Of the credit.
@@ -35,7 +35,7 @@ def _claims(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_chance(estimate: Any, correlation: Any) -> str:
-    """Return the verdict on an AUC; nothing where its interval holds both 0.5 and what would matter.
+    """Return the verdict on an AUC; empty if its interval holds both 0.5 and a value that matters.
 
     A credit that gives the turns of an episode one number has an AUC of exactly 0.5, and no correlation.
     """

@@ -64,7 +64,7 @@ class Projection:
         return found.cpu()
 
     def _drawn(self, index: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the number that each parameter of a tensor goes to, and its sign."""
+        """Return the entry of the sketch that each parameter of a tensor is added to, and its sign."""
         if index in self._known:
             return self._known[index]
         random = torch.Generator().manual_seed(_SEED + index)
@@ -78,7 +78,7 @@ class Projection:
 def turn_gradients(model: Any, renderer: Renderer, one: Trajectory, project: Projection) -> Tensor:
     """Return the projected gradient of log pi of the action of each turn of an episode [turns, numbers].
 
-    It is the sum over the tokens of the action, as the policy gradient has it.
+    It is the sum over the tokens of the action, as in the policy gradient.
 
     Args:
         model: The policy that acted, a causal language model of transformers.
@@ -109,7 +109,7 @@ def sketched(
     folder: Path,
     track: Callable[[Sequence[Trajectory]], Iterator[Trajectory]] = iter,
 ) -> list[Sketches]:
-    """Return the gradients of the turns of episodes, from the files that an earlier call wrote where they are there.
+    """Return the gradients of the turns of episodes, from the files of an earlier call if they exist.
 
     Args:
         model: The policy that acted.

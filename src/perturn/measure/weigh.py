@@ -1,4 +1,4 @@
-"""The credits that are scored: what each writes of a run's episodes, and what it costs."""
+"""The credits that are scored: their weights for a run's episodes, and their cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of worlds by their answers when recorded episodes are played again; the kind decides what is measured."""
+"""Kinds of worlds by their answers when recorded episodes are played again; the kind decides how turns are measured."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def check_world(
 ) -> WorldCheck:
     """Play some episodes again with their own actions, and say how the world answers.
 
-    - deterministic: alike under any seed, so that a state is what was said before;
-    - seeded: alike under the episode's own seed;
-    - open: not always alike, or a model plays the user, so that an action has several answers.
+    - deterministic: equal under any seed, so that a state follows from the actions so far;
+    - seeded: the same under the episode's own seed;
+    - open: not always the same, or a model plays the user, so that an action has several answers.
 
     Args:
         env: The world.

@@ -1,4 +1,4 @@
-"""Values of actions: what the score of an episode is expected to be, once the policy has written an action."""
+"""Values of actions: the expected score of an episode once the policy has written an action."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ActionValues:
 
         Q(h, a) = w x + b,   x the last hidden state at the last token of a
 
-    Each turn of the episodes that it learns from is a row, with the score of its episode. It is asked about other
-    tasks than these are of, so whole tasks are left out to choose its penalty and to say what it explains.
+    Each turn of the episodes that it learns from is a row, with the score of its episode. It is applied to other tasks
+    than it was trained on, so whole tasks are left out to choose its penalty and to measure how much it explains.
 
     Source: Perturn; the head comes from `perturn.policy.value_heads`. Values as a guide at test time: Q-guided search,
     QLASS (Lin et al. 2025), arXiv:2502.02584.
@@ -77,7 +77,7 @@ class ActionValues:
         return values
 
     def __call__(self, prompt: Prompt, actions: Sequence[Action]) -> list[float]:
-        """Return Q of each action after a prompt, in units of reward; -inf for one of which the engine gave no tokens.
+        """Return Q of each action after a prompt, in units of reward; -inf for an action without token ids.
 
         The prompt is computed once for all of them.
         """
@@ -108,9 +108,8 @@ class ImplicitReward:
 
         r(a) = sum_j log pi(a_j | prompt, a_<j) - log pi_0(a_j | prompt, a_<j)
 
-    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 5, for one turn; without beta and what depends on the prompt
-    alone, which change no order.
-    Differs: log pi is as the engine sampled, log pi_0 as training computes it.
+    Source: Rafailov et al. 2023, arXiv:2305.18290, Eq. 5, for one turn; without beta and the term of the prompt alone,
+    which do not change the order. Differs: log pi is as the engine sampled, log pi_0 as training computes it.
     """
 
     def __init__(self, start: Any, renderer: Renderer) -> None:
@@ -123,7 +122,7 @@ class ImplicitReward:
         self._model, self._renderer = start, renderer
 
     def __call__(self, prompt: Prompt, actions: Sequence[Action]) -> list[float]:
-        """Return rewards in nats, one an action; -inf for one of which the engine gave no tokens or log-probabilities.
+        """Return rewards in nats, one per action; -inf for an action without token ids or log-probabilities.
 
         The prompt is computed once for all of them.
         """

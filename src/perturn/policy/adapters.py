@@ -36,7 +36,7 @@ def load_adapters(
         name: Folder of the adapters, which names their model.
         trainable: Whether to train the adapters, and they alone.
         dtype: Of the weights.
-        say: Told what is done before anything slow starts.
+        say: Called with a message before slow work starts.
 
     Returns:
         A `peft.PeftModel`.
@@ -66,7 +66,7 @@ def load_to_train(name: str, new_adapters: bool, dropout: bool) -> Any:
     """Load a model by its name to train it.
 
     Args:
-        name: As `load_model` takes it. The adapters of a folder are what is trained, unless new ones are added.
+        name: As `load_model` takes it. The adapters of a folder are trained, unless new ones are added.
         new_adapters: Whether adapters are added to the model.
         dropout: Whether it keeps its dropout.
     """
@@ -91,13 +91,13 @@ def merge(name: str, target: Path) -> None:
 def save_adapters(model: Any, target: Path, start: str, further: bool = False) -> None:
     """Write adapters by themselves. If they were added to adapters of the same run, write both as one.
 
-    Two adapters beside each other are one whose rank is the sum of theirs: its matrices are the matrices of both, one
-    after the other, with the scales in the second matrix. So a folder of adapters always names a whole model, and what
-    it adds to that model is what all trainings since have added.
+    Adding two adapters gives an adapter whose rank is the sum of both ranks. Its matrices are the matrices of both, one
+    after the other, with the scales in the second matrix. So a folder of adapters always names a whole model, and the
+    adapters are the sum of all trainings since.
 
     Args:
         model: A `peft.PeftModel`.
-        target: Folder to write them into, whose name in the end is of a folder beside the other policies of the run.
+        target: Folder to write them into; its final name is next to the other policies of the run.
         start: Name or folder of the policy that the training began with.
         further: Whether the adapters of that policy were trained, and not new ones added to it.
     """
@@ -138,7 +138,7 @@ def _beside(
 
 
 def _absolute(name: str) -> str:
-    """Return a local folder as it is found from everywhere; another name stays."""
+    """Return a local folder as an absolute path; another name is not changed."""
     return os.path.abspath(os.path.expanduser(name)) if is_local(name) else name
 
 

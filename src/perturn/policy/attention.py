@@ -1,11 +1,11 @@
-"""Attention over a forest of sequences: each token sees itself and what precedes it on its own path to the root.
+"""Attention over a forest of sequences: each token sees itself and the tokens before it on its own path to the root.
 
 On the CPU a segment costs two calls of torch's flash attention: its own tokens, causally, and everything that
 descends from it. No mask exists, and nothing is computed to be masked away. On a GPU the same forest becomes one
 block mask of FlexAttention.
 
-Activation checkpointing keeps what attention gave, since its cost grows with the length of a sequence and its output
-does not: the backward pass computes all else of a layer again.
+Activation checkpointing keeps the output of attention, whose cost grows with the length of a sequence while its size
+does not. The backward pass computes everything else of a layer again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 def kernel(device: torch.device) -> str:
-    """Return how packed sequences attend on a device, with what is installed."""
+    """Return how packed sequences attend on a device, with the installed packages."""
     if device.type == "cpu":
         return PIECES
     return FLEX if device.type == "cuda" and find_spec("triton") else MASK
@@ -110,7 +110,7 @@ def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
 def _reach(segments: Tensor, ahead: int) -> Tensor:
     """For each key, the first later token that does not see it, counted as keys are [ahead + tokens].
 
-    Tokens from that one on descend from other segments. All tokens see the beginning that is ahead.
+    Tokens from that one on belong to other segments' descendants. All tokens see the beginning that is ahead.
     """
     reach = torch.repeat_interleave(segments[:, 2], segments[:, 1] - segments[:, 0]) + ahead
     return torch.cat([reach.new_full((ahead,), int(segments[-1, 1]) + ahead), reach])
@@ -189,7 +189,7 @@ def forest_attention(
 
 
 def _refuse(module: torch.nn.Module, dropout: float, others: dict[str, Any]) -> None:
-    """Reject what would be computed wrongly."""
+    """Reject models that would be computed wrongly."""
     asked = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
     if dropout:
         asked.append("attention dropout")
@@ -278,7 +278,7 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
 
 
 def _pieces(segments: list[list[int]]) -> list[Piece]:
-    """Return attention calls that segments need: start, end, and the end of what descends from each."""
+    """Return attention calls that segments need: start, end, and the end of the descendants of each."""
     pieces = []
     for start, end, reach in segments:
         pieces.append((slice(start, end), slice(start, end), True))
@@ -317,7 +317,7 @@ def _runs(positions: list[int], first: int, last: int) -> list[tuple[int, int]]:
 
 
 def _join(output: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
-    """Add a piece's output [key heads, group, rows, features] to what the rows hold, in place."""
+    """Add a piece's output [key heads, group, rows, features] to the result of the rows, in place."""
     total = torch.logaddexp(lse, other_lse)
     output.mul_((lse - total).exp_().unsqueeze(-1)).add_(other * (other_lse - total).exp_().unsqueeze(-1))
     lse.copy_(total)
@@ -353,7 +353,7 @@ def _take() -> _Kept | None:
 
 
 def _keep(output: Tensor, lse: Tensor) -> None:
-    """Keep what this attention gave, if its layer will be computed again."""
+    """Keep the output of this attention, if its layer will be computed again."""
     if _open and not _open[-1].again:
         _open[-1].kept.append((output, lse))
 
@@ -387,7 +387,7 @@ def _enable(model: Any, settings: dict[str, Any] | None = None, **others: Any) -
 
 
 def _contexts() -> tuple[_Computing, _Computing]:
-    """Return what one layer of one pass runs when it is computed, and when it is computed again."""
+    """Return the function for one layer of one pass, for the first computation and the recomputation."""
     kept: list[_Kept] = []
     return _Computing(kept, again=False), _Computing(kept, again=True)
 

@@ -21,13 +21,13 @@ from perturn.losses.token_inputs import Chunk, PolicyInput
 from perturn.policy.head import KEPT_BYTES, TILE_BYTES, Head, as_autocast, logits_of, to_products
 
 _ENTROPY = TokenEntropy()
-"""Computed beside what a loss reads, since it is logged."""
+"""Computed in addition to the inputs of a loss, since it is logged."""
 
 
 def token_inputs(
     hidden: Tensor, target: Tensor, head: Head, inputs: Mapping[str, PolicyInput]
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return what `token_logprobs` returns, and what a loss reads beside it.
+    """Return the result of `token_logprobs`, and the further inputs of the loss.
 
     Args:
         hidden: Last hidden states [rows, features].

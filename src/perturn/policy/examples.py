@@ -1,4 +1,4 @@
-"""Rows of training data as tokens: a trajectory or a pair, and of which turns its sides carry loss."""
+"""Rows of training data as tokens: a trajectory or a pair, and the turns of its sides that carry loss."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def encode_example(
             where the row itself does not say.
 
     Raises:
-        DataError: If both sides are the same tokens, or a side has no turn that fits, none of its own, or none that
-            carries loss.
+        DataError: If both sides are the same tokens, or a side has no turn that fits, no turn of its own, or no turn
+            that carries loss.
     """
     said = None
     if isinstance(row, WeightedTrajectory):

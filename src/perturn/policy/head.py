@@ -23,10 +23,10 @@ from torch.nn import functional as F
 from perturn.free_memory import return_waste
 
 CACHED_BYTES = 2**22
-"""Size of a tile of float32 logits on a CPU: what its caches hold."""
+"""Size of a tile of float32 logits on a CPU: the size of its caches."""
 
 TILE_BYTES = 2**27
-"""Elsewhere: what keeps a device busy."""
+"""Elsewhere: a size that keeps a device busy."""
 
 LEAST_WORDS = 256
 """Of a tile, however many rows there are: less than the hidden states of most models."""
@@ -186,7 +186,7 @@ def _products(hidden: Tensor, weight: Tensor, bias: Tensor | None, tile: slice) 
 
 
 def logits_of(products: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Return the same, with what the architecture does to it."""
+    """Return the logits after the architecture's own change."""
     if scale == 1.0 and softcap is None:
         return products
     logits = products.to(torch.promote_types(products.dtype, torch.float32), copy=True)

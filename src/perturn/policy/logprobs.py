@@ -63,7 +63,7 @@ def logprobs_and_entropy(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 def logprobs_and_inputs(
     model: Any, batch: Batch, inputs: Mapping[str, PolicyInput]
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return `logprobs_and_entropy`, and what a loss reads of each of those tokens beside it, from the same pass.
+    """Return `logprobs_and_entropy`, and the further inputs of a loss for each token, from the same pass.
 
     Args:
         model: As `action_logprobs` has it.
@@ -161,7 +161,7 @@ def pack_by_pack(
 
 
 def prepare(model: Any) -> None:
-    """Teach a model's `forward` the argument `packed`, once; without that argument it stays what it was.
+    """Add the argument `packed` to a model's `forward`, once; without that argument it works as before.
 
     The packed computation is compared with the plain one on a few tokens.
 
@@ -196,7 +196,7 @@ def prepare(model: Any) -> None:
 
 
 def _forward_like(plain: Any) -> Any:
-    """Return the forward with `packed` and the model's own signature, where `generate` looks up what it may pass."""
+    """Return the forward with `packed` and the model's own signature, which `generate` inspects."""
 
     def forward(
         model: Any,
@@ -260,7 +260,7 @@ def _causal_model(model: Any) -> Any:
 
 
 def _head(model: Any) -> Head:
-    """Return the output layer, with what the architecture does to its logits."""
+    """Return the output layer, with the architecture's own change of the logits."""
     layer, config = model.get_output_embeddings(), model.config.get_text_config()
     if hasattr(layer, "base_layer"):
         raise ModelError(
@@ -282,7 +282,7 @@ def _whole(weight: Tensor) -> Tensor:
 
 
 def check_architecture(model: Any) -> None:
-    """Reject what attends or counts positions in a way of its own; weights are not looked at.
+    """Reject models with their own kind of attention or position counting; weights are not looked at.
 
     Raises:
         ModelError: If the model cannot be trained on packed sequences.
@@ -331,7 +331,7 @@ def _check_length(config: Any, batch: Batch) -> None:
 
 
 def exact_length(model: Any) -> int | None:
-    """Return the longest sequence that is computed packed as it is alone, in tokens; None: any."""
+    """Return the longest sequence, in tokens, whose packed result equals its result alone; None: any."""
     config = _causal_model(model).config
     limits = (limit for limit in (_window(config), usable_length(config)) if limit is not None)
     return min(limits, default=None)
@@ -341,7 +341,7 @@ def exact_length(model: Any) -> int | None:
 def _compare(model: Any) -> None:
     """Compute a few tokens packed and plainly, in the weights' own precision.
 
-    Beside them in the pack are tokens from the end of the context, which must not change them.
+    Besides them in the pack are tokens from the end of the context, which must not change them.
     """
     layer = model.get_output_embeddings()
     words = torch.arange(80) * 7919 % min(layer.weight.shape[0], model.config.get_text_config().vocab_size)

@@ -89,10 +89,10 @@ def load_model(
     Args:
         name: A Hub id, a local folder, or a bundled name such as `smollm2-135m`. Adapters are merged into their model.
         dtype: Of the weights.
-        say: Told what is done before anything slow starts.
+        say: Called with a message before slow work starts.
 
     Raises:
-        ModelError: If there is no such model; one line that says what was tried.
+        ModelError: If there is no such model; one line with the places that were tried.
     """
     transformers_logging.disable_progress_bar()
     found = adapters_in(name)
@@ -160,7 +160,7 @@ def load_policy(
         policy: Its name in the run.
         dtype: The setting `model.dtype`.
         template: Text of the chat template, if it is not the tokenizer's own.
-        say: Told what is done before anything slow starts.
+        say: Called with a message before slow work starts.
     """
     where = device()
     kind = compute_dtype(dtype, where, load_config(path))
@@ -178,7 +178,7 @@ def load_policy(
 
 
 def load_tokens(path: str, template: str | None) -> tuple[Renderer, int | None]:
-    """Load what makes tokens of conversations for a policy, and the context of its model, without its weights.
+    """Load the tokenizer and template of a policy, and the context of its model, without its weights.
 
     Args:
         path: Folder or Hub id.
@@ -201,8 +201,8 @@ def add_adapters(model: Any, peft_config: Any, seed: int) -> Any:
         seed: Of the adapters' first weights.
 
     Raises:
-        ConfigError: If peft is missing, cannot add them, a module that is to have one is not there, or the output layer
-            gets one.
+        ConfigError: If peft is missing or cannot add adapters, if a named module does not exist, or if the output layer
+            would get one.
     """
     require_library("peft", "peft_config", "lora")
     from peft import PeftModel, get_peft_model
@@ -266,7 +266,7 @@ def check_vocabulary(model: Any, tokenizer: Any, ids: Iterable[int], where: str)
 def context_length(model: Any) -> int | None:
     """Return longest sequence the model is used for, in tokens; None if it does not say.
 
-    That is what it was made for, or less where its positions depend on the length beyond that, which is logged.
+    That is the length it was made for, or less if its positions depend on the length beyond that, which is logged.
     """
     made_for = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     limit = usable_length(model.config)
@@ -297,8 +297,7 @@ def new_identity(policy: str, folder: str, served: str, dtype: str) -> str | Non
         served: `architecture` of the policy that is served.
         dtype: The setting `model.dtype`, of both.
 
-    Returns:
-        None if it is another architecture than what is served, or stored in another way.
+    Returns: None if it is another architecture than the served one, or stored in another way.
     """
     model = empty_model(folder)
     kind = compute_dtype(dtype, device(), model.config)
@@ -311,7 +310,7 @@ def new_identity(policy: str, folder: str, served: str, dtype: str) -> str | Non
 
 
 def architecture(name: str) -> str:
-    """Return the content hash of what decides a policy's outputs beside its weights, from its folder or Hub id."""
+    """Return the content hash of everything but the weights that decides a policy's outputs."""
     return config_digest(empty_model(name))
 
 
@@ -327,7 +326,7 @@ def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def config_digest(model: Any) -> str:
-    """Return the content hash of what decides a model's outputs beside its weights and their type."""
+    """Return the content hash of everything that decides a model's outputs, except its weights and their type."""
     settings = {
         key: value
         for key, value in model.config.to_dict().items()

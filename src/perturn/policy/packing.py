@@ -1,7 +1,7 @@
 """Examples as packed batches: sequences laid end to end as a forest, where tokens that several begin with are once.
 
-A batch of n tokens in s sequences is packed in O(n) time. The forest is stored depth first, so that what descends
-from a segment follows it without a gap: three numbers a segment say all that attention needs to know.
+A batch of n tokens in s sequences is packed in O(n) time. The forest is stored depth first, so that the descendants of
+a segment follow it without a gap: three numbers per segment are enough for attention.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ Batch = dict[str, Tensor]
 Ids = NDArray[np.int64]
 
 OTHERS = ("reference", "behavior", "proximal")
-"""Log-probabilities beside the policy's, of an example and of a batch."""
+"""Log-probabilities besides the policy's, of an example and of a batch."""
 
 _INPUT = "inputs/"
 """Begins the key of a batch's log-probabilities under a further frozen policy."""
 
 WORTH_A_PASS = 256
-"""Tokens saved below which each pack computes what all of them begin with: a pass of its own costs about as much."""
+"""Tokens saved below which each pack computes the common beginning of all packs itself: a separate pass costs about as
+much."""
 
 WORTH_SHARING = 32
 """Tokens saved below which a shared beginning is computed twice instead: an attention call costs about as much."""
 
 
 def lay_out(trajectories: Sequence[Encoded], *, share: bool = True, start: int = 0) -> Batch:
-    """Turn trajectories into one flat batch without padding.
+    """Pack trajectories into one flat batch without padding.
 
     Args:
         trajectories: As tokens. Sequences without loss, and tokens after the last loss token of a sequence, are left
             out.
-        share: Compute once what several sequences begin with; False lays each out on its own.
+        share: Compute the common beginning of several sequences once; False lays each out on its own.
         start: Tokens that all sequences begin with and that are computed elsewhere, from `common_beginning`.
 
     Returns:
@@ -82,11 +83,11 @@ def lay_out(trajectories: Sequence[Encoded], *, share: bool = True, start: int =
 
 
 def by_budget(groups: Sequence[Sequence[Encoded]], budget: int) -> list[list[int]]:
-    """Divide groups of trajectories into packs of bounded size; those that begin alike come together.
+    """Divide groups of trajectories into packs of bounded size; groups with the same beginning come together.
 
     Args:
         groups: Trajectories that must share a pack, such as the two sides of a pair.
-        budget: Tokens of a pack, counted after sharing; a larger group is a pack of its own.
+        budget: Tokens of a pack, counted after sharing; a larger group is a separate pack.
 
     Returns:
         Indices of the groups of each pack.
@@ -153,9 +154,9 @@ class _Forest:
         self.where = [np.empty_like(ids) for ids in self.inputs]
 
     def add(self, rows: Sequence[int], start: int) -> None:
-        """Lay out rows that are equal before `start`, where what precedes `start` is laid out already.
+        """Lay out rows that are equal before `start`; the tokens before `start` are laid out already.
 
-        A row that ends where others go on alike needs no segment of its own.
+        A row that ends where the others continue with equal tokens needs no segment.
         """
         end = self._common_end(rows, start)
         ended = [row for row in rows if len(self.inputs[row]) <= end]
@@ -254,10 +255,10 @@ class Collator:
     """Examples -> packs of bounded size, each one pass through the model."""
 
     token_budget: int
-    """Tokens of a pack, counted after sharing; an example with more is a pack of its own."""
+    """Tokens of a pack, counted after sharing; an example with more is a separate pack."""
 
     begins: bool = False
-    """Whether what all packs begin with may be a pass of its own, and they continue it."""
+    """Whether the common beginning of all packs may be computed in a separate pass that the packs continue."""
 
     def __call__(self, examples: Sequence[Example | None]) -> dict[str, Any]:
         """Pack the examples there are; which pack holds which changes memory and speed, not the loss.
@@ -294,7 +295,7 @@ def empty_pack() -> Batch:
 
 
 def collate(examples: Sequence[Example], start: int = 0) -> Batch:
-    """Turn examples into one packed batch: all chosen sides, then all rejected sides, after a common beginning.
+    """Pack examples into one batch: all chosen sides, then all rejected sides, after a common beginning.
 
     Adds `pairs`, the number of examples [1]. Where the examples have them, adds `reference`, `behavior` and `proximal`
     [loss tokens], `inputs/NAME` [loss tokens], `weight` [turns], and `statistic` [pairs] or [pairs, numbers]. Where
@@ -327,7 +328,7 @@ def inputs_of(batch: Batch) -> dict[str, Tensor]:
 def mismatched_packs(examples: Sequence[Example], token_budget: int) -> list[Batch]:
     """Return the mismatched rows of examples, as packed batches; none where they have none.
 
-    Beside what `lay_out` gives, each has `reference` and `inputs/NAME`, in nats, as the rows have them [loss tokens].
+    Besides what `lay_out` gives, each has `reference` and `inputs/NAME`, in nats, as in the rows [loss tokens].
     """
     rows = [one for one in examples if one.mismatched is not None]
     sequences = [one.mismatched for one in rows if one.mismatched is not None]
@@ -352,7 +353,7 @@ def both_sides(
     Args:
         batch: At least one example, with the weight of each turn.
         logprobs: Of the policy, in nats [loss tokens].
-        inputs: What the loss reads of the policy beside them, by name [loss tokens].
+        inputs: Further values of the policy that the loss reads, by name [loss tokens].
 
     Returns:
         Both sides; None for the rejected one where the examples have none.

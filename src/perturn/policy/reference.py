@@ -1,7 +1,7 @@
 """Reference log-probabilities and the weight of each turn: all that is computed of a row before training.
 
-The reference is asked once, without gradient, and what it says is kept on disk under a hash of all it depends on.
-Weights are written here and nowhere else.
+The reference is computed once, without gradient. The result is kept on disk under a hash of all its inputs. Weights are
+written here and nowhere else.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ Precision = Callable[[], AbstractContextManager[Any]]
 """Makes a context that sets the precision, such as autocast."""
 
 _PROBE = 256
-"""Tokens that every reference is asked for, to tell it from others."""
+"""Tokens whose log-probabilities tell one reference from another."""
 
 
 def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
     """Return the hash of all that decides a policy's log-probabilities: equal identities are equal references.
 
-    What it says of a few fixed tokens shows what no list of settings would: adapters, hooks, kernels. Beside it stand
-    weights, buffers and settings, which may matter to other tokens alone, and versions.
+    Its outputs for a few fixed tokens show differences that no list of settings would: adapters, hooks, kernels.
+    The key also has weights, buffers and settings, which may only matter for other tokens, and versions.
 
     Args:
         model: The reference, on the device to compute on; it is prepared for packed sequences.
@@ -72,7 +72,7 @@ def reference_identity(model: Any, precision: Precision = nullcontext) -> str:
 
 
 def probe_logprobs(model: Any, precision: Precision = nullcontext) -> Tensor:
-    """Return log-probabilities of a few fixed tokens under a policy, which tell it from others.
+    """Return log-probabilities of a few fixed tokens under a policy, which tell one policy from another.
 
     Returns:
         Log-probabilities, in nats, float32 on the CPU [tokens].
@@ -184,7 +184,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _save(file: Path, logprobs: list[Tensor]) -> None:
-    """Write the file whole or not at all, with a hash of what it holds."""
+    """Write the file whole or not at all, with a hash of its content."""
     lengths = torch.tensor([len(each) for each in logprobs])
     held = {"logprobs": torch.cat(logprobs), "lengths": lengths}
     with replacing(file, foreign=(SafetensorError,)) as fresh:
@@ -217,7 +217,7 @@ def _read(file: Path) -> list[Tensor] | None:
 
 
 def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:
-    """Return the hash of everything the result depends on; the ids stand for both the text and the tokenizer."""
+    """Return the hash of everything the result depends on; the ids determine both the text and the tokenizer."""
     digest = hashlib.blake2b(identity.encode(), digest_size=16)
     for one in sequences:
         lengths = len(one.ids), len(one.starts)
@@ -226,9 +226,9 @@ def _content_hash(sequences: Sequence[Encoded], identity: str) -> str:
 
 
 def weigh(example: Example, credit: Credit) -> Example:
-    """Return the example with the weight of each turn: what losses read, and what is recorded and shown.
+    """Return the example with the weight of each turn, for losses, records and the report.
 
-    It has its reference, where the credit needs one; each side is a group of its own. A credit that reads the remaining
+    It has its reference, where the credit needs one; each side is a separate group. A credit that reads the remaining
     path, and nothing of the reference, sees turns without loss too: an error among them is the first one all the same.
 
     Raises:
@@ -254,7 +254,7 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
     """Return weights of a group as a credit gives them, one tensor per trajectory [turns]; without gradient.
 
     Raises:
-        ConfigError: If it needs what it is not given, or gives anything but one finite number per turn.
+        ConfigError: If an input is missing, or it gives anything but one finite number per turn.
     """
     name, reads = f"credit {type(credit).__name__}", sorted(keywords(credit.needs))
     remedy = "give rows with weights, which rows.name=groups in a recipe computes before it trains"
@@ -265,7 +265,7 @@ def asked(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Te
 
 
 def asked_clips(credit: Credit, group: Sequence[Trajectory], **needed: Any) -> list[Tensor | None]:
-    """Return a credit's factors on clip ranges, by what it was given for weights [turns]; None if it gives none.
+    """Return a credit's factors on clip ranges, with the same inputs as its weights [turns]; None if it gives none.
 
     Raises:
         ConfigError: If it gives anything but one finite number > 0 a turn.
@@ -299,9 +299,9 @@ def _are_numbers(found: Any, turns: int, above: float) -> bool:
 
 
 def weigh_all(examples: Sequence[Example], loss: Loss, credit: Credit) -> list[Example]:
-    """Return the examples with their weights, and with what the loss reads of all pairs of an optimizer step.
+    """Return the examples with their weights, and with the loss's inputs of all pairs of an optimizer step.
 
-    Weights that examples have already stay as they are.
+    Existing weights of examples are kept.
 
     Raises:
         ConfigError: If the credit's weights are none.
@@ -339,7 +339,7 @@ def turn_weights(
 ) -> Iterator[list[dict[int, tuple[float, float]]]]:
     """Yield (confidence, weight) by turn for each side of each row, to be shown, computed as training computes them.
 
-    Weights that a row has stay as they are, and need no credit. The reference policy is loaded if there is a row.
+    Existing weights of a row are kept, and need no credit. The reference policy is loaded if there is a row.
     """
     model = load_model(model_name) if examples else None
     return (_side_weights(model, example, credit) for example in examples)

@@ -1,8 +1,8 @@
 """The tokens that all packs of an optimizer step begin with: computed once, forward and backward, for all of them.
 
 A pass over the beginning leaves each layer's keys and values. Every pack that continues it attends to copies of them,
-which gather the packs' gradients; at the end those go back through the beginning together. So what a worked example
-costs in time does not depend on how many packs there are, nor do packs share memory for it.
+which gather the packs' gradients; at the end those go back through the beginning together. So the time for a worked
+example does not depend on the number of packs, and packs do not share memory for it.
 """
 
 from __future__ import annotations

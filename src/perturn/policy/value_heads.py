@@ -1,8 +1,8 @@
 """Values of turns: a linear head on the last hidden states of a policy that does not move.
 
-V of a turn is read where its first token is predicted, so it has seen all that the policy had seen and nothing of what
-it then did. Heads are cross-fitted: the head of an episode learns from other episodes alone, also how much to shrink.
-Such a V does not depend on the episode's actions, so as a baseline it leaves the expected gradient what it is.
+V of a turn is read where its first token is predicted: after everything the policy had seen, and before its action.
+Heads are cross-fitted: the head of an episode learns from other episodes alone, also how much to shrink. Such a V does
+not depend on the episode's actions, so as a baseline it does not change the expected gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PENALTIES = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-6)
 """Ridge penalties to choose from, relative to the variance of all features together; 10 leaves little but the mean."""
 
 _EQUAL = 1e-9
-"""Difference of squared errors, as a share of the sum of squared returns, that is put down to rounding."""
+"""Largest difference of squared errors, as a share of the sum of squared returns, that counts as rounding error."""
 _CONSTANT = 1e-12
 """Variance of a feature, relative to the largest mean square, below which it is a constant."""
 
@@ -40,7 +40,7 @@ class ValueHead:
     weight: Tensor
     """w, float64 [features]."""
     intercept: Tensor
-    """b, in the unit of what is predicted, float64 []."""
+    """b, in the unit of the predicted value, float64 []."""
 
     def __call__(self, features: Tensor) -> Tensor:
         """Return the prediction of each row of features [rows, features], float64 [rows]."""
@@ -54,13 +54,13 @@ ByToken = Sequence[Sequence[Sequence[float]]]
 def turn_values(
     model: object, sequences: Sequence[Encoded], targets: ByToken, token_budget: int = TOKEN_BUDGET
 ) -> list[list[list[float]]]:
-    """Return V at the first tokens of each turn, fitted to what it should be on other episodes.
+    """Return V at the first tokens of each turn, fitted to the returns of other episodes.
 
     Args:
         model: A causal language model on the device to compute on.
         sequences: Episodes as tokens, with all of their turns; an episode's part depends on its index.
-        targets: The return from a token on, in units of reward, at each token where V is wanted; NaN where it is not
-            known, and nothing is learned.
+        targets: The return from a token on, in units of reward, at each token where V is wanted; NaN where it is
+            unknown, and the token is not learned.
         token_budget: Tokens of one pass.
 
     Returns:
@@ -267,7 +267,7 @@ def _rows(features: Tensor, constant: Tensor, targets: Tensor) -> Tensor:
 
 
 def folds_by(keys: Sequence[Hashable]) -> list[int]:
-    """Return folds of what has these keys, in turn; equal keys are in one fold."""
+    """Return the fold of each key, in turn; equal keys are in one fold."""
     order = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     return [order[key] % min(FOLDS, len(order)) for key in keys]
 

@@ -16,16 +16,15 @@ from perturn.table import locate
 def summarize(run: Path) -> dict[str, Any]:
     """Return the numbers of a run, as `summary.json` holds them.
 
-    A trajectory that FAILED counts as score 0 and no success; `failed` says how many did.
-    An end of an interval that the data cannot give is None.
+    A trajectory that FAILED counts with score 0 and as a failure; `failed` counts them. An end of an interval that the
+    data cannot give is None.
 
     Args:
         run: The run folder.
 
-    Returns:
-        `policies`; `comparison` (the last policy against `sft`, or against `base` where the recipe has no SFT, or
-        None); `by_kind` (kind, then policy); `protocol` (or None); `seconds` of all stages; and `iterations`, an
-        object each, as `report.iterations.iteration_rows` has it and docs/report.md says.
+    Returns: `policies`; `comparison` (the last policy against `sft`, or against `base` where the recipe has no SFT, or
+        None); `by_kind` (kind, then policy); `protocol` (or None); `seconds` of all stages; and `iterations`, an object
+        each, as `report.iterations.iteration_rows` and docs/report.md describe.
 
     Raises:
         RunError: The folder does not exist, holds nothing of a run, or a file of it is malformed.
@@ -39,8 +38,8 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
 
     Args:
         run: The run folder.
-        others: Further runs, shown beside the first and compared with it; a folder that is named twice counts once.
-        output: The page; None: `report.html` in the folder, or beside it where there are several runs.
+        others: Further runs, shown next to the first and compared with it; a folder that is named twice counts once.
+        output: The page; None: `report.html` in the folder, or next to it where there are several runs.
 
     Returns:
         The path of the page.
@@ -63,7 +62,7 @@ def write_report(run: Path, *others: Path, output: Path | None = None) -> Path:
 
 
 def _page_path(paths: list[Path]) -> Path:
-    """Return where the page goes if nobody says."""
+    """Return the default place of the page."""
     if len(paths) == 1:
         return RunPaths(paths[0]).page
     return paths[0].resolve().parent / f"report-{'-'.join(path.resolve().name for path in paths)}.html"

@@ -20,7 +20,7 @@ from perturn.types import Trajectory
 SHOWN = 10
 """Turns on which two credits disagree most, that are listed."""
 _DIGITS = 9
-"""Digits after the point that weights are compared by; what is smaller is rounding error."""
+"""Digits after the point that weights are compared by; smaller differences are rounding error."""
 
 
 def credit_summary(
@@ -33,8 +33,7 @@ def credit_summary(
         rows: Their rows, in any order.
         failures: One of `perturn.data.group_account.FAILURES`.
 
-    Returns:
-        JSON data: `counts` as `counts_of` has it; `mean` and `spread` (standard deviation) of the weights of trained
+    Returns: JSON data: `counts` as in `counts_of`; `mean` and `spread` (standard deviation) of the weights of trained
         turns, None where there is none; and `by_turn`, the same for each turn number from 1 on, with `n` turns. Those
         that a branch shares are the explored episode's alone.
     """
@@ -114,7 +113,7 @@ def compare_credits(
     """Compare two credits turn by turn on the episodes that at least one of them trains.
 
     Args:
-        episodes: The episodes that both have weighed, in any order; of branches, turns of their own are compared.
+        episodes: The episodes that both have weighed, in any order; for branches, only their own turns are compared.
         one: Rows of a credit.
         other: Rows of another, for the same episodes.
         shown: How many disagreements to list.
@@ -149,31 +148,36 @@ def sentences(found: Mapping[str, Any], one: str, other: str) -> list[str]:
         other: Name of the other.
     """
     parts = (
-        ("Rank correlation over all turns", found["across"], "a credit weighs all turns alike"),
         (
-            "Rank correlation over the turns of an episode, mean",
-            found["within"],
-            "no episode has turns that both weigh differently",
+            "Rank correlation of the weights over all turns",
+            found["across"],
+            "one credit gives all turns the same weight",
         ),
-        ("Share of turns with the same sign", found["agreement"], "no turn has a weight by both"),
+        (
+            "Rank correlation over the turns of one episode, averaged",
+            found["within"],
+            "in every episode, at least one credit gives all turns the same weight",
+        ),
+        ("Share of turns with the same sign", found["agreement"], "no turn has a weight from both credits"),
     )
     said = [
-        f"{one} against {other}: {found['turns']} turns of {found['episodes']} episodes that either trains."
+        f"{one} compared with {other}: {found['turns']} turns of {found['episodes']} episodes that at least one of the "
+        "two trains."
     ]
     for says, value, otherwise in parts:
         if value is None:
-            said.append(f"{says}: none, for {otherwise}.")
+            said.append(f"{says}: none, because {otherwise}.")
         else:
             ends = interval((value["low"], value["high"]))
-            said.append(f"{says}: {value['mean']:.3f} [{ends}] ({value['n']} tasks).")
+            said.append(f"{says}: {value['mean']:.3f} {ends} ({value['n']} tasks).")
     left = found["zero"]
-    return [*said, f"Turns at 0: {left[0]} by {one} alone, {left[1]} by {other} alone."]
+    return [*said, f"Turns of weight 0: {left[0]} in {one} alone, {left[1]} in {other} alone."]
 
 
 def against_own(
     episodes: Sequence[Trajectory], credits: Mapping[str, Sequence[CreditRow]]
 ) -> list[dict[str, Any]]:
-    """Return the first credit of a run against each other one, as the page has it."""
+    """Return the comparison of a run's first credit with each other credit, in the form that the page reads."""
     first, *others = credits or [""]
     found = []
     for name in others:

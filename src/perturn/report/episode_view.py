@@ -17,7 +17,7 @@ from perturn.group import groups_of
 from perturn.types import Message, Trajectory, Turn, failed, score, succeeded, unfinished
 
 LONGEST = 20_000
-"""Characters of one text that the page holds; what is cut is counted."""
+"""Characters of one text that the page holds; cut characters are counted."""
 
 _ACTION = re.compile(r"\n[ \t]*Action:")
 
@@ -42,7 +42,7 @@ def body(
     noted: Mapping[str, Any],
     openings: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return an episode as the page has it; what is empty or the usual is left out.
+    """Return an episode in the form that the page reads, without empty and usual values.
 
     Args:
         trajectory: The episode.
@@ -183,9 +183,8 @@ def shown_group(run: RecordedRun, name: str) -> dict[str, Any] | None:
         run: The run.
         name: What the page calls it.
 
-    Returns:
-        `task`, `credit` (or None), `samples` (a row each), and the hashes `link` of the group and `beside`
-        of its best beside its worst.
+    Returns: `task`, `credit` (or None), `samples` (a row each), and the hashes `link` of the group and `beside` of its
+        best next to its worst.
     """
     weighed = _weighed(run)
     groups = [group for group in groups_of(run.explored) if len(group) > 1]
@@ -225,7 +224,7 @@ def _telling(
 
 
 def _row(one: Trajectory, noted: Mapping[str, Any], where: Mapping[str, str]) -> dict[str, Any]:
-    """Return one sample as the page has it."""
+    """Return one sample in the form that the page reads."""
     weights = list(noted.get("weight") or ())
     known = [each for each in weights if each is not None]
     return {

@@ -290,9 +290,9 @@ def by_stem(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
         stages: As the manifest has them.
 
     Returns:
-        Row by name, such as `explore, 60 times`: `seconds` and `counts` are sums, `peak_memory_gb` is the highest. Of
-        shares and means among the counts, which are no whole numbers, it is the mean over those that have one. A text
-        stands where it is the same in all.
+        Row by name, such as `explore, 60 times`: `seconds` and `counts` are sums, `peak_memory_gb` is the highest. For
+        shares and means among the counts, which are not whole numbers, it is the mean over the stages that have one. A
+        text is kept if all stages have the same one.
     """
     together: dict[str, list[str]] = {}
     for name in stages:

@@ -199,10 +199,10 @@ def _by_kind(runs: Mapping[str, RecordedRun], summaries: Mapping[str, Mapping[st
 
 
 def _learning(summaries: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """Return success and mean reward by iteration; reward in a sentence where it says the same."""
+    """Return success and mean reward by iteration; a sentence instead of the reward if it equals success."""
     says = (
-        "Line: explored episodes, which the policy of that many iterations sampled on tasks of its own. "
-        "Diamonds: evaluations on the evaluation tasks. Bands and bars are 95\u00a0% intervals, of the line by task."
+        "Line: explored episodes on training tasks, by the policy after so many iterations. Diamonds: evaluations on "
+        "held-out tasks. Bands and bars are 95\u00a0% intervals, clustered by task for the line."
     )
     curve = figures.learning_curve(summaries, "success_rate", "success_interval")
     drawn = draw("learning-0", "Success", says, curve)
@@ -258,7 +258,9 @@ def _differences(runs: Mapping[str, RecordedRun]) -> list[Figure]:
         if run.compared:
             a, b = (scores_by_task(run.evaluation[policy]) for policy in run.compared)
             title = f"{_of(name, runs)}{run.compared[0]} minus {run.compared[1]}, task by task"
-            caption = "Each bar is a task, in points of score; tasks without a bar tie."
+            caption = (
+                "Each bar is a task: the difference of its scores. Tasks without a bar have equal scores."
+            )
             drawn += draw(f"tasks-{index}", title, caption, figures.task_differences(a, b))
     return drawn
 
@@ -332,7 +334,7 @@ def _others(runs: Mapping[str, Sequence[Row]], *charts: Chart) -> Iterator[Chart
 
 
 def draw(name: str, title: str, caption: str, figure: Any) -> list[Figure]:
-    """Return a figure for the page, or the sentence in its place; none if there is nothing to draw."""
+    """Return a figure for the page, or a sentence instead of it; an empty list if there is nothing to draw."""
     if figure is None:
         return []
     if isinstance(figure, str):

@@ -126,7 +126,7 @@ class Ahead:
         self._begin()
 
     def close(self) -> None:
-        """Stop what is being played; what has ended is in its file."""
+        """Stop the episodes that are being played; finished ones are in their file."""
         with self._lock:
             self._waiting.clear()
         self._shared.close()
@@ -149,7 +149,7 @@ class Ahead:
             thread.start()
 
     def _explore(self, stage: Stage, found: Future[dict[str, int]]) -> None:
-        """Play an exploration; runs in a thread of its own."""
+        """Play an exploration; runs in its own thread."""
         try:
             counts = self._play(stage)
         except BaseException as error:  # noqa: BLE001  it is raised where the exploration is waited for

@@ -57,7 +57,7 @@ from perturn.train_processes import from_leader, leader_first, leads, world_size
 from perturn.types import PreferencePair, Trajectory, WeightedTrajectory, failed, succeeded
 
 TRACKERS = ("tensorboard", "trackio", "wandb")
-"""Where training's metrics can go beside the run folder."""
+"""Where training's metrics can go next to the run folder."""
 
 
 def open_run(source: Path | Recipe, overrides: Sequence[str] = (), command: str | None = None) -> Run:
@@ -92,7 +92,7 @@ def _open(recipe: Recipe, command: str | None) -> Run:
 
 
 def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = True) -> None:
-    """Reject what nothing need be opened for: another recipe's folder, changed inputs, trackers, and impossible stages.
+    """Check everything that needs no model: another recipe's folder, changed inputs, trackers, impossible stages.
 
     Args:
         recipe: Of the run.
@@ -127,7 +127,7 @@ def refuse_early(recipe: Recipe, command: str | None, *, trains_here: bool = Tru
 
 
 def _gpu_faults(recipe: Recipe) -> Iterator[str]:
-    """Yield why a training that is still to be done has not one GPU for each process."""
+    """Yield why an unfinished training does not have one GPU for each process."""
     waits = _waiting_trainings(recipe)
     gpus = locate("torch.cuda:device_count")() if waits and world_size() == 1 else 0
     processes = recipe.launch.processes
@@ -141,7 +141,7 @@ def _gpu_faults(recipe: Recipe) -> Iterator[str]:
 
 
 def _refuse_offload(recipe: Recipe) -> None:
-    """Reject `cpu_offload` where there is no GPU. A dry run may ask what it costs."""
+    """Reject `cpu_offload` where there is no GPU. A dry run may estimate it nevertheless."""
     if recipe.launch.cpu_offload and _waiting_trainings(recipe):
         has = ["a GPU"] if locate("torch.cuda:is_available")() else []
         check_provided("launch.cpu_offload", ["a GPU"], has, "this machine", "leave it out")
@@ -162,7 +162,7 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 def _refuse_orphans(run: Run) -> None:
-    """Reject a run of which a stage was removed, but not what was made from it."""
+    """Reject a run with a removed stage whose results were used by stages that still exist."""
     for stage in stages(run.recipe):
         for need in stage.needs if run.is_done(stage.name) else ():
             if not run.is_done(need) and need in run.manifest["stages"]:
@@ -174,7 +174,7 @@ def _refuse_orphans(run: Run) -> None:
 
 
 def made_from(folder: Path, recipe: Recipe, seals: Seals, name: str) -> list[str]:
-    """Return files and folders of a stage and of all that follows from it: what to remove to have them made again."""
+    """Return files and folders of a stage and of all that follows from it, which must be removed to make them again."""
     names = {name}
     for stage in stages(recipe):
         if names.intersection(stage.needs):
@@ -265,7 +265,7 @@ def _check_sources(recipe: Recipe, renderer: Renderer | None) -> None:
 
 
 def _check_row(renderer: Renderer, row: Row) -> None:
-    """Reject a row of the user's own that the chat template rejects, unless nobody will learn it."""
+    """Reject a row of the user's own that the chat template rejects, unless it is not trained on."""
     one = row.trajectory if isinstance(row, WeightedTrajectory) else row
     sides = (one.chosen, one.rejected) if isinstance(one, PreferencePair) else (one,)
     for side in sides:
@@ -313,7 +313,7 @@ def run_stages(
             elif command and waits:
                 waiting.append((stage.name, waits[0]))
             elif not run.is_done(stage.name) and take_over(stage):
-                console.print(f"{stage.name}: taken over", style="dim")
+                console.print(f"{stage.name}: copied from another run", style="dim")
             else:
                 with doing(stage, iterations):
                     if command is None:
@@ -325,7 +325,7 @@ def run_stages(
 
 
 def _say_waiting(run: Run, waiting: Sequence[tuple[str, str]]) -> None:
-    """Say which stages a command left for later, and what does them.
+    """Print which stages a command left for later, and the command that runs them.
 
     Args:
         run: The run.

@@ -30,7 +30,7 @@ FORMS = ("trl", "datasets", "hub")
 
 
 def export_rows(run: Path, form: str, output: Path) -> dict[str, int]:
-    """Write a run's rows for others: `pairs`, `expert` (its successes) and `explored` (what did not fail).
+    """Write a run's rows: `pairs`, `expert` (its successes) and `explored` (without failed episodes).
 
     Args:
         run: The run folder.
@@ -72,7 +72,7 @@ def _rows(run: RecordedRun) -> Iterator[tuple[str, list[Trajectory] | list[Prefe
 
 
 def export_policy(run: Path, output: Path, policy: str | None = None) -> str:
-    """Copy a trained policy with its card, its recipe and its scores: what the Hub is given.
+    """Copy a trained policy with its card, its recipe and its scores, as they go to the Hub.
 
     Adapters are merged into the model that they are added to.
 
@@ -154,7 +154,7 @@ def model_card(run: RecordedRun, recipe: Recipe, policy: str) -> str:
 
 
 def _score_table(scores: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the scores of every policy of the run, so that the card shows what training changed."""
+    """Yield the scores of every policy of the run, so that the card shows the effect of training."""
     if not scores["policies"]:
         yield "Nothing was scored."
         return

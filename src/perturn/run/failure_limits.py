@@ -27,13 +27,13 @@ class Failures:
         self._errors: deque[str | None] = deque(maxlen=2 * max(_FIRST, concurrency))
 
     def add(self, trajectories: Iterable[Trajectory]) -> Failures:
-        """Take these into account, in the order in which they ended."""
+        """Count these, in the order in which they ended."""
         for one in trajectories:
             self._errors.append(one.error or "no reason" if failed(one) and not unjudged(one) else None)
         return self
 
     def restart(self, trajectories: Iterable[Trajectory]) -> None:
-        """Forget what was counted, and take these into account."""
+        """Reset the counts, and count these."""
         self._errors.clear()
         self.add(trajectories)
 
@@ -44,7 +44,7 @@ class Failures:
         return len(self._errors) >= self._first and failed > self._most * len(self._errors)
 
     def refuse(self, what: str) -> None:
-        """Stop if more episodes, `what` by name, failed than may.
+        """Stop if the limit of failed episodes, `what` by name, is exceeded.
 
         Raises:
             EnvironmentFailure: With the commonest error.

@@ -34,7 +34,7 @@ _GIVEN = ("name", "output", "model", "base")
 def following(recipe: Recipe) -> Recipe | None:
     """Return the recipe that `then` describes, or None where a recipe has no `then`.
 
-    Its run lies beside the run of the first recipe, under the same name with `-then` at its end.
+    Its run lies next to the run of the first recipe, under the same name with `-then` at its end.
 
     Raises:
         ConfigError: If `then` has a setting that it cannot have, or the first recipe trains no policy.
@@ -53,10 +53,10 @@ def following(recipe: Recipe) -> Recipe | None:
 
 
 def planned(recipe: Recipe) -> list[Recipe]:
-    """Return the recipe and those that follow, as they can be checked before anything was trained.
+    """Return the recipe and its later ones, in the form that can be checked before anything was trained.
 
-    Each that follows begins with the model of the first one, which has the same sizes and the same tokenizer, until its
-    own model is there. None follows a recipe that is still to make its model, since nothing can be checked without a
+    Each later recipe begins with the model of the first one, which has the same sizes and the same tokenizer, until its
+    own model exists. None follows a recipe that is still to make its model, since nothing can be checked without a
     model.
     """
     found, follows = [recipe], following(recipe)

@@ -1,4 +1,4 @@
-"""A person as the policy: one task, played in the terminal with what a policy would see."""
+"""A person as the policy: one task, played in the terminal with the prompts of a policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perturn.types import Action, EpisodeProtocol, Message, Prompt, Sampling, Ta
 
 
 class Person:
-    """An engine whose answers a person types; what it has shown of a conversation it does not show again."""
+    """An engine whose answers a person types; a message of a conversation is shown once."""
 
     name = "person"
 
@@ -28,7 +28,7 @@ class Person:
         """Begin.
 
         Args:
-            protocol: Rules of the episode, whose format wraps what is typed.
+            protocol: Rules of the episode; its format is added to the typed text.
             ask: Asks for one action.
             show: Shows a message.
         """

@@ -28,7 +28,7 @@ class Stopping(TrainerCallback):
 
         Args:
             say: Tells the user that the signal has come; it is called between two instructions of any code.
-            also: Whether somebody else has asked for the end, such as the driver of this process.
+            also: Whether another process has asked for the end, such as the driver of this process.
         """
         self._say, self._also = say, also
         self.asked = False
@@ -55,7 +55,7 @@ class Stopping(TrainerCallback):
             raise KeyboardInterrupt
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Have the checkpoint written, in every process if one of them was told to stop."""
+        """Write the checkpoint in every process, if one of them was told to stop."""
         self.asked |= self._also()
         if any_of(self.asked):
             control.should_save = control.should_training_stop = True

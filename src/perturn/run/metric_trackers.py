@@ -1,4 +1,4 @@
-"""Training's metrics to TensorBoard, trackio and Weights & Biases, beside those in the run folder."""
+"""Training's metrics to TensorBoard, trackio and Weights & Biases, next to those in the run folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_trackers(
         folder: For their files.
         run: Name of the run.
         stage: Name of the stage.
-        step: Optimizer steps done before, from which a resumed stage goes on.
+        step: Optimizer steps done before, from which a resumed stage continues.
 
     Raises:
         RunError: If a tracker cannot start, such as Weights & Biases without a key.

@@ -1,4 +1,4 @@
-"""The run that made a policy: which policy it was trained from, and what was explored before it.
+"""The run that made a policy: the policy it was trained from, and the episodes explored before it.
 
 A run that trains or explores made its policies itself. A run that only scores names the run in whose `checkpoints`
 its model lies.
@@ -65,7 +65,7 @@ class Maker:
         return int((stage.get("counts") or {}).get("episodes") or 0)
 
     def lack(self, needs: Needs) -> str | None:
-        """Return why its recipe does not provide what a selector needs; None: it does."""
+        """Return why its recipe does not provide a need of a selector; None if it does."""
         acting = [one.policy for one in self._training if one.section != REWARD_MODEL]
         if self.policy not in acting:
             return f"{self.policy} is not a policy that {self.folder} trains to act; name one of {', '.join(acting)}."
@@ -81,7 +81,7 @@ class Maker:
         return None
 
     def seals(self, needs: Needs) -> Seals:
-        """Return the seals of what is read of a policy: its files, and its start policy or the explored episodes.
+        """Return the seals of a policy's files, and of its start policy or the explored episodes.
 
         Raises:
             PerturnError: If the stage is not done, or a file is missing or has changed.
@@ -171,7 +171,7 @@ def _digest(files: dict[str, str]) -> str:
 
 
 def is_made_elsewhere(recipe: Recipe, needs: Needs) -> bool:
-    """Return whether a run neither trains nor explores what its selector needs."""
+    """Return whether a run neither trains nor explores for the needs of its selector."""
     own = (recipe.base, recipe.sft, recipe.align, recipe.explore if "explored" in needs else None)
     return all(section is None for section in own)
 

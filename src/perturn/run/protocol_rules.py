@@ -42,7 +42,7 @@ class Rules:
     """Setting -> its source, of those that are declared or defaults."""
 
     def lines(self, name: str) -> list[str]:
-        """Return the sentences that say what was chosen, for an environment of this name; none of a named protocol.
+        """Return sentences on the rules that were chosen, for an environment of this name; empty for a named protocol.
 
         Args:
             name: Of the environment.
@@ -61,7 +61,7 @@ def rules_for(protocol: str | None, env: Environment, task: Callable[[], Task]) 
     """Return the section `protocol` of a recipe that leaves it to the environment.
 
     Args:
-        protocol: Name of the rules; None: what the environment declares, else defaults.
+        protocol: Name of the rules; None: the rules that the environment declares, else defaults.
         env: A world of it.
         task: Finds a task that it can pose, which is posed where only that shows whether it offers tools.
 
@@ -118,18 +118,18 @@ def ruled(recipe: Recipe) -> Recipe:
 
 
 def say_rules(rules: Rules, name: str) -> None:
-    """Print what was chosen, if anything."""
+    """Print the chosen rules, if there are any."""
     for line in rules.lines(name):
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def check_rules(name: str, broken: bool = False) -> list[str]:
-    """Print the rules that an environment declares or is played by; return what is wrong with them.
+    """Print the rules that an environment declares or is played by; return their faults.
 
     Args:
         name: As in `environment.name`.
-        broken: Whether other problems are known: then no task is posed, nothing is printed, and an environment that
-            cannot be made is not told again.
+        broken: Whether other problems are known. Then no task is posed, nothing is printed, and an environment that
+            cannot be made is not reported again.
     """
     try:
         made = environment_maker({"name": name})()
@@ -193,7 +193,7 @@ def _offers_tools(env: Environment, task: Callable[[], Task]) -> bool:
 
 
 def _short(value: Any) -> str:
-    """Return a value as it is printed."""
+    """Return a value in printed form."""
     text = " ".join(str(value).split())
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     return repr(shown) if isinstance(value, str) and " " in shown else shown
@@ -234,6 +234,6 @@ def make_protocol(settings: ProtocolSettings | None) -> EpisodeProtocol:
 
 
 def evaluation_sampling(recipe: Recipe) -> Sampling:
-    """Return how the evaluation decodes: as the recipe says, else as its protocol does, else greedily."""
+    """Return the decoding of the evaluation: the recipe's, else its protocol's, else greedy."""
     own = recipe.evaluate.sampling if recipe.evaluate else None
     return own or make_protocol(recipe.protocol).sampling or Sampling()

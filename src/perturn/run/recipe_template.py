@@ -1,4 +1,4 @@
-"""Write a recipe to start from: what everybody should look at, or every setting there is with its documentation."""
+"""Write a recipe to start from: the settings that everybody should look at, or every setting with its documentation."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _ROWS = {"expert-pairs": {"threshold": 0.4}}
 _WIDTH = 110
 _DOES = {
     "protocol": "the rules of an episode",
-    "sft": "learn the expert's episodes",
-    "explore": "the policy plays",
-    "rows": "compare episodes",
-    "credit": "one number for each turn",
-    "align": "learn from that number",
-    "evaluate": "score every policy on held-out tasks",
+    "sft": "train on the expert's episodes",
+    "explore": "sample episodes of the policy",
+    "rows": "make training rows from episodes",
+    "credit": "give each turn its weight",
+    "align": "train on the rows",
+    "evaluate": "score each policy on held-out tasks",
 }
 """Section of a short recipe -> what it does."""
 
@@ -64,7 +64,7 @@ def write_recipe(
     full: bool = False,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Write a recipe that runs as it is, to be changed.
+    """Write a recipe that runs unchanged, to be edited.
 
     Args:
         file: Where to; it must not exist.
@@ -73,7 +73,7 @@ def write_recipe(
         loss: Of the alignment; None: tlm-dre on pairs, and ppo-clip on groups where the environment has no expert.
         lora: Train adapters instead of all weights.
         full: Write every setting there is, instead of those that differ from their defaults.
-        overrides: `key=value` words that replace what would be chosen.
+        overrides: `key=value` words that replace the chosen values.
 
     Raises:
         ConfigError: If the file exists, or there is no such loss or environment.
@@ -113,7 +113,7 @@ def _check_rows(recipe: Recipe, losses: Mapping[str, Any]) -> None:
 
 
 def _short(chosen: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the chosen settings alone, a line each, with what each section does."""
+    """Yield the chosen settings alone, a line each, with the purpose of each section."""
     for name, value in chosen.items():
         does = f"  # {_DOES[name]}" if name in _DOES else ""
         if isinstance(value, Mapping) and len(value) > 1:
@@ -232,17 +232,17 @@ def _panels(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
 
 
 def _number(env: Any, split: str) -> int:
-    """Return tasks of a split; 0 if there is no such split."""
+    """Return the number of tasks of a split; 0 if there is no such split."""
     return sum(_kinds(env, split).values())
 
 
 def _per_kind(env: Any, split: str) -> int:
-    """Return tasks of the kind that has fewest; 0 if there is no such split."""
+    """Return the number of tasks of the kind that has the fewest; 0 if there is no such split."""
     return min(_kinds(env, split).values(), default=0)
 
 
 def _kinds(env: Any, split: str) -> Counter[str]:
-    """Return tasks of each kind; none if there is no such split."""
+    """Return the number of tasks of each kind; empty if there is no such split."""
     try:
         return Counter(task.kind for task in env.tasks(split))
     except Exception:  # noqa: BLE001  environments are code of others; here we only ask what there is
@@ -259,9 +259,9 @@ def _protocol(env: Any, form: str) -> dict[str, Any]:
 def _header(file: Path, environment: str, model: str, full: bool) -> str:
     says = (
         "# Lines with a key right after # are defaults: remove the #, and the # of their section, to change them.\n"
-        "# Learning rates and panels are places to start from, not results.\n"
+        "# Learning rates and task lists are starting points that nobody has tuned.\n"
         if full
-        else "# Places to start from, not results. Every setting there is, with its meaning: perturn init --full\n\n"
+        else "# These values are starting points that nobody has tuned. All settings: perturn init --full\n\n"
     )
     return (
         f"# {model} on {environment}.\n"
@@ -281,7 +281,7 @@ def _fields(
     live: bool = True,
     may_be_empty: bool = False,
 ) -> Iterator[str]:
-    """Yield all fields of a settings class: those chosen as they are, the others as commented defaults."""
+    """Yield all fields of a settings class: chosen values, and other fields as commented defaults."""
     active = set(chosen)
     names = [name for name in _defaults(kind) if (kind, name) not in _LEFT_OUT]
     if live and not active and not may_be_empty:
@@ -323,12 +323,12 @@ def _field(kind: Any, name: str, value: Any, chosen: Any, indent: str, live: boo
 
 
 def _values(settings: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as they are."""
+    """Return the fields of a dataclass unchanged."""
     return {each.name: getattr(settings, each.name) for each in dataclasses.fields(settings)}
 
 
 def _inner(kind: Any, name: str) -> Any:
-    """Return the settings class of a field that is a section of its own."""
+    """Return the settings class of a field that is itself a section."""
     hint = get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
     return next((part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)), None)
 

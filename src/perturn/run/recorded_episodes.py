@@ -18,7 +18,7 @@ def tell_filled(what: str, counts: Mapping[str, int]) -> None:
 
 
 def drop_broken(store: TrajectoryStore, blocks: Iterable[Sequence[Job]]) -> int:
-    """Take what is stored of blocks that are not whole out of a file; how many episodes that was."""
+    """Remove the episodes of incomplete blocks from a file; return their number."""
     held = store.keys()
     keys = [{(job.task.id, job.sample) for job in block} for block in blocks]
     broken = {key for block in keys if not block <= held for key in block & held}
@@ -26,10 +26,10 @@ def drop_broken(store: TrajectoryStore, blocks: Iterable[Sequence[Job]]) -> int:
 
 
 def require_worlds(what: str, wanted: int, most: int) -> None:
-    """Reject to play a block for whose worlds there is no room.
+    """Raise an error if the machine has no room for the worlds of a block.
 
     Raises:
-        ConfigError: Saying what to set.
+        ConfigError: With the setting to change.
     """
     must = f"be >= {wanted}, which deterministic plays at the same time"
     remedy = "Lower their concurrency, which is the size of a block, or raise worlds.processes."

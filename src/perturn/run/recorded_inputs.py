@@ -1,7 +1,7 @@
 """A run's inputs from outside its folder: recorded when the run is made, and compared before any later work.
 
-They are declared elsewhere: a setting says at its field that it names files (`perturn.config.outside_files`), and a
-class says in `reads` what else it reads. Files that a run makes itself are sealed instead (`perturn.data.file_seals`).
+They are declared elsewhere: the field of a setting says that it names files (`perturn.config.outside_files`), and a
+class lists its other inputs in `reads`. Files that a run makes itself are sealed instead (`perturn.data.file_seals`).
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _READERS = {
 _NO_WEIGHTS = ("md", "lock", "log")
 """Suffixes of files of a model's folder that no policy depends on."""
 _BESIDE = " (files that its code names)"
-"""Behind the setting that names code, in the key of the data files beside it."""
+"""Appended to a setting that names code, in the key of the data files next to the code."""
 _SAID_FROM = 1 << 30
 """Bytes of all inputs from which it is said that they are hashed."""
 
 
 def refuse_changed(recipe: Recipe, command: str | None = None) -> None:
-    """Reject to go on with a run of which an input from outside has changed, or is gone and still needed.
+    """Refuse to resume a run if an input has changed, or is gone and still needed.
 
     Nothing is written.
 
@@ -82,7 +82,7 @@ def refuse_changed(recipe: Recipe, command: str | None = None) -> None:
 
 
 def changes(recorded: Inputs, thorough: bool = False) -> list[Change]:
-    """Return the recorded inputs that are not what they were.
+    """Return the recorded inputs that have changed.
 
     Args:
         recorded: As the manifest holds them.
@@ -93,7 +93,7 @@ def changes(recorded: Inputs, thorough: bool = False) -> list[Change]:
 
 
 def _change(setting: str, noted: Mapping[str, Any], thorough: bool) -> Change | None:
-    """Return how an input has changed: what the setting names here, or where that is nothing, what it named then."""
+    """Return how an input has changed: its state now, or its recorded state if it is missing now."""
     change = compare(setting, noted, _again(noted, thorough))
     if change is None or not (change.gone and change.elsewhere):
         return change
@@ -103,14 +103,14 @@ def _change(setting: str, noted: Mapping[str, Any], thorough: bool) -> Change | 
 
 
 def _again(noted: Mapping[str, Any], thorough: bool = False) -> dict[str, Any]:
-    """Return the record of an input as it is now."""
+    """Return the record of an input in its current state."""
     given, kind = noted["given"], noted["kind"]
     found = _expand(given, kind) if given else recorded_files(noted)
     return {**noted, **record(given, kind, found, noted, thorough=thorough)}
 
 
 def _reader(recipe: Recipe, setting: str, command: str | None, done: Collection[str]) -> str | None:
-    """Return the first stage to be done that reads a setting; None: none does."""
+    """Return the first stage to be done that reads a setting; None if no stage does."""
     commands = _READERS.get(re.split(r"\W", setting)[0])
     for stage in stages(recipe):
         asked = command in (None, stage.command) and (commands is None or stage.command in commands)
@@ -262,7 +262,7 @@ def _revision(name: str) -> str | None:
 
 
 def _tell_revisions(known: Inputs) -> None:
-    """Say which models of the Hub are at another commit than when the run was made."""
+    """Report which models of the Hub are at another commit than when the run was made."""
     for key, noted in known.items():
         before = noted.get("revision")
         now = _revision(noted["given"]) if before else None

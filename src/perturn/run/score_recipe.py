@@ -24,7 +24,7 @@ from perturn.run.task_lists import choose_tasks
 from perturn.types import Environment
 
 TASKS = 50
-"""Tasks of a score, where nobody says how many."""
+"""Tasks of a score, if no number is given."""
 TURN_TOKENS = 128
 """Tokens of a turn, where neither protocol nor user says how many."""
 ACTION_TOKENS = 32
@@ -113,7 +113,7 @@ def turn_tokens(form: str | None) -> int:
 
 
 def _name(recipe: Recipe, data: dict[str, Any]) -> str:
-    """Return a name for the run that says what is scored; other settings give it another name."""
+    """Return a name for the run that names the scored model; other settings give another name."""
     digest = hashlib.blake2b(
         json.dumps(data, sort_keys=True, default=str).encode(), digest_size=3
     ).hexdigest()

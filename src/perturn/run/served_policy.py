@@ -57,11 +57,11 @@ def engine_settings(recipe: Recipe) -> EngineSettings:
 
 
 def require_weights(recipe: Recipe, reader: str, otherwise: str) -> None:
-    """Reject what reads the weights of a policy, or passes of it, where the engine serves none of ours.
+    """Reject readers of a policy's weights, or of passes of it, if the engine serves no policies of ours.
 
     Args:
         recipe: Of the run.
-        reader: Who reads, and what.
+        reader: The reader, and its input.
         otherwise: What to do with this engine.
 
     Raises:
@@ -94,7 +94,7 @@ def open_engine(run: Run, policy: str) -> Engine:
 
 
 def handed_over(recipe: Recipe, path: str) -> tuple[str, str | None]:
-    """Return what the engine of a recipe loads for a policy, and the folder of the model beneath adapters."""
+    """Return the model that the engine of a recipe loads for a policy, and the folder of the base model of adapters."""
     return for_engine(path, _adapters_taken(recipe), console.print)
 
 
@@ -149,7 +149,7 @@ def open_policy(source: str, overrides: Sequence[str], say: Callable[[str], None
         source: A Hub id, a folder or a bundled name of a model; or the folder of a run, with `:POLICY` for another
             policy than the policy that it trained last.
         overrides: Settings such as `engine.name=vllm`.
-        say: Told what is done before anything slow starts.
+        say: Called with a message before slow work starts.
 
     Raises:
         PerturnError: If there is no such model, run or policy, or the engine cannot serve it.
@@ -158,11 +158,11 @@ def open_policy(source: str, overrides: Sequence[str], say: Callable[[str], None
 
 
 def open_beside(source: str, overrides: Sequence[str], say: Callable[[str], None]) -> Engine | EngineProcess:
-    """Open the engine that serves a policy, beside other work of this process: its work does not hold that up.
+    """Open the engine that serves a policy while this process does other work, which the engine does not hold up.
 
     Args:
-        source: What is served, as `open_policy` has it.
-        overrides: Settings, as `open_policy` has them.
+        source: What is served, as in `open_policy`.
+        overrides: Settings, as in `open_policy`.
         say: As `open_policy` has it, for an engine in this process.
 
     Raises:
@@ -175,7 +175,7 @@ def open_beside(source: str, overrides: Sequence[str], say: Callable[[str], None
 
 
 def _open_there(source: str, overrides: Sequence[str]) -> Engine:
-    """Open the engine of a policy in a process of its own."""
+    """Open the engine of a policy in its own process."""
     return open_policy(source, overrides, console.print)
 
 
@@ -235,12 +235,12 @@ def _open(
 
 
 def begin_record(folder: Path, source: str, overrides: Sequence[str]) -> None:
-    """Write a recipe beside the episodes of an endpoint, unless there is one, so that they can be read as a run's.
+    """Write a recipe next to the episodes of an endpoint, unless there is one, so that they can be read as a run's.
 
     Args:
         folder: In which the endpoint records.
-        source: What is served, as `open_policy` has it.
-        overrides: Settings, as `open_policy` has them.
+        source: What is served, as in `open_policy`.
+        overrides: Settings, as in `open_policy`.
 
     Raises:
         PerturnError: If the recipe cannot be written.

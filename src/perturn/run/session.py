@@ -62,7 +62,7 @@ Player = Callable[[Sequence[Job], WorldMaker, int, Hear], Iterator[Trajectory]]
 
 
 def world_maker(recipe: Recipe) -> WorldMaker:
-    """Return the maker of a recipe's worlds, each in a process of its own unless the recipe says otherwise.
+    """Return the maker of a recipe's worlds, each in its own process unless the recipe says otherwise.
 
     Raises:
         PerturnError: If there is no such environment, a setting is wrong, it cannot start, or there is no cluster.
@@ -79,7 +79,7 @@ def world_maker(recipe: Recipe) -> WorldMaker:
 
 
 def capacity(recipe: Recipe, make: WorldMaker, concurrency: int) -> int:
-    """Return how many worlds may be alive at a time, if `concurrency` episodes are to be played at once."""
+    """Return how many worlds may be alive at a time, if `concurrency` episodes should be played at once."""
     if isinstance(make, ClusterWorlds):
         return make.capacity(concurrency)
     assert recipe.environment is not None
@@ -87,7 +87,7 @@ def capacity(recipe: Recipe, make: WorldMaker, concurrency: int) -> int:
 
 
 def make_renderer(recipe: Recipe, path: str) -> Renderer:
-    """Turn conversation into tokens for a model of the recipe.
+    """Return what encodes conversations as tokens, for a model of the recipe.
 
     Raises:
         ModelError: If its chat template cannot be used for many turns, or not with tools where actions are calls.
@@ -110,7 +110,7 @@ def backend_settings(recipe: Recipe) -> Backend:
 
 
 class Session:
-    """An open run, and what its stages share, each opened once."""
+    """An open run, and the parts that its stages share, each opened once."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.recipe = run, run.recipe
@@ -130,7 +130,7 @@ class Session:
         return make_protocol(self.recipe.protocol)
 
     def rules(self, policy: str) -> EpisodeProtocol:
-        """Return the rules that a policy plays by; a policy that was told how its episodes end is asked for success."""
+        """Return the rules that a policy plays by, with the suffix for success if it was trained with one."""
         asked, section = suffix_of(self.recipe, policy), self.recipe.protocol
         if asked is None or section is None:
             return self.protocol
@@ -149,8 +149,8 @@ class Session:
     def engine(self, policy: str) -> Engine:
         """Return the engine that serves a policy; it stays open until training needs the memory.
 
-        Where another policy is asked for that was trained from the same model, the engine is given its weights in
-        place, if it can take them; otherwise it is closed and another one opened.
+        If another policy of the same base model is asked for, the engine is given its weights in place, if it can take
+        them; otherwise it is closed and another one opened.
         """
         if self._engine is None or (self._engine[0] != policy and not self.updated(policy)):
             self.release()
@@ -208,7 +208,7 @@ class Session:
         return self._training
 
     def rest(self) -> None:
-        """Have the engine give the memory of its device back until it is asked again, if it can."""
+        """Let the engine give the memory of its device back until it is needed again, if it can."""
         if self._engine is not None and isinstance(self._engine[1], SleepingEngine):
             self._engine[1].sleep()
 
@@ -266,14 +266,14 @@ class Session:
         return counts
 
     def note_tokens(self, file: Path, policy: str) -> None:
-        """Keep the texts of the tokens in a file of episodes, as the tokenizer of a policy has them."""
+        """Keep the texts of the tokens in a file of episodes, from the tokenizer of a policy."""
         turns = (turn for one in read_trajectories(file) for turn in one.turns)
         ids = {token for turn in turns for token in turn.action.token_ids or ()}
         if ids:  # a server's answers have none, and its model may have no tokenizer here
             note_tokens(self.run.paths.tokens, ids, load_tokenizer(policy_path(self.run, policy)))
 
     def serve(self, policy: str, strategy: Strategy) -> Engine:
-        """Return the engine that is asked for a policy's actions, and for what the user says."""
+        """Return the engine for a policy's actions, and for the user's turns."""
         engine: Engine = self.engine(policy) if self.ahead is None else self.ahead.port(policy)
         served, user = strategy.serve(engine), self.recipe.user
         if user is None:
@@ -303,7 +303,7 @@ class Session:
         protocol: EpisodeProtocol | None = None,
         behind: bool = False,
     ) -> dict[str, int]:
-        """Have the episodes played that a file lacks, and store each as it ends.
+        """Play the episodes that a file lacks, and store each as it ends.
 
         Where an earlier call stopped since too many had failed, those are played again. Where episodes are played in
         blocks, an incomplete block is played again from its beginning.
@@ -317,10 +317,9 @@ class Session:
             again: Play failed episodes again even if they are few.
             blocks: Episodes in a block, where it is blocks that are played.
             protocol: Rules of the episodes, if they differ from the run's rules.
-            behind: Whether another stage runs meanwhile, and shows its own progress.
+            behind: Whether another stage runs at the same time, and shows its own progress.
 
-        Returns:
-            Counts of what the file holds.
+        Returns: Counts of the episodes in the file.
 
         Raises:
             EnvironmentFailure: If more episodes fail than may.
@@ -355,7 +354,7 @@ class Session:
 def _drop_unwanted(
     store: TrajectoryStore, failures: Failures, again: bool, blocks: Sequence[Sequence[Job]]
 ) -> None:
-    """Drop stored episodes that are to be played again: failed ones, if too many have failed, and broken blocks."""
+    """Drop stored episodes that will be played again: failed ones, if too many have failed, and broken blocks."""
     failures.add(store.read())
     if again or failures.too_many:
         if dropped := store.drop(lambda one: failed(one) and not unjudged(one)):

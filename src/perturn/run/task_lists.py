@@ -53,7 +53,7 @@ class Panels:
 
     @property
     def expert(self) -> list[Task]:
-        """Tasks that are taught or explored, each once."""
+        """Tasks of SFT or exploration, each once."""
         both = [*self.tasks.get("sft", ()), *self.tasks.get("explore", ())]
         return list({task.id: task for task in both}.values())
 
@@ -156,7 +156,7 @@ def _picked(kind: str, tasks: list[Task], panel: Tasks) -> list[Task]:
 
 
 def sft_tasks(recipe: Recipe) -> Tasks:
-    """Return the task list whose expert episodes SFT is taught."""
+    """Return the task list whose expert episodes SFT trains on."""
     return (recipe.sft and recipe.sft.tasks) or Tasks()
 
 

@@ -1,4 +1,4 @@
-"""Check that every byte of a run folder is what was written, and say what to do where it is not."""
+"""Check that no byte of a run folder has changed since it was written, and report what to do if one has."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Verified:
 
     run: str
     sealed: int
-    """Files that were compared with what was written."""
+    """Number of files that were checked."""
     damaged: list[Damage]
     unsealed: list[str]
-    """Files of which nothing is known: of stages that are not done, reports, and what others put there."""
+    """Files that are not checked: of stages that are not done, reports, and files of other programs."""
     remedies: list[str]
     """Remedies for the damage, a sentence each."""
     changed_inputs: list[str]
-    """Inputs from outside the run folder that have changed since, a sentence each. The run's own files are whole all
-    the same."""
+    """Inputs from outside the run folder that have changed since, a sentence each. The run's own files are undamaged
+    nevertheless."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON data."""
@@ -42,12 +42,12 @@ class Verified:
 
 
 def verify(folder: Path) -> Verified:
-    """Hash every finished file of a run folder, and its inputs as far as they are here.
+    """Hash every finished file of a run folder, and its inputs that are on this machine.
 
     Nothing is written, and the run may be at work.
 
     Raises:
-        RunError: If it is no run folder, or nothing in it is finished.
+        RunError: If it is not a run folder, or no file in it is finished.
     """
     own = begun(folder).manifest
     manifest = read_manifest(folder)
@@ -87,7 +87,7 @@ def _remedy(folder: Path, seals: dict[str, Any], one: Damage) -> str:
 
 
 def _missing(paths: RunPaths, recipe: Recipe, name: str) -> Path | None:
-    """Return the first missing file of what a stage, and all stages after it, would begin with or read."""
+    """Return the first missing file that a stage, or a stage after it, would begin with or read."""
     again, made = {name}, set[Path]()
     for stage in stages(recipe):
         if stage.name != name and not again.intersection(stage.needs):
@@ -143,10 +143,8 @@ def print_verified(found: Verified, console: Console) -> None:
         console.print(f"- {remedy}", markup=False, soft_wrap=True)
     manifest = RunPaths(Path(found.run)).manifest.name
     whole = found.sealed - sum(one.file != manifest for one in found.damaged)
-    console.print(
-        f"{found.run}: {whole} of {found.sealed} finished files are what was written", soft_wrap=True
-    )
+    console.print(f"{found.run}: {whole} of {found.sealed} finished files are undamaged", soft_wrap=True)
     for change in found.changed_inputs:
         console.print(f"changed input: {change}", style="yellow", markup=False, soft_wrap=True)
     if found.unsealed:
-        console.print(f"not covered: {', '.join(found.unsealed)}", style="dim", markup=False, soft_wrap=True)
+        console.print(f"not checked: {', '.join(found.unsealed)}", style="dim", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""A policy behind the protocols that agent programs speak; each session is recorded as a trajectory."""
+"""Serve a policy through the protocols of agent programs. Each session is recorded as a trajectory."""
 
 from perturn.serve.endpoint import Endpoint as Endpoint
 from perturn.serve.settings import ServeSettings as ServeSettings

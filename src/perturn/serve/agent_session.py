@@ -47,7 +47,7 @@ class Session:
     sample: int = 0
     seed: int = 0
     sampling: Sampling | None = None
-    """How all of its answers are decoded; None: as each request says."""
+    """Decoding of all its answers; None: as each request asks."""
     reads_thoughts: bool = True
     reader: Reader = field(default_factory=Reader)
     is_automatic: bool = False
@@ -162,7 +162,7 @@ class Session:
         """Set the reward of the episode, or of the turn that a response was.
 
         Raises:
-            Refusal: If there is no such response, or the reward is no finite number.
+            Refusal: If there is no such response, or the reward is not a finite number.
         """
         is_number = isinstance(reward, Real) and not isinstance(reward, bool)
         if not is_number or abs(reward) > 1e100 or not math.isfinite(reward):
@@ -177,7 +177,7 @@ class Session:
 
         Args:
             policy: Identity of the policy that answered.
-            environment: Name of what the agent plays in.
+            environment: Name of the agent's environment.
             outcome: Fields of the trajectory that say how it ended.
         """
         first = self._taken[0].opening if self._taken else Opening()
@@ -204,7 +204,7 @@ class Session:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return what `GET /s/ID` shows."""
+        """Return the answer to `GET /s/ID`."""
         return {
             "session": self.id,
             "task": self.task.id,
@@ -233,7 +233,7 @@ class Session:
         }
 
     def _turn(self, index: int, taken: _Taken, first: Opening) -> Turn:
-        """Return a turn as it is stored."""
+        """Return a turn in its stored form."""
         parent = taken.position.follows
         return replace(
             taken.turn,
@@ -268,7 +268,7 @@ class Session:
 
 
 def read_action(action: Action, ask: Ask) -> Answer:
-    """Return an engine's answer as a client gets it, and as it is recorded.
+    """Return an engine's answer in the client's form, and in the recorded form.
 
     Raises:
         EngineFailure: If its log-probabilities are not finite.

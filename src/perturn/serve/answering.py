@@ -1,4 +1,4 @@
-"""The way from a request to the engine and back: what can be asked for, who waits for what, and who gave up."""
+"""The way from a request to the engine and back: allowed requests, waiting clients, and clients that gave up."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Answering:
         return len(self._waiting)
 
     def check(self, ask: Ask) -> None:
-        """Reject what the endpoint or its engine cannot do.
+        """Reject requests that the endpoint or its engine cannot serve.
 
         Raises:
             Refusal: Saying what.
@@ -77,7 +77,7 @@ class Answering:
             self._variables.add(variables)
 
     async def sampled(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Action]:
-        """Wait for the engine's answers; those that nobody waits for any more are cancelled.
+        """Wait for the engine's answers; answers without a waiting client are cancelled.
 
         Raises:
             PerturnError: If the engine cannot answer one.
@@ -106,7 +106,7 @@ class Answering:
                     self._thread.cancel(prompt.conversation)
 
     def _arrived(self, answered: Sequence[tuple[Prompt, Answered]]) -> None:
-        """Hand answers to those that wait for them."""
+        """Give answers to the clients that wait for them."""
         for prompt, answer in answered:
             known, future = self._waiting.pop(id(prompt), (None, None))
             if known is not prompt or future is None or future.done():
@@ -131,7 +131,7 @@ class Answering:
         )
 
     def forget(self, conversations: Sequence[str], ended: Refusal) -> None:
-        """Release what the engine keeps of conversations, and refuse what still waits for them."""
+        """Release the engine's state of conversations, and reject the prompts that still wait for them."""
         gone = set(conversations)
         for prompt, future in list(self._waiting.values()):
             if prompt.conversation in gone and not future.done():

@@ -1,4 +1,4 @@
-"""The HTTP application of an endpoint: which path speaks which protocol, who may call, and what a client is told."""
+"""The HTTP application of an endpoint: paths and their protocols, access, and answers to clients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PROTOCOLS: Mapping[str, ServedProtocol] = {
 HEADER = "x-perturn-session"
 """Header that names the session of a request."""
 _GONE = 499
-"""Status of a request whose client did not wait; nobody reads it."""
+"""Status of a request whose client did not wait; it is never read."""
 _SESSION = re.compile(r"/s/([^/]+)")
 _Handler = Callable[[Desk, str, Request], Awaitable[Response]]
 
@@ -115,7 +115,7 @@ def _handler(methods: Mapping[str, _Handler] | None, scope: Scope) -> _Handler:
 
 
 def _unexpected(error: Exception) -> Refusal:
-    """Return an error that nobody foresaw, which is logged."""
+    """Return an unexpected error, which is logged."""
     _logger.exception("a request failed", exc_info=error)
     return Refusal(500, f"the endpoint failed: {told(error)}", "internal_error")
 

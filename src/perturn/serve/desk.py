@@ -1,6 +1,6 @@
-"""The sessions of an endpoint: which one a request belongs to, how it is answered, and what becomes of each.
+"""The sessions of an endpoint: to which session a request belongs, how it is answered, and how sessions end.
 
-Everything here runs in the endpoint's event loop; only the engine has a thread of its own.
+Everything here runs in the endpoint's event loop; only the engine has its own thread.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Desk:
         """Reject a name that no session can have.
 
         Raises:
-            Refusal: Saying what it may hold.
+            Refusal: With the allowed values.
         """
         if not _ID.fullmatch(name):
             raise Refusal(
@@ -331,7 +331,7 @@ class Desk:
         return self._trajectory(session, trajectory.truncated, None)
 
     def _forget(self, session: Session) -> None:
-        """Release what is kept of a session."""
+        """Release the state of a session."""
         ended = Refusal(409, f"session {session.id!r} has ended.", "session_ended")
         self._answering.forget(session.conversations, ended)
         for index in range(len(session)) if session.is_automatic else ():

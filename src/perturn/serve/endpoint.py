@@ -1,4 +1,4 @@
-"""An endpoint that agents talk to, and that records what they say: the class, and the server around it."""
+"""An endpoint that agents talk to and that records their conversations: the class, and the server around it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KEEP_ALIVE = 120
 
 
 class Endpoint:
-    """A policy behind OpenAI's and Anthropic's protocols, which records each session as a trajectory.
+    """Serves a policy through OpenAI's and Anthropic's protocols, and records each session as a trajectory.
 
     An agent program is given `url(session)` and `key` (or `session_key(session)`) and is otherwise unchanged:
 
@@ -57,12 +57,13 @@ class Endpoint:
         """Start to serve.
 
         Args:
-            engine: Answers; it stays open when the endpoint is closed, and nobody else may call it until then.
+            engine: Answers prompts; it stays open when the endpoint is closed, and must not be used elsewhere until
+                then.
             settings: Address and limits; None: a free port of this machine.
             key: API key that clients must know; None: a new one. It is kept in memory alone.
             record: Folder for the episodes of sessions that clients open; None: they are not kept.
             reward: Gives each finished episode its reward, instead of a reward that a client posts.
-            environment: Name of what the agents play in, stamped on the trajectories.
+            environment: Name of the agents' environment, stamped on the trajectories.
             seed: From which sessions that clients open derive theirs.
 
         Raises:
@@ -131,7 +132,7 @@ class Endpoint:
         return self._run(lambda: self._desk.so_far(session))
 
     def summary(self, session: str) -> dict[str, Any]:
-        """Return what `GET /s/ID` shows of an open session: its turns, its sequences and what broke them.
+        """Return the answer to `GET /s/ID` for an open session: its turns and sequences, and why new ones began.
 
         Raises:
             RunError: If there is no such session, or it has ended.
@@ -151,8 +152,8 @@ class Endpoint:
 
         Args:
             session: Its name.
-            reward: Of the episode; None: what its agent posted, else 0.
-            success: Whether the task is solved; None: what its agent posted, else whether the reward is 1 or more.
+            reward: Of the episode; None: the reward that its agent posted, else 0.
+            success: Whether the task is solved; None: as its agent posted, else whether the reward is 1 or more.
             error: What failed, such as the agent's process; the episode is then FAILED.
             truncated: Whether a limit ended it.
 
@@ -162,7 +163,7 @@ class Endpoint:
         return self._wait(self._desk.collect(session, reward, success, error, truncated))
 
     def counts(self) -> dict[str, Any]:
-        """Return how many sessions and turns there were, and what became of them."""
+        """Return the number of sessions and turns, and how sessions ended."""
         return self._run(self._desk.summary)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ class Refusal(Exception):
 
         Args:
             status: Of HTTP.
-            message: What is wrong, and what to do.
+            message: The fault, and the remedy.
             code: A word for programs, such as `context_length_exceeded`.
             param: The parameter that is at fault.
         """

@@ -1,4 +1,4 @@
-"""The reward function of an endpoint, which is asked of one episode at a time and may take so long and no longer."""
+"""The reward function of an endpoint, which is called for one episode at a time, with a time limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Closed(Exception):
 class RewardCall:
     """Asks a reward function.
 
-    A function that hangs cannot be ended, so each call has a thread of its own, which dies with this process.
+    A function that hangs cannot be ended, so each call has its own thread, which dies with this process.
     """
 
     def __init__(self, judge: Judge, seconds: float) -> None:
@@ -39,7 +39,7 @@ class RewardCall:
         self._turn = asyncio.Lock()
 
     async def ask(self, trajectory: Trajectory) -> Mapping[str, Any]:
-        """Return `reward`, and perhaps `success`, of an episode; what the function raises is raised here.
+        """Return `reward`, and perhaps `success`, of an episode; exceptions of the function are raised here.
 
         Raises:
             TimeoutError: If the function takes too long.
@@ -64,12 +64,12 @@ class RewardCall:
         return found if isinstance(found, Mapping) else {"reward": found}
 
     def close(self) -> None:
-        """Wait for no reward any more."""
+        """Stop waiting for rewards."""
         if not self._closing.done():
             self._closing.set_result(None)
 
     def _tell(self, said: asyncio.Future[_Outcome], outcome: _Outcome) -> None:
-        """Say in the event loop what came of a call, if the loop still wants to know."""
+        """Report the result of a call in the event loop, if the loop is still waiting."""
 
         def settle() -> None:
             if not said.done():

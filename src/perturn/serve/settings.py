@@ -26,9 +26,10 @@ class ServeSettings:
     body_seconds: Annotated[float, _SECONDS] = 60.0
     """Seconds in which the body of a request must arrive."""
     max_sessions: Annotated[int, _COUNT] = 4096
-    """Sessions that are open at the same time; a request that would open another one is told to come back later."""
+    """Sessions that are open at the same time; a request that would open another one is answered with "try again
+    later"."""
     max_calls: Annotated[int, _COUNT] = 1024
-    """Requests that are answered at the same time; further ones are told to come back later."""
+    """Requests that are answered at the same time; further ones are answered with "try again later"."""
     max_turns: Annotated[int, _COUNT] = 1000
     """Turns of a session. A session that reaches the limit is cut."""
     session_seconds: Annotated[float, _SECONDS] = 86_400.0

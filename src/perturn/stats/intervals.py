@@ -1,4 +1,4 @@
-"""Means and rates, each with its interval; values of one cluster may be alike."""
+"""Means and rates, each with its interval; values of one cluster may be correlated."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Estimate:
 def mean_interval(
     values: Sequence[float], confidence: float = 0.95, *, bounds: Bounds = (0.0, 1.0)
 ) -> Estimate:
-    """Return the mean of independent values, with an interval for the mean they were drawn around.
+    """Return the mean of independent values, with an interval for the expected value.
 
     - Values that are all the lowest or the highest possible: the score interval of a rate. See `rate_interval`.
     - Other scores between bounds: the score interval of a rate, for the number of trials with the same standard error,
@@ -61,12 +61,12 @@ def mean_interval(
     - One value, or all values equal within the bounds: the data has no spread, yet the mean is not known exactly. See
       `interval_without_spread`. Source: Clopper and Pearson 1934; Hanley and Lippman-Hand 1983.
 
-    With few values of which nearly all are alike, every such interval is too narrow now and then; the figures are
-    in `docs/methods/intervals.md`.
+    With few values that are nearly all equal, every such interval is too narrow now and then; the figures are in
+    `docs/methods/intervals.md`.
 
     Args:
         values: Independent values, such as the scores of the tasks of a list.
-        confidence: How often the interval is to contain the mean that was drawn around, in (0, 1).
+        confidence: Probability with which the interval should contain the expected value, in (0, 1).
         bounds: Lowest and highest value possible, or None if there are none.
 
     Returns:
@@ -123,7 +123,7 @@ def cluster_interval(
     *,
     bounds: Bounds = (0.0, 1.0),
 ) -> Estimate:
-    """Return the mean over all values, with an interval that allows for values of one cluster being alike.
+    """Return the mean over all values, with an interval that is valid if values of one cluster are correlated.
 
     Turns of one trajectory are not independent; trajectories are. Let m be the mean of all N values and
     e_g the sum of (value - m) in cluster g of G. The standard error is sqrt(G/(G-1) sum_g e_g^2) / N,
@@ -228,7 +228,7 @@ def checked(values: Sequence[float], name: str, bounds: Bounds) -> Floats:
 
 
 def check_confidence(confidence: float) -> None:
-    """Reject a confidence that is no share between 0 and 1."""
+    """Reject a confidence that is not between 0 and 1."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
 

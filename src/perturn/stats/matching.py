@@ -23,11 +23,9 @@ def hard_matches(similarity: ArrayLike) -> list[float]:
     to each other than that count as equal.
 
     Args:
-        similarity: Of each given thing to each wanted one, in [0, 1] [given, wanted].
+        similarity: Of each given thing to each wanted thing, in [0, 1] [given, wanted].
 
-    Returns:
-        Similarity of each given thing to the one it is matched with [given]; 0: it has no match, or a match that it
-        has nothing in common with.
+    Returns: Similarity of each given thing to its match [given]; 0 if it has no match, or nothing in common with it.
     """
     given = _matrix(similarity)
     rows = len(given)

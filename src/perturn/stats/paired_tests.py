@@ -50,11 +50,11 @@ def paired_comparison(
     """Compare two sets of scores task by task.
 
     The interval is `mean_interval` of the differences, so both scores of a task stay together; where each score is the
-    lowest or the highest, the interval of a difference of paired rates. The p-value comes from flipping signs: were `a`
-    and `b` alike, each difference could as well have had the other sign. As a test of the mean it assumes that the
+    lowest or the highest, the interval of a difference of paired rates. The p-value comes from flipping signs: without
+    an effect, each difference could as well have had the other sign. As a test of the mean it assumes that the
     differences are symmetric around it: rare large gains against many small losses can be significant either way. It is
     exact for up to 16 tasks that differ, and otherwise counts 10 000 random flips, the observed one included. Where
-    scores are the lowest or the highest, McNemar's exact test stands beside it, which assumes nothing of the kind.
+    scores are the lowest or the highest, McNemar's exact test, which makes no such assumption, is added.
 
     Source: Fisher 1935, "The design of experiments", Section 21 (sign flips); Phipson and Smyth 2010,
     "Permutation p-values should never be zero" (counting the observed flip); Bonett and Price 2012, "Adjusted Wald
@@ -220,7 +220,7 @@ def smallest_difference(error: float, freedom: float, *, level: float = 0.05, po
         The difference, in the unit of the error.
 
     Raises:
-        ValueError: If level or power are no shares between 0 and 1, or the power is not above the level.
+        ValueError: If level or power are not between 0 and 1, or the power is not above the level.
     """
     if not 0 < level < power < 1:
         raise ValueError(f"expected 0 < level < power < 1, got level {level} and power {power}.")

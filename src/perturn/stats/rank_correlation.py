@@ -48,7 +48,7 @@ def rank_correlation(
 ) -> Estimate | None:
     """Return Spearman's rank correlation, or another statistic of pairs from -1 to 1, with its interval.
 
-    The interval allows for values of one cluster being alike; it comes from `jackknife`, and ends at -1 and 1.
+    The interval is valid if values of one cluster are correlated; it comes from `jackknife`, and ends at -1 and 1.
 
     Args:
         a: One value a unit, such as a turn.

@@ -1,6 +1,6 @@
 """Scores of several seeds on the same tasks: means and differences that are to hold for other seeds and other tasks.
 
-Seeds and tasks are both samples, and every seed meets every task. Scores of one seed are alike, and so are scores
+Seeds and tasks are both samples, and every seed meets every task. Scores of one seed are correlated, and so are scores
 of one task. So 3 x 140 scores are not 420 independent ones, nor is a mean over seeds as sure as its tasks make it look.
 """
 
@@ -31,15 +31,15 @@ SEED = 20_240_101
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard error of a mean over seeds and tasks, and what it is made of."""
+    """Standard error of a mean over seeds and tasks, and its parts."""
 
     error: float
     freedom: float
     """Degrees of freedom of the error; inf if it is 0."""
     between_seeds: float
-    """Variance that a seed has of its own, over all its tasks; 0 where it is not more than chance, or for one seed."""
+    """Variance between seeds, averaged over all tasks; 0 where it is not more than chance, or for one seed."""
     between_tasks: float
-    """Variance that a task has of its own, over all seeds; 0 where it is not more than chance."""
+    """Variance between tasks, averaged over all seeds; 0 where it is not more than chance."""
     within: float
     """Variance that is left: of a task under a seed."""
 
@@ -60,14 +60,14 @@ class CrossedComparison:
     for several. It says nothing of another seed."""
     spread: Spread
     spread_of_tasks: Spread
-    """The comparison for these seeds alone, as if there were no others."""
+    """The comparison for these seeds alone, which does not generalize to other seeds."""
 
 
 def crossed_spread(values: Sequence[Sequence[float]]) -> Spread:
     """Return the standard error of the mean of a table, for other seeds and other tasks.
 
     With S seeds, T tasks and the mean squares of a two-way analysis of variance, MS_s between seeds, MS_t between tasks
-    and MS_e of what is left,
+    and MS_e of the residual,
 
         error^2 = (MS_s + max(MS_t - MS_e, 0)) / (S T)
         freedom = (MS_s + max(MS_t - MS_e, 0))^2 / (MS_s^2 / (S - 1))
@@ -114,8 +114,8 @@ def crossed_interval(
 
     The wider of two intervals: from `crossed_spread`, and from the tasks' means, as if the seeds were all there are.
     For no mean is surer for all seeds than for these; without the second, few seeds that agree by chance would have it
-    so. With 2 or 3 seeds it is wide where seeds differ, since so few say little of others: Student's quantile for 2
-    degrees of freedom is 4.3.
+    so. With 2 or 3 seeds it is wide if seeds differ, since so few seeds say little about others: Student's quantile for
+    2 degrees of freedom is 4.3.
 
     Args:
         values: A row per seed, a column per task.
@@ -141,9 +141,9 @@ def crossed_comparison(
 ) -> CrossedComparison:
     """Compare two tables of scores, paired by seed and task.
 
-    Student's t of the mean difference over `crossed_spread`, and beside it `paired_comparison` of the tasks' means; the
-    interval is the wider one, the p-value the larger one. For one seed it is `paired_comparison`, with McNemar's exact
-    test where the scores are the lowest or the highest. How often both hold, docs/verdicts.md says.
+    Student's t of the mean difference over `crossed_spread`, and `paired_comparison` of the tasks' means. The interval
+    is the wider of the two, the p-value the larger. For one seed it is `paired_comparison`, with McNemar's exact test
+    where the scores are the lowest or the highest. How often both hold, docs/verdicts.md says.
 
     Args:
         a: A row per seed, a column per task.

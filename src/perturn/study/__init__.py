@@ -1,1 +1,1 @@
-"""Studies: methods x seeds x environments from one file, each cell an ordinary run, what cells share made once."""
+"""Studies: methods x seeds x environments from one file. Each cell is an ordinary run, and shared stages run once."""

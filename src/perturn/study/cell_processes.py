@@ -1,7 +1,7 @@
-"""A cell runs in a process of its own, forked from a process that has imported all that training needs.
+"""A cell runs in its own process, forked from a process that has imported all that training needs.
 
-Importing takes longer than a small cell. The processes are in sessions of their own, so that Ctrl-C at a terminal
-reaches them through the study alone, and they end with it, however it ends.
+Importing takes longer than a small cell. The processes are in their own sessions, so that Ctrl-C at a terminal reaches
+them through the study alone, and they end with it, however it ends.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _work(
     environment: Mapping[str, str],
     said: Connection,
 ) -> None:
-    """Do a cell as a process of its own, and say why it failed, or None."""
+    """Run a cell in a new process, and say why it failed, or None."""
     os.setsid()
     gc.freeze()  # what was imported is never collected, and looking through it takes longer than many a stage
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -171,7 +171,7 @@ def do_logged(cell: Cell, sources: Sources, test: bool, threads: int, log: str) 
 
 
 def do_cell(cell: Cell, sources: Sources, test: bool) -> None:
-    """Do the stages of a cell's run that are not done, taking over what others have done; then score it, if asked."""
+    """Run the missing stages of a cell, copying stages that other runs have done; then score it, if asked."""
     with open_run(cell.recipe) as run:
         run_stages(run, take_over=lambda stage: take_over(run, stage, sources))
         model = policy_path(run, cell.policy)

@@ -19,7 +19,7 @@ from perturn.study.cells import Cell, Point
 
 Panel = Literal["tune", "test"]
 _SCORED = "scored.json"
-"""The note, in the folder of a cell's score, of which weights were scored."""
+"""The note, in the folder of a cell's score, on which weights were scored."""
 PANELS: tuple[Panel, ...] = ("tune", "test")
 
 
@@ -46,14 +46,14 @@ def note_scored(cell: Cell) -> None:
 def _is_stale(cell: Cell) -> bool:
     """Return whether a cell's score belongs to other weights, or was chosen by other files, than are there now.
 
-    Without a note nobody can tell.
+    Without a note it is unknown.
     """
     noted = read_note(cell.scored / _SCORED, dict[str, str])
     return noted is not None and noted != _weights(cell)
 
 
 def _weights(cell: Cell) -> dict[str, str]:
-    """Return SHA-256 of the files of a cell's policy, and of what its score is chosen by, by path in its run.
+    """Return SHA-256 of the files of a cell's policy, and of the inputs of its selector, by path in its run.
 
     None of a model that no run makes.
     """

@@ -105,7 +105,7 @@ class Plan:
         self.study, self._recipe = study, recipe
         section = recipe.get("cluster")
         self.cluster = None if section is None else _cluster(section)
-        """Where the cells are done, each on a node: the recipe's cluster, which is no cell's own."""
+        """Where the cells run, each on a node: the cluster of the recipe, which all cells share."""
         self.points = {
             (environment, method): self._points(environment, method)
             for environment in study.environments
@@ -125,7 +125,7 @@ class Plan:
             scored: The task list of the verdicts and the folder of the runs that score; None: the study's.
 
         Raises:
-            ConfigError: If its recipe is wrong; named is the method.
+            ConfigError: If its recipe is wrong, with the name of the method.
         """
         study, data = self.study, self._data(environment, method, point, seed)
         runs = {"output": str(study.folder / "runs")}
@@ -223,7 +223,7 @@ def _name(plan: Plan, environment: str, method: str, point: Point, seed: int) ->
 
 
 def _digest(data: Mapping[str, Any]) -> str:
-    """Return the short digest of settings, without those that change nothing of what is made.
+    """Return the short digest of settings, without settings that do not change the results.
 
     It is of what is written, not of what is read from it: a setting that a later version adds changes no name.
     """
@@ -291,11 +291,11 @@ _OF_THE_STUDY = {
     "cluster": "set it in the recipe",
     "evaluate.tasks": "set the study's own `test.tasks` and `tune.tasks`",
 }
-"""Keys of a recipe that a study gives its cells itself, and what to do instead of laying them over it."""
+"""Keys of a recipe that a study sets in its cells itself, each with the remedy."""
 
 
 def refuse_unknown(study: Study) -> None:
-    """Reject keys that are of no section of a recipe, where null would go unseen, and keys that are the study's own."""
+    """Reject keys of unknown sections, where null would have no effect, and keys that the study sets itself."""
     check_none(_wrong("by_seed", study.by_seed))
     check_none(_wrong(SWEEP, study.sweep))
     for name, overlay in study.environments.items():
@@ -317,7 +317,7 @@ def _spread(overlay: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _wrong(where: str, keys: Iterable[Any]) -> Iterator[str]:
-    """Yield the keys whose first part is of no recipe, or that are the study's."""
+    """Yield keys whose first part is no section of a recipe, or that the study sets itself."""
     known = [each.name for each in fields(Recipe)]
     for key in map(str, keys):
         first, *below = key.split(".")
@@ -336,14 +336,14 @@ def _within(value: Any, key: str) -> dict[str, Any]:
 
 
 def without_alignment(data: Mapping[str, Any]) -> list[str]:
-    """Return sections that go where a recipe, as it is written, has no alignment."""
+    """Return sections that are dropped if a recipe has no alignment."""
     explored = _is_explored_for_a_score(data)
     sections = [key for key in _OF_THE_ALIGNMENT if key != "explore" or not explored]
     return [*sections, *_rewards_of_training(data)]
 
 
 def _rewards_of_training(data: Mapping[str, Any]) -> list[str]:
-    """Return the part of section `reward` that no evaluation reads: all, or the model beside a judge of evaluations."""
+    """Return the part of section `reward` that no evaluation reads: all, or the reward model next to a judge."""
     reward = data.get("reward")
     judge = reward.get("judge") if isinstance(reward, Mapping) else None
     judged = isinstance(judge, Mapping) and judge.get("evaluates") is True
@@ -351,7 +351,7 @@ def _rewards_of_training(data: Mapping[str, Any]) -> list[str]:
 
 
 def _is_explored_for_a_score(data: Mapping[str, Any]) -> bool:
-    """Return whether a policy that is taught here is scored by a selector that learns from what it explores."""
+    """Return whether a policy that is trained here is scored by a selector that learns from its explored episodes."""
     part = data.get("evaluate")
     section = part.get("select") if isinstance(part, Mapping) else None
     if not isinstance(section, Mapping) or "name" not in section:
@@ -362,7 +362,7 @@ def _is_explored_for_a_score(data: Mapping[str, Any]) -> bool:
 
 
 def refuse_without_alignment(study: Study, method: str, data: Mapping[str, Any]) -> None:
-    """Reject what a method without an alignment sets, or sweeps, of the sections that go with it.
+    """Reject settings or sweeps of sections that a method without an alignment drops.
 
     Args:
         study: The study.

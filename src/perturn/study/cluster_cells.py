@@ -18,7 +18,7 @@ from perturn.study.cells import Cell
 from perturn.study.stage_sharing import Sources
 
 _TRIES = 2
-"""How often a cell is begun whose node is lost."""
+"""Tries of a cell, if its node is lost each time."""
 
 
 class CellServer:
@@ -62,7 +62,7 @@ class Nodes:
         self._idle: list[Server] = []
 
     def most(self, peak_gb: float) -> int:
-        """Return cells at the same time; their memory is what the nodes have, and is not looked at."""
+        """Return the number of cells at the same time, without regard to the memory of the nodes."""
         cpus, gpus = self._cluster.engine_cpus, self._cluster.engine_gpus
         held = [
             min(node.cpus // max(cpus, 1e-9), node.gpus // gpus if gpus else 1e9)
@@ -159,7 +159,7 @@ class NodeWorker:
         return self._error
 
     def stop(self) -> None:
-        """End it: what its stages hold is on the disk."""
+        """End it; the results of its stages are on the disk."""
         self.nodes.connection.end(self.server)
 
     def end(self) -> None:

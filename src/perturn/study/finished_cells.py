@@ -22,7 +22,7 @@ class Kept:
     """Rows of `cells.json` and `episodes.parquet` of finished cells, for those whose run is not there, finished."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what a study has left.
+        """Read the results that a study has left.
 
         Raises:
             RunError: If a file of it is malformed.
@@ -79,7 +79,7 @@ class Kept:
         return sorted(found, key=lambda one: one.task)
 
     def refuse_loss(self, cells: Iterable[tuple[Cell, Panel]]) -> None:
-        """Reject to write results without rows that nothing could make again from what is there.
+        """Refuse to write results that would lose rows which cannot be made again.
 
         Args:
             cells: All that the study has a row of.

@@ -72,7 +72,7 @@ class Conductor:
     """The most memory that a cell has had."""
 
     def run(self) -> None:
-        """Do all that is to do; Ctrl-C stops every worker, and the next call goes on."""
+        """Run all cells that are not done; Ctrl-C stops every worker, and the next call resumes."""
         for cell, _ in self.board.cells():
             self.peak_gb = max(self.peak_gb, peak_gb(cell))
         try:
@@ -91,7 +91,7 @@ class Conductor:
             self.crew.close()
 
     def _start(self, most: int) -> None:
-        """Start cells up to the number of workers: cells that share no stage with a running cell."""
+        """Start cells, as many as there are workers: only cells that share no stage with a running cell."""
         busy: set[str] = set()
         for worker in self.running.values():
             self.board.sharing.look(worker.cell)

@@ -32,7 +32,7 @@ def open_study(file: Path, overrides: Sequence[str] = (), workers: int | None = 
     Args:
         file: Of the study.
         overrides: `key=value` words.
-        workers: Cells at the same time; None: as the study says.
+        workers: Cells at the same time; None: the study's setting.
     """
     board = Board(open_plan(file, overrides))
     board.kept.refuse_loss(board.cells())
@@ -42,11 +42,11 @@ def open_study(file: Path, overrides: Sequence[str] = (), workers: int | None = 
 
 
 def run_study(board: Board, workers: int | None = None) -> Path:
-    """Do the cells that are not done, and write the study's results, also of what there is after Ctrl-C; then its page.
+    """Run the cells that are not done, and write the study's results, after Ctrl-C too; then its page.
 
     Args:
         board: Of the study.
-        workers: Cells at the same time; None: as the study says.
+        workers: Cells at the same time; None: the study's setting.
 
     Returns:
         The page.
@@ -80,8 +80,8 @@ def cells_at_once(board: Board, workers: int | None = None) -> int | None:
 
     Args:
         board: Of the study.
-        workers: As `--workers` says; None: as the study says. Where both say nothing, a cell gets a core for each of
-            its training processes, and the GPUs of a machine are one cell's at a time.
+        workers: The value of `--workers`; None: the study's setting. Without both, a cell gets a core for each of its
+            training processes, and one cell at a time gets the GPUs of a machine.
 
     Raises:
         ConfigError: If the training processes of cells that run together had to share cores or GPUs.

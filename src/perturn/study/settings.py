@@ -31,7 +31,7 @@ Side = str | list[str]
 MOST_PRIMARY = 3
 """Primary comparisons of a study, at most."""
 SWEEP = "sweep"
-"""The key of a method that is no setting of the recipe: its own sweep."""
+"""The key of a method that is not a setting of the recipe: its own sweep."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Test:
 
     tasks: HeldOutTasks
     sampling: Sampling | None = None
-    """How actions are decoded there; None: as `evaluate.sampling` of the recipe says."""
+    """Decoding there; None: `evaluate.sampling` of the recipe."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Study:
     name: str
     """The study's folder under `output`."""
     recipe: str
-    """A recipe beside the study file, or the name of a recipe that comes with the package."""
+    """A recipe next to the study file, or the name of a recipe that comes with the package."""
     methods: dict[str, Overlay]
     """Name -> settings laid over the recipe, by dotted keys; null takes a section out. `base` and `sft`, which score
     the model and stop after SFT, are added where they are missing. A method may have a `sweep` of its own."""
@@ -75,17 +75,17 @@ class Study:
     tune: Tune | None = None
     """None: nothing is swept."""
     baseline: str | None = None
-    """The method that the others are compared with; None: sft, or base where nothing is taught."""
+    """The method that the others are compared with; None: sft, or base if there is no training."""
     primary: list[list[Side]] = field(default_factory=list)
     """At most three comparisons that the study is made for, such as `[tlm-dre, sft]`. Holm's correction is over these
     alone. A side may be several methods, `[[gigpo, hgpo], rloo]`: their mean is compared."""
     primary_after_results: bool = False
     """Whether the primary comparisons were named when results were known already; the page then says so."""
     compare: list[list[Side]] = field(default_factory=list)
-    """Further comparisons, beside each method with the baseline; sides as in `primary`."""
+    """Further comparisons, besides each method with the baseline; sides as in `primary`."""
     workers: Annotated[int, COUNT] | None = None
-    """Cells worked on at the same time; None: as many as there are cores for their training processes, or one where
-    there is a GPU."""
+    """Cells that run at the same time; None: as many as there are cores for their training processes, or one if there
+    is a GPU."""
     output: str = "studies/results"
     share: list[str] = field(default_factory=list)
     """Other studies under `output` whose finished stages are taken over where they would be made the same here."""
@@ -98,7 +98,7 @@ class Study:
         refuse(self._faults())
 
     def _faults(self) -> Iterator[str]:
-        """Yield what is wrong with names, and with settings that do not go together."""
+        """Yield faults of names, and settings that exclude each other."""
         yield from bad_names("name", [self.name])
         yield from bad_names("share", self.share)
         if self.name in self.share:

@@ -1,4 +1,4 @@
-"""Stages that several cells of a study share: each is made by one of them, and taken over by the others.
+"""Stages that several cells of a study share: one cell runs each, and the others copy it.
 
 What runs of other studies have finished is taken over too.
 """
@@ -36,11 +36,11 @@ class Source:
 
 
 Sources = dict[str, list[Source]]
-"""Stage -> other runs that make the same."""
+"""Stages, each with the other runs that make the same."""
 
 
 def identities(recipe: Recipe) -> dict[str, str]:
-    """Turn stage into digest of its name and of all settings that it and the stages before it read.
+    """Return a digest for each stage, of its name and of all settings that it and the stages before it read.
 
     Stages of two recipes with equal digests make equal files, apart from effects of timing. Stages without
     settings to read are left out.
@@ -82,9 +82,9 @@ class Sharing:
         self._lent: set[str] = set()
 
     def lend(self, folder: Path, recipe: Recipe) -> None:
-        """Take what a run of another study has finished into account; nobody waits for the rest.
+        """Note the stages that a run of another study has finished; unfinished ones are not waited for.
 
-        Stages are left out that read inputs which have changed since, or of which nothing says that they have not.
+        Stages are left out if an input has changed since, or may have changed.
         """
         self._identities[folder] = theirs = identities(recipe)
         files = unsure_inputs(folder, recipe)

@@ -27,7 +27,7 @@ from perturn.types import Environment, PreferencePair
 
 
 def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True) -> None:
-    """Check the recipe of each cell as `perturn run` would, and that nothing is learned where it is tuned or tested.
+    """Check the recipe of each cell as `perturn run` would, and that no task for tuning or testing is trained on.
 
     Of cells that differ in nothing but seed and swept settings, the world and the model of one are opened.
 
@@ -56,7 +56,7 @@ def check_study(study: Study, cells: Iterable[Cell], *, trains_here: bool = True
 
 
 def _maker(cell: Cell) -> Maker | None:
-    """Return the run of a cell, as what makes the policy that is scored; None where it scores a model as it is."""
+    """Return the run of a cell that makes the scored policy; None if it scores an untrained model."""
     if cell.policy == "base" and cell.recipe.base is None:
         return None
     return Maker(cell.folder, cell.recipe, cell.policy)

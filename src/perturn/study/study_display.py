@@ -26,7 +26,7 @@ _STATES = ("done", "failed", "to do")
 
 
 class Screen:
-    """Shows what a conductor is doing: a live table in a terminal; elsewhere lines as cells end and time goes by."""
+    """Shows the progress of a conductor: a live table in a terminal; elsewhere lines as cells end and time passes."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._live = console, Live(console=console, auto_refresh=False, transient=True)
@@ -64,7 +64,7 @@ class Screen:
             self._say_running(conductor)
 
     def _say_running(self, conductor: Conductor) -> None:
-        """Say in a line which cells are at work, and how much is left."""
+        """Print in a line which cells are running, and the time left."""
         self._said = time.monotonic()
         working = ", ".join(
             f"{worker.cell.label} {_stage(worker.cell)}".rstrip() for worker in conductor.running.values()
@@ -73,7 +73,7 @@ class Screen:
         left = seconds_left(conductor)
         said = "" if left is None else f"; about {_minutes(left)} left"
         done = f"{states['done']} of {states.total() + conductor.board.unknown} scores done"
-        self._console.print(f"{done}; at work: {working}{said}", markup=False, soft_wrap=True)
+        self._console.print(f"{done}; running: {working}{said}", markup=False, soft_wrap=True)
 
 
 def _picture(conductor: Conductor) -> RenderableType:
@@ -87,7 +87,7 @@ def _picture(conductor: Conductor) -> RenderableType:
     left = seconds_left(conductor)
     said = "" if left is None else f"; about {_minutes(left)} left"
     return Group(
-        cells_table(conductor.board), running, Text(f"{len(conductor.running)} at work{said}", style="bold")
+        cells_table(conductor.board), running, Text(f"{len(conductor.running)} running{said}", style="bold")
     )
 
 
@@ -104,7 +104,7 @@ def _stage(cell: Cell) -> str:
 
 
 def seconds_left(conductor: Conductor) -> float | None:
-    """Return the time for what is left, by the mean of what was done; None where nothing was done yet."""
+    """Return the time left, from the mean time of finished cells; None before the first is finished."""
     board, spent = conductor.board, conductor.spent
     left = Counter(board.scores_alone(cell) for cell, _ in board.to_do().values())
     left[True] += board.unknown
@@ -122,7 +122,7 @@ def cells_table(board: Board) -> Table:
     for cell, panel in board.cells():
         counts[cell.environment, cell.method][f"{panel} {board.state(cell, panel)}"] += 1
     table, several = Table(box=None, pad_edge=False), len(board.plan.study.environments) > 1
-    for column in ("method", "points", "tuned", "tested", "failed", "chosen"):
+    for column in ("method", "settings tried", "tuned", "tested", "failed", "chosen setting"):
         table.add_column(column, overflow="fold")
     for method, count in counts.items():
         name = " ".join(method) if several else method[1]
@@ -136,13 +136,13 @@ def summary_line(board: Board) -> str:
     runs = {cell.folder: cell for (cell, _), gone in zip(board.cells(), kept, strict=True) if not gone}
     stages, made, lent = board.sharing.counts(runs.values())
     others = ", ".join(board.plan.study.share)
-    there = f", {lent} are there already in {others}" if others else ""
+    there = f", {lent} are copied from {others}" if others else ""
     lines = [
-        f"{board.plan.study.folder}: {len(runs)} runs of {stages} stages, of which {made} are made{there} and the "
-        f"others taken over; and {board.unknown} scores of points that are not chosen yet."
+        f"{board.plan.study.folder}: {len(runs)} runs with {stages} stages, of which {made} are computed{there} and "
+        f"the others are shared between runs. {board.unknown} scores are of points that are not chosen yet."
     ]
     if any(kept):
-        lines.append(f"The runs of {sum(kept)} cells are gone; their rows count.")
+        lines.append(f"The run folders of {sum(kept)} cells were deleted; their scores still count.")
     lines += [
         f"failed: {runs[folder].label}: {error}" for folder, error in board.errors.items() if folder in runs
     ]

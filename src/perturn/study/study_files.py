@@ -27,7 +27,7 @@ class Files:
 
     @property
     def study(self) -> Path:
-        """The study as it was read, with its defaults."""
+        """The study as read from its file, with its defaults."""
         return self.folder / "study.yaml"
 
     @property

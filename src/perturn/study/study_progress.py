@@ -20,7 +20,7 @@ class Board:
     """The cells of a study and how far each is."""
 
     def __init__(self, plan: Plan | Again) -> None:
-        """See what is done already."""
+        """Read which cells are done already."""
         self.plan = plan
         self.kept = Kept(plan.study.folder)
         """Results of cells whose runs are gone."""
@@ -63,7 +63,7 @@ class Board:
         return "failed" if cell.folder in self.errors else "to do"
 
     def to_do(self) -> dict[Path, tuple[Cell, bool]]:
-        """Return cells to work on, by folder, and whether each is to be scored on the test tasks too."""
+        """Return cells to run, by folder, and whether each will be scored on the test tasks too."""
         found: dict[Path, tuple[Cell, bool]] = {}
         for cell, panel in self.cells():
             if self.state(cell, panel) == "to do":

@@ -38,16 +38,16 @@ def make_credit(section: Mapping[str, Any]) -> Credit:
 
 
 def check_credit(credit: Any, name: str) -> None:
-    """Reject a credit that does not say what it reads, or how.
+    """Reject a credit that does not declare its inputs, or how it reads them.
 
     Raises:
-        ConfigError: Naming what it lacks.
+        ConfigError: With the missing inputs.
     """
     check_none(_faults(credit, name))
 
 
 def _faults(credit: Any, name: str) -> Iterator[str]:
-    """Yield what a credit does not say of what it reads, or how."""
+    """Yield missing declarations of a credit on its inputs."""
     members = set(dir(credit))
     if not {"needs", "traits"} <= members:
         yield (
@@ -84,8 +84,9 @@ def choose_credit(loss: Loss, settings: Mapping[str, Any], section: Mapping[str,
         section: `name` of a credit and its settings; None: the loss's own.
 
     Raises:
-        ConfigError: If there is no such credit, a setting is wrong, or the credit needs what training does not compute.
-            Also if the loss is on pairs and the credit on groups, or the loss's section sets the replaced credit.
+        ConfigError: If there is no such credit, a setting is wrong, or training does not compute an input of the
+            credit. Also if the loss is on pairs and the credit on groups, or the loss's section sets the replaced
+            credit.
     """
     if section is None:
         return loss.credit

@@ -1,4 +1,4 @@
-"""Policies that do not move, such as the reference: what they say of the first rows of a training, and of later."""
+"""Policies that do not change, such as the reference, and their outputs for the rows of a training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perturn.training.turn_config import TurnConfig
 class Frozen:
     """A policy that does not move, whose log-probabilities rows hold.
 
-    It is asked before training. Rows that come later need the same policy, and the trained one has moved by then.
+    It is computed before training. Rows that come later need the same policy, and the trained one has moved by then.
     """
 
     def __init__(self, name: str, args: TurnConfig, precision: Precision) -> None:
@@ -66,11 +66,11 @@ class Frozen:
 
         Args:
             part: The rows.
-            trained: The model that is trained, as it is now; None where it cannot be the policy, or its weights are
+            trained: The model in training, in its current state; None if it cannot be the policy, or its weights are
                 divided among processes.
 
         Raises:
-            ConfigError: If the policy is not to be had any more.
+            ConfigError: If the policy no longer exists.
         """
         assert self._identity is not None
         for model, without_adapters in self._candidates(trained):

@@ -98,7 +98,7 @@ def _located(rows: Iterable[Any] | Location) -> tuple[Iterator[tuple[tuple[int, 
 
 
 def _own(row: Any) -> Any:
-    """Return a row of Perturn's own, read, or what is wrong with it; any other as it is."""
+    """Return a row of Perturn's own format, parsed, or its error; any other row unchanged."""
     try:
         return own_row(row) or row
     except DataError as error:
@@ -111,7 +111,7 @@ def _comes_from_arrow(rows: object) -> bool:
 
 
 def mismatched(prompt: Trajectory, actions: Trajectory) -> Trajectory:
-    """Return an episode as it was played, after the prompt and the observation that posed another one's task."""
+    """Return an episode in the order it was played, after the prompt and the observation of another episode's task."""
     first = replace(
         actions.turns[0], observation=prompt.turns[0].observation, recalled=prompt.turns[0].recalled
     )
@@ -179,7 +179,7 @@ def sequences_of(examples: Sequence[Example]) -> list[Encoded]:
 
 
 def with_logprobs(examples: Sequence[Example], name: str, logprobs: Sequence[Tensor]) -> list[Example]:
-    """Return the examples with log-probabilities of `sequences_of` them, in nats, as `name` says.
+    """Return the examples with log-probabilities of their `sequences_of`, in nats, under the key `name`.
 
     It is reference, proximal, or the name of an input of the loss.
     """
@@ -202,12 +202,12 @@ def mismatches(
     compute: Callable[[Batch], tuple[Tensor, Any, dict[str, Tensor]]],
     packs: Sequence[Batch],
 ) -> list[float]:
-    """Return the numbers that a loss reads of mismatched rows under the policy as it is now, one per row.
+    """Return the inputs of a loss for mismatched rows under the current policy, one per row.
 
     Args:
         loss: The loss.
-        compute: A pack -> log-probabilities of its loss tokens under the policy, anything, and what the loss reads
-            beside them by name.
+        compute: Computes, from a pack, the log-probabilities of its loss tokens under the policy, a further result, and
+            the inputs that the loss reads besides, by name.
         packs: Mismatched rows; a pack of no row is computed and gives none.
     """
     found: list[float] = []

@@ -1,4 +1,4 @@
-"""Episodes that a policy has sampled, as rows of training: what it sampled them with, and the weights of a group."""
+"""Sampled episodes as rows of training, with sampling log-probabilities and the weights of a group."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def as_row(row: Any, index: int, loss: Any, tally: Tally | None = None, *, fille
     """Return a row in any form that training takes; a pair becomes its chosen side where the loss reads one side.
 
     Args:
-        row: The row, or what is wrong with it.
+        row: The row, or its fault.
         index: Its number.
         loss: What it is for.
-        tally: Grows by what was found in it beside the row.
+        tally: Collects the facts found in the row.
         filled: Whether the row is of a data set that Arrow holds.
 
     Raises:
@@ -95,7 +95,7 @@ def behavior_logprobs(trajectory: Trajectory, encoded: Encoded) -> Tensor:
 
     Args:
         trajectory: As it was played.
-        encoded: As training sees it; turns that it leaves out are left out here.
+        encoded: In the form for training; turns that training leaves out are left out here.
 
     Returns:
         log mu of its loss tokens, in nats [loss tokens].
@@ -195,7 +195,7 @@ class Weighed(NamedTuple):
     """Whether the turns alone carry loss that the trajectory added to its origin; None: it has none."""
 
     def row(self, trajectory: Trajectory) -> WeightedTrajectory:
-        """Return the trajectory with what was written of it."""
+        """Return the trajectory with the credit's weights."""
         clip = None if self.clip is None else tuple(self.clip.tolist())
         return WeightedTrajectory(trajectory, tuple(self.weight.tolist()), clip, self.own_turns)
 
@@ -209,8 +209,8 @@ def weigh_groups(
 ) -> dict[int, Weighed]:
     """Ask a credit for the weights of each group, and for its clip ranges if it gives any.
 
-    It is asked once for all groups if its statistics run across tasks. Trajectories that do not count in the statistics
-    of their group, by `perturn.data.group_account.counts`, are not shown to it, and get weights of 0.
+    It is called once for all groups if its statistics run across tasks. Trajectories that do not count in the
+    statistics of their group, by `perturn.data.group_account.counts`, are not shown to it, and get weights of 0.
 
     Args:
         trajectories: Episodes.
@@ -252,7 +252,7 @@ def weigh_groups(
 
 
 def _check_lengths(needed: Needed, counting: int) -> None:
-    """Reject what a credit needs if it has not one entry for each trajectory that counts.
+    """Reject inputs of a credit that do not have one entry for each trajectory that counts.
 
     Raises:
         ConfigError: Naming the entry.
@@ -269,8 +269,8 @@ def weigh_rows(examples: Sequence[Example], rows: Sequence[Row], credit: Credit)
     A group is the rows of one task and one policy, each with all of its turns, whatever a length limit leaves out.
 
     Args:
-        examples: As training sees the rows.
-        rows: Each a trajectory; or all of them with weights, which stay as they are.
+        examples: The rows in the form for training.
+        rows: Each a trajectory; or all of them with weights, which are kept.
         credit: See `weigh_groups`.
 
     Raises:

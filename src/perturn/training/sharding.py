@@ -1,6 +1,6 @@
 """FSDP2: weights, gradients and optimizer of a training divided among processes, by torch's `fully_shard`.
 
-accelerate takes processes on CPUs for plain data parallelism although FSDP is asked for, and does not say so. Here the
+accelerate treats processes on CPUs as plain data parallelism although FSDP is asked for, without a message. Here the
 model is divided before accelerate sees it, on CPUs and on GPUs by the same lines.
 """
 
@@ -100,7 +100,7 @@ def _reading(checkpoint: str | None) -> Iterator[None]:
 
 
 class ShardedTrainer(Trainer):
-    """The part of `TurnTrainer` that divides the model among processes, and reads what others have divided."""
+    """The part of `TurnTrainer` that divides the model among processes, and loads models that were divided."""
 
     model: Any
     optimizer: Any
@@ -129,12 +129,12 @@ class ShardedTrainer(Trainer):
 
     @property
     def is_divided(self) -> bool:
-        """Whether this trainer divides the model itself: with FSDP2, unless a policy says what is wrapped."""
+        """Whether this trainer divides the model itself: with FSDP2, unless a policy names the layers to wrap."""
         plugin: Any = self.accelerator.state.fsdp_plugin if self.is_fsdp_enabled else None
         return plugin is not None and plugin.fsdp_version == 2 and plugin.auto_wrap_policy is None
 
     def _divide(self) -> None:
-        """Divide the model, where that is asked for."""
+        """Divide the model, if FSDP2 is asked for."""
         if self.is_divided:
             offload = bool(self.args.fsdp_config.get("cpu_offload"))  # type: ignore[union-attr]
             divide(self.model, self.args.world_size, offload)

@@ -39,7 +39,7 @@ def encoded_sets(given: Any, name: str, encode: Callable[[Iterable[Any], str], E
         encode: Rows and their name -> encoded rows.
 
     Raises:
-        DataError: If a dict has no set, or a name that is no text.
+        DataError: If a dict has no set, or a name that is not a text.
     """
     if not isinstance(given, Mapping):
         return encode(given, name)
@@ -73,7 +73,7 @@ def refuse_best_metric(metric: str | None, sets: Sets | None) -> None:
 
     Args:
         metric: `metric_for_best_model`; transformers sets it to `loss` where the best model is loaded at the end.
-        sets: What is evaluated on. One set has names of its own metrics, such as `eval_loss`.
+        sets: What is evaluated on. With one set, metrics have no set's name, such as `eval_loss`.
 
     Raises:
         ConfigError: If there are several sets, and the metric is of none.
@@ -171,7 +171,7 @@ class EvaluatingTrainer(ShardedTrainer):
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Return metrics of rows, and as `predictions` a dict of what they are means of, by name [rows].
+        """Return metrics of rows, and as `predictions` a dict of the row values they are means of, by name [rows].
 
         That is the loss, log-probabilities (`logps/chosen`, also of a row that is not desirable), and of pairs the
         implicit rewards (`rewards/chosen`). Rows whose episode FAILED are left out, which a warning says.
@@ -223,7 +223,7 @@ class EvaluatingTrainer(ShardedTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[Tensor, None, None]:
-        """Compute losses and metrics alone; every process makes the passes of its own packs."""
+        """Compute losses and metrics alone; every process passes its own packs."""
         with torch.no_grad(), self.compute_loss_context_manager():
             packs = [
                 self._prepare_inputs(pack | self._evaluated)
@@ -310,7 +310,7 @@ def step_metrics(
     step: Mapping[str, Tensor],
     entropy: Tensor | None,
 ) -> dict[str, Tensor]:
-    """Return values of a pack to log beside its rows' values, by name; their mean is logged (docs/methods/logged.md).
+    """Return values of a pack to log besides its rows' values, by name; their mean is logged (docs/methods/logged.md).
 
     Entropy has a value for each token, weights a value for each turn. Diagnostics of the loss may have names of
     `row_metrics`, in whose place they are logged, also where they have no value in this pack.
@@ -319,7 +319,7 @@ def step_metrics(
         loss: The loss.
         chosen: First sides.
         rejected: Second sides; None where the loss reads one.
-        step: What the loss is told of the whole optimizer step, by keyword.
+        step: Keyword arguments of the loss for the whole optimizer step.
         entropy: Of the policy at each loss token, in nats [loss tokens]; None: not known.
     """
     of_chosen, of_rejected = (None, None) if entropy is None else entropy.tensor_split([len(chosen.policy)])

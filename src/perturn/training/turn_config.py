@@ -20,11 +20,11 @@ from perturn.policy.examples import LOSS_ON, SHARED_PREFIX
 from perturn.table import guarded
 
 _MANY_STEPS = 1_000_000
-"""Steps for which a schedule is tried, before it is known how many there will be."""
+"""Steps for which a schedule is tried before the number of steps is known."""
 
 
 def _as_in_a_recipe(name: str, kind: type[Train] = Train) -> Any:
-    """Return a setting that a recipe has too, where its default and its help stand."""
+    """Return a setting that a recipe has too, with the recipe's default and help."""
     return field(default=getattr(kind, name), metadata={"help": " ".join(texts(kind)[name].split())})
 
 
@@ -104,7 +104,7 @@ class TurnConfig(TrainingArguments):
     remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows are examples."})
 
     def __new__(cls, *args: Any, **settings: Any) -> TurnConfig:
-        """Reject settings that do not exist, with what to write instead; `__init__` does the rest."""
+        """Reject settings that do not exist, with the remedy; `__init__` does the rest."""
         known = {each.name for each in fields(cls)}
         for name in settings:
             if name not in known:
@@ -112,7 +112,7 @@ class TurnConfig(TrainingArguments):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check what can be checked without data.
+        """Check everything that needs no data.
 
         Raises:
             ValueError: If transformers refuses a setting.
@@ -130,13 +130,13 @@ class TurnConfig(TrainingArguments):
         self._check_read()
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Return the warmup steps of the learning rate; none for a single step, or training would change nothing."""
+        """Return the warmup steps of the learning rate; 0 for a single step, whose learning rate would be 0."""
         if num_training_steps == 1:
             return 0
         return int(super().get_warmup_steps(num_training_steps))
 
     def _check_bounds(self) -> None:
-        """Reject numbers outside their bounds, of which a recipe's are declared at its own settings."""
+        """Reject numbers outside their bounds; the bounds of a recipe's settings are declared in the recipe."""
         hints = get_type_hints(Train, include_extras=True)
         limits = [("seed", SEED), ("data_seed", SEED)]
         limits += [
@@ -147,7 +147,7 @@ class TurnConfig(TrainingArguments):
             check_fit(side is None, name, f"be {side}", getattr(self, name))
 
     def _check_read(self) -> None:
-        """Reject settings that packed rows do not support, that no loss reads, or that name nothing."""
+        """Reject settings that packed rows do not support, that no loss reads, or whose value is unknown."""
         dispatches = self.accelerator_config.dispatch_batches  # type: ignore[union-attr]
         remedy = "Each process reads and packs its own rows."
         check_fit(not dispatches, "accelerator_config.dispatch_batches", "be off", dispatches, remedy)
@@ -166,7 +166,7 @@ class TurnConfig(TrainingArguments):
             check_fit(value in known, name, f"be one of {', '.join(known)}", value)
 
     def _check_optimizer(self) -> None:
-        """Make the optimizer and the schedule of its learning rate once, for a weight of no use."""
+        """Make the optimizer and the schedule of its learning rate once, for a dummy weight, to find errors early."""
         with within("AdamW cannot be made: ", after="."):
             optimizer = torch.optim.AdamW(
                 [torch.nn.Parameter(torch.zeros(1))],
@@ -188,7 +188,7 @@ class TurnConfig(TrainingArguments):
 
 
 def _unknown_setting(name: str, known: Collection[str]) -> str:
-    """Return the message about a setting that `TurnConfig` lacks: what to write instead, or what was meant."""
+    """Return the message about an unknown setting of `TurnConfig`, with the name that was meant."""
     said = f"unknown setting {name!r} of TurnConfig."
     if (peer := peers().get(name)) is not None:
         return f"{said} {peer.in_config}"
@@ -203,7 +203,7 @@ def _unknown_setting(name: str, known: Collection[str]) -> str:
 _OWN = ", ".join(
     sorted({each.name for each in fields(TurnConfig)} - {each.name for each in fields(TrainingArguments)})
 )
-"""Settings that `TrainingArguments` has not."""
+"""Settings that `TrainingArguments` does not have."""
 
 
 def section(value: dict[str, Any] | str | None, name: str) -> dict[str, Any]:
@@ -236,7 +236,7 @@ _ONE_CALL = {
 
 
 def unkept(args: TurnConfig, loss: Any, trainer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield settings that a training on rows in packs cannot keep, in one process and with this loss.
+    """Yield settings that packed training does not support, in one process and with this loss.
 
     Args:
         args: Settings.
@@ -262,7 +262,7 @@ def unkept(args: TurnConfig, loss: Any, trainer: Mapping[str, Any]) -> Iterator[
 
 
 def refuse_frozen(model: torch.nn.Module) -> None:
-    """Reject a model of which no weight is trained, such as one with adapters that were loaded to be used alone."""
+    """Reject a model without trainable weights, such as a model with adapters that were loaded for inference."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             "no weight of the model is to be trained; load adapters with "
@@ -271,10 +271,10 @@ def refuse_frozen(model: torch.nn.Module) -> None:
 
 
 def may_begin(args: TurnConfig, model: torch.nn.Module, distributed: DistributedType) -> bool:
-    """Return whether the packs of a step may continue a pass of their own.
+    """Return whether the packs of a step may continue one shared pass.
 
-    Several processes exchange gradients before that pass has its own; a compiled model, and checkpointing of the
-    reentrant kind, do not keep what a layer attended to.
+    Several processes exchange gradients before the gradient of the shared pass is complete. A compiled model, and
+    reentrant checkpointing, do not keep the keys and values of a layer.
     """
     how: Any = (
         args.gradient_checkpointing_kwargs or {}
@@ -284,7 +284,7 @@ def may_begin(args: TurnConfig, model: torch.nn.Module, distributed: Distributed
 
 
 def _reentrant(module: torch.nn.Module) -> bool:
-    """Return whether somebody has switched the reentrant kind of checkpointing on in a layer."""
+    """Return whether reentrant checkpointing is switched on in a layer."""
     function = getattr(module, "_gradient_checkpointing_func", None)
     on = getattr(module, "gradient_checkpointing", False)
     return bool(on and getattr(function, "keywords", {}).get("use_reentrant"))

@@ -101,7 +101,7 @@ class TurnTrainer(EvaluatingTrainer):
                 Hub (`owner/name:split`). Where a credit needs groups, rows of one task and one policy are a group.
             eval_dataset: The same, to evaluate on; or a dict of several such sets by name.
             processing_class: The tokenizer; None: the model's own.
-            ref_model: The reference policy or its name; None: the model as it is now.
+            ref_model: The reference policy or its name; None: the model in its current state.
             peft_config: Train these adapters instead of all weights.
             track: Wraps an iterable to show progress; None: tqdm, unless `disable_tqdm`.
             trainer: Further arguments of `transformers.Trainer`, such as `callbacks`.
@@ -172,7 +172,7 @@ class TurnTrainer(EvaluatingTrainer):
     def _compute_inputs(
         self, parts: Sequence[Examples], model: Any, reference: Any, peft_config: Any, track: Track | None
     ) -> Any:
-        """Give the rows what policies that do not move say of them; return the model to train, with its adapters."""
+        """Add the outputs of frozen policies to the rows; return the model to train, with its adapters."""
         self._check_tokens(parts, model)
         if self.turn_args.disable_dropout:
             disable_dropout(model)
@@ -191,7 +191,7 @@ class TurnTrainer(EvaluatingTrainer):
         return model
 
     def _weigh(self, parts: Sequence[Examples], reference: Any, track: Track | None) -> None:
-        """Give the rows what loss and credit read of the reference, and the weights of their turns."""
+        """Add the reference values for loss and credit to the rows, and the weights of their turns."""
         if self.needs_reference:
             reference = load_model(reference) if isinstance(reference, str) else reference
             self._check_tokens(parts, reference, "training data for the reference")
@@ -227,7 +227,7 @@ class TurnTrainer(EvaluatingTrainer):
         return self.loss.traits.needs_reference or reads(self.credit.needs, Reference)
 
     def _encode(self, rows: Iterable[Any] | Location, name: str) -> Examples:
-        """Turn rows into checked examples."""
+        """Convert rows into checked examples."""
         args = self.turn_args
         encoded, taken = take_rows(rows, name, self.loss, self._example, args.max_length, self._context)
         if self.loss.traits.needs_mismatched:
@@ -267,7 +267,7 @@ class TurnTrainer(EvaluatingTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
-        """Return the batches of an optimizer step; each pack gets what the loss reads of all pairs of the step."""
+        """Return the batches of an optimizer step; each pack gets the loss's inputs for all pairs of the step."""
         batches, pairs = super().get_batch_samples(epoch_iterator, num_batches, device)
         packs = [pack for batch in batches for pack in batch["packs"]]
         if self.loss.traits.step_statistic:
@@ -282,7 +282,7 @@ class TurnTrainer(EvaluatingTrainer):
         return batches, pairs
 
     def _mismatches(self, packs: list[Batch]) -> list[float]:
-        """Return numbers that the loss reads of this process's mismatched rows, under the policy as it is now."""
+        """Return the loss's inputs for this process's mismatched rows, under the current policy."""
         return mismatches(self.loss, partial(self._pass, self.model), self._as_many_as_others(packs))
 
     def _statistics(self, rows: Sequence[Example]) -> list[Any]:
@@ -365,7 +365,7 @@ class TurnTrainer(EvaluatingTrainer):
         super().log(logs, start_time)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Make the schedule, asked for after the optimizer; both go on where an earlier training stopped.
+        """Make the schedule after the optimizer; both continue where an earlier training stopped.
 
         Of several trainings of one step each, the first begins where the learning rate has risen once: at 0 it would
         change nothing.
@@ -382,7 +382,7 @@ class TurnTrainer(EvaluatingTrainer):
         return self.lr_scheduler
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write a checkpoint; what a full disk leaves of it is removed, which makes room again."""
+        """Write a checkpoint; if the disk is full, the half-written one is removed, which frees space."""
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
         with writing(folder, foreign=(Exception,)):  # libraries have errors of their own for a full disk
             try:

@@ -1,4 +1,4 @@
-"""Watch a run from another process: what it does, how fast, for how long still, and what looks wrong. Only reads."""
+"""Watch a run from another process: its stage, its speed, the time left, and alarms. Only reads."""
 
 from perturn.watch.run_state import Stage, State, Watcher
 from perturn.watch.watch_screen import ledger, rate, render, sparkline, watch_live

@@ -17,7 +17,7 @@ from perturn.io.read_input import lines_of, parse_object
 from perturn.stats import cluster_interval
 
 LAST = 6
-"""Iterations at the end of a run whose episodes are read; of those before, what the manifest says is enough."""
+"""Iterations at the end of a run whose episodes are read; for earlier iterations the manifest is enough."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ class Iteration:
     success_rate: float | None
     """Of its explored episodes that are over."""
     success_interval: tuple[float, float] | None = None
-    """95 % interval of the success rate, which allows for the samples of one task being alike; of the last iterations
-    alone."""
+    """95 % interval of the success rate, clustered by task; of the last iterations alone."""
     mean_score: float | None = None
     """Mean total reward of its explored episodes that are over; of the last iterations alone."""
     entropy: float | None = None
@@ -41,7 +40,7 @@ class Iteration:
     asked: int | None = None
     """Episodes, memberships or nodes that were asked for."""
     unit: str = "episodes"
-    """The unit of these: `memberships` or `nodes` where pairs share their first turns, as `ledger_of` has it."""
+    """The unit of these: `memberships` or `nodes` where pairs share their first turns, as in `ledger_of`."""
     bins: Mapping[str, int] = field(default_factory=dict)
     """How many of these ended in each bin."""
     without_spread: tuple[int, int] | None = None
@@ -145,7 +144,7 @@ class Tail(Generic[T]):
         """Return all rows there are now.
 
         Raises:
-            RunError: If a complete line is not what it should be.
+            RunError: If a complete line is malformed.
         """
         try:
             status = self._file.stat()

@@ -70,7 +70,7 @@ class Score:
     drawn: int | None = None
     """Episodes played, where the best of several of each task is scored; these are counted above."""
     asked: int | None = None
-    """Episodes that were to be played for that."""
+    """Number of episodes that the evaluation should have."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class State:
 
     run: str
     state: str
-    """running, finished, died, failed, stopped, or idle: some stages are done, and nobody works."""
+    """running, finished, died, failed, stopped, or idle: some stages are done, and no process works on the run."""
     says: str
-    """The same in a sentence, with what to do."""
+    """The state in a sentence, with the remedy."""
     stages: list[Stage]
     scores: list[Score]
     metrics: dict[str, dict[str, float]]
@@ -105,7 +105,7 @@ class State:
 
 
 class Watcher:
-    """Looks at a run folder again and again; what was read before is not read again."""
+    """Looks at a run folder repeatedly; parts that were read before are not read again."""
 
     def __init__(self, folder: Path) -> None:
         """Open a run.
@@ -119,7 +119,7 @@ class Watcher:
         self._tails: dict[Path, Tail[Any]] = {}
 
     def look(self) -> State:
-        """Return the run as it is now."""
+        """Return the current state of the run."""
         manifest = read_note(self._paths.manifest, Manifest) or {}
         progress = read_note(self._paths.progress, Progress) or {}
         done: dict[str, Any] = manifest.get("stages") or {}
@@ -156,10 +156,10 @@ class Watcher:
         )
 
     def iterations(self, done: Mapping[str, Any]) -> list[Iteration]:
-        """Return the iterations whose exploration is done, as `look_at_iterations` has them.
+        """Return the iterations whose exploration is done, from `look_at_iterations`.
 
         Args:
-            done: Stages as the manifest has them.
+            done: Stages from the manifest.
         """
         return look_at_iterations(self._paths, done, self._rows)
 
@@ -182,7 +182,7 @@ class Watcher:
             return 0.0
 
     def _holder(self) -> tuple[int, bool] | None:
-        """Return the process that took the folder and has not left it, and whether it lives; None: nobody has it."""
+        """Return the process that took the folder and has not left it, and whether it lives; None if there is none."""
         holder = read_note(self._paths.holder, Holder)
         if holder is None:
             return None
@@ -208,7 +208,7 @@ class Watcher:
         )
 
     def _rows(self, file: Path) -> list[Any]:
-        """Return the content of a file now: metrics as they are, or the numbers of episodes."""
+        """Return the current content of a file: metrics, or the numbers of episodes."""
         logged = file.parent == self._paths.metrics("").parent
         tail: Tail[Any] = Tail(file, parse_metrics if logged else parse_outcome)
         return self._tails.setdefault(file, tail).look()
@@ -274,7 +274,7 @@ def _stages(done: Mapping[str, Any], progress: Mapping[str, Any], now: Stage | N
 
 
 def _recorded(name: str, entry: Mapping[str, Any]) -> Stage:
-    """Return a stage as the manifest has it."""
+    """Return a stage from its entry in the manifest."""
     counts = entry.get("counts") or {}
     found = counts.get("drawn_episodes", counts.get("episodes"))
     items = found if isinstance(found, int) else None
@@ -296,7 +296,7 @@ def _verdict(
     progress: Mapping[str, Any],
     holder: tuple[int, bool] | None,
 ) -> tuple[str, str]:
-    """Return the run's state, and what it means."""
+    """Return the run's state, and its meaning."""
     again = f"`perturn run {folder}` goes on from there."
     if now is not None and now.state != "done":
         pid, error = progress.get("pid"), progress.get("error")

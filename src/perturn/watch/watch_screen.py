@@ -60,7 +60,7 @@ def render(state: State) -> RenderableType:
     """Return stages, scores, the last metrics, alarms."""
     head = Text.assemble((state.run, "bold"), "  ", (state.says, _COLOURS[state.state]))
     if state.silent is not None and state.silent > 15:
-        head.append(f"  (no sign of life for {duration(state.silent)})", style="yellow")
+        head.append(f"  (no progress written for {duration(state.silent)})", style="yellow")
     parts: list[RenderableType] = [head, _stages(_shown(state))]
     if state.planned > 1:
         parts += _iterations(state)
@@ -112,13 +112,13 @@ def _iterations(state: State) -> list[RenderableType]:
     if not success:
         return [head]
     line = Text.assemble(
-        "success ", (sparkline(success), "cyan"), f" {success[-1]:.0%}, at first {success[0]:.0%}"
+        "success ", (sparkline(success), "cyan"), f" {success[-1]:.0%} now, {success[0]:.0%} at first"
     )
     table, unit = (
         Table(box=None, pad_edge=False),
         next((one.unit for one in done[-LAST:] if one.bins), "episodes"),
     )
-    for name in ("iteration", "success", "reward", "entropy", "KL", "clip", unit):
+    for name in ("iteration", "success [95 %]", "mean reward", "entropy", "KL", "clip share", unit):
         table.add_column(name, no_wrap=True, justify="left" if name == unit else "right")
     for one in done[-LAST:]:
         numbers_of = (one.mean_score, one.entropy, one.kl, one.clip_share)
@@ -128,7 +128,7 @@ def _iterations(state: State) -> list[RenderableType]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return shares as bars, of which the highest is 1."""
+    """Return shares as bars; a share of 1 is the highest bar."""
     return "".join(_BARS[max(0, min(len(_BARS) - 1, int(value * len(_BARS))))] for value in values)
 
 
@@ -150,7 +150,7 @@ def ledger(one: Iteration) -> str:
 def _scores(state: State) -> Table:
     table = Table(box=None, pad_edge=False)
     drawn = ("best of",) if any(row.drawn is not None for row in state.scores) else ()
-    for name in ("policy", "n", "average score", "success rate", "failed", *drawn):
+    for name in ("policy", "episodes", "average score", "success rate", "failed", *drawn):
         table.add_column(name, justify="left" if name == "policy" else "right")
     for row in state.scores[:2] + state.scores[2:][-_SCORES:]:
         numbers = f"{row.mean_score:.3f}", f"{row.success_rate:.3f}", str(row.failed)
@@ -160,7 +160,7 @@ def _scores(state: State) -> Table:
 
 
 def _drawn(row: Score) -> str:
-    """Return how many episodes the scored ones are the best of, and how many were asked for if these are not all."""
+    """Return of how many episodes the scored ones are the best, and how many were asked for if some are missing."""
     if row.drawn is None:
         return ""
     return f"{row.drawn} episodes" if row.drawn == row.asked else f"{row.drawn} of {row.asked} episodes"
@@ -168,7 +168,7 @@ def _drawn(row: Score) -> str:
 
 def _alarms(state: State) -> RenderableType:
     if not state.alarms:
-        return Text(f"no alarm ({len(RULES)} rules)", style="dim")
+        return Text(f"no alarms ({len(RULES)} checks)", style="dim")
     lines = [Text.assemble((f"{alarm.rule}: ", "bold"), alarm.message) for alarm in state.alarms]
     return Panel(Group(*lines), title="alarms", border_style="red")
 

@@ -1,13 +1,14 @@
-"""The convention of a service: by what it divides the gradient that it is sent. A self-test finds it out.
+"""The convention of a service: the number by which it divides the gradient that it is sent. A self-test finds it out.
 
-A loss of Perturn is a function of token log-probabilities. Its gradient by each of them, g, is sent as a loss that the
-service has, whose gradient is linear in what is sent:
+A loss of Perturn is a function of token log-probabilities. Its gradient by each of them, g, is sent as a loss of the
+service whose gradient is linear in the numbers sent:
 
     importance_sampling   L = -sum_t exp(log pi(y_t) - logprobs_t) advantages_t,   advantages = -g: ratio 1
     cross_entropy         L = -sum_t weights_t log pi(y_t),                        weights = -g
 
 Services divide that sum by other things: Tinker by nothing; SkyRL's JAX backend by the sum of a sequence's weights,
-which are 1 where none are sent, and by the sequences of an optimizer step. What is sent is multiplied by these again.
+which are 1 where none are sent, and by the sequences of an optimizer step. The numbers sent are multiplied by these
+again.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from perturn.engines.tinker.service import Adapter, Numbers, Rejected, Service, 
 from perturn.errors import RunError
 
 LOSSES = ("importance_sampling", "cross_entropy")
-"""Losses of a service that a gradient can be sent as, the first that works first."""
+"""Losses of a service that can carry a gradient, in the order in which they are tried."""
 _SHORT, _LONG, _IDLE = 8, 16, 30
 """Tokens of the sequences of the self-test."""
 _LOSS = 5
 """Last tokens of the short sequence, which carry the gradient."""
 _FLAT = 1e4
-"""Epsilon of Adam beside which a gradient is small, so that a step is in proportion to it."""
+"""Epsilon of Adam that is large compared with a gradient, so that a step is in proportion to the gradient."""
 _GAIN = 0.3
 """Sum of log-probabilities in nats by which a step of the self-test is to raise them."""
 _TRIES = 8
@@ -41,7 +42,7 @@ _REQUEST = 1 << 20
 
 @dataclass(frozen=True)
 class Convention:
-    """By what a service divides the gradient that it is sent, and whether it clips it."""
+    """The number by which a service divides the gradient that it is sent, and whether it clips it."""
 
     loss: str
     """Loss of the service that the gradient is sent as."""
@@ -89,11 +90,11 @@ class _Seen:
     """Responses of a service, as shares of the response to the short sequence alone."""
 
     longer: float
-    """The same gradient in a longer sequence that begins alike."""
+    """The same gradient in a longer sequence with the same beginning."""
     beside: float
-    """The same beside an idle sequence."""
+    """The same next to an idle sequence."""
     apart: float
-    """The same beside an idle sequence in another request."""
+    """The same next to an idle sequence in another request."""
     twice: float
     """The same in two requests."""
     clipped: float
@@ -109,7 +110,7 @@ class _Seen:
 
 
 def find_convention(service: Service, base: str, rank: int) -> Convention:
-    """Find out by what a service divides a gradient, with adapters that are then dropped.
+    """Find the number by which a service divides a gradient, with adapters that are dropped afterwards.
 
     Args:
         service: The service.
@@ -117,7 +118,7 @@ def find_convention(service: Service, base: str, rank: int) -> Convention:
         rank: Of the adapters.
 
     Raises:
-        RunError: If the service computes something else than the gradient that it is sent; says what was seen.
+        RunError: If the service computes something else than the gradient that it is sent; with the numbers seen.
     """
     adapter = service.adapter(base, rank, 0)
     try:
@@ -230,7 +231,7 @@ def _conventions(loss: str) -> Iterator[Convention]:
 
 
 def _fits(convention: Convention, seen: _Seen) -> bool:
-    """Return whether the responses are those that a convention predicts."""
+    """Return whether the responses agree with a convention's prediction."""
     alone = convention.factors([_SHORT])[0]
     apart = convention.factors([_SHORT, _IDLE] if convention.batch == "step" else [_SHORT])[0]
     twice = convention.factors([_SHORT, _SHORT] if convention.batch == "step" else [_SHORT])[0]

@@ -1,4 +1,4 @@
-"""A policy that a service trains: it stands where `TurnTrainer` has a model, and has no weights in this process."""
+"""A policy that a service trains: `TurnTrainer` uses it in place of a model, and it has no weights in this process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def asked(encoded: Encoded) -> list[Asked]:
 
 
 class RemotePolicy(nn.Module):
-    """A policy at a service, with the config of its model; its one parameter is there for `transformers.Trainer`."""
+    """A policy at a service, with the config of its model; its one parameter exists for `transformers.Trainer`."""
 
     def __init__(
         self, service: Service, adapter: Adapter, stored: StoredPolicy, convention: Convention, config: Any
@@ -77,7 +77,7 @@ class RemotePolicy(nn.Module):
     def backward(
         self, rows: Sequence[Asked], logprobs: Sequence[Numbers], gradient: Tensor, most: int
     ) -> None:
-        """Have the service add a gradient by the log-probabilities of loss tokens to the gradients of its weights.
+        """Let the service add a gradient by the log-probabilities of loss tokens to the gradients of its weights.
 
         Args:
             rows: As `logprobs` had them.
@@ -107,11 +107,11 @@ class RemotePolicy(nn.Module):
         self._adapter.backward(sent, self.convention.loss, most)
 
     def step(self, **adam: float) -> dict[str, float]:
-        """Have the service make an optimizer step; returns what it measured."""
+        """Let the service make an optimizer step; return the service's metrics."""
         return self._adapter.step(**adam)
 
     def save(self, name: str) -> StoredPolicy:
-        """Have the service keep weights and optimizer; the name of the state is new each time."""
+        """Let the service keep weights and optimizer; the name of the state is new each time."""
         path = self._adapter.save(f"{name}-{uuid.uuid4().hex[:8]}")
         return StoredPolicy(path, self._stored.base, self._stored.rank, self._stored.service)
 
@@ -121,7 +121,7 @@ class RemotePolicy(nn.Module):
         before.close()
 
     def close(self) -> None:
-        """Have the service drop it."""
+        """Let the service drop it."""
         self._adapter.close()
 
 

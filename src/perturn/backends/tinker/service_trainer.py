@@ -26,7 +26,7 @@ _ASKED = "asked"
 
 
 def service_batch(examples: Sequence[Example | None]) -> dict[str, Any]:
-    """Turn examples into one pack, and one of mismatched rows, each with the sequences that a service is asked for."""
+    """Return one pack of examples and one of mismatched rows, each with the sequences that a service is asked for."""
     present = [example for example in examples if example is not None]
     order = [one.chosen for one in present] + [one.rejected for one in present if one.rejected is not None]
     pack: dict[str, Any] = collate(present)
@@ -56,7 +56,7 @@ class ServiceTrainer(TurnTrainer):
             policy: The policy.
             args: Settings of the training.
             request_tokens: Tokens of one request, at most.
-            reference: The reference; None: the policy as it is now.
+            reference: The reference; None: the policy in its current state.
             settings: Further arguments of `TurnTrainer`.
         """
         self._request_tokens = request_tokens
@@ -143,7 +143,7 @@ class ServiceTrainer(TurnTrainer):
         super().log(logs | ({"grad_norm": norm} if "loss" in logs and norm is not None else {}), start_time)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Have the service keep the policy, and write where it is kept."""
+        """Let the service keep the policy, and write where it is kept."""
         folder = Path(output_dir or str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
         self.policy.save(f"{Path(str(self.args.output_dir)).stem}-{self.state.global_step}").write(folder)

@@ -71,7 +71,7 @@ class ServiceTraining:
         return ServiceTrainer(model, request_tokens=most, reference=other, **settings)
 
     def save(self, trainer: ServiceTrainer, target: Path, with_optimizer: bool, merged: bool) -> None:
-        """Have the service keep the policy, and write the folder that stands for it; it merges no adapters."""
+        """Let the service keep the policy, and write the folder that represents it; adapters are not merged."""
         with replacing(target, foreign=(Exception,)) as fresh:
             self._write(trainer.policy, trainer.renderer.tokenizer, target.name, fresh)
             if with_optimizer:
@@ -81,7 +81,7 @@ class ServiceTraining:
     def keep(
         self, start: str, target: Path, lora: Lora | None, optimizer: Sequence[Path], merged: bool
     ) -> None:
-        """Copy the folder that stands for the policy; of a base model, have the service keep new adapters."""
+        """Copy the folder that represents the policy; for a base model, let the service keep new adapters."""
         assert lora is not None
         with replacing(target, foreign=(Exception,)) as fresh:
             if stored_policy(start) is not None:
@@ -93,7 +93,7 @@ class ServiceTraining:
         self._release()
 
     def close(self) -> None:
-        """Have the service drop what is open, and end the session."""
+        """Let the service drop its open state, and end the session."""
         self._release()
         self._service.close()
 
@@ -103,7 +103,7 @@ class ServiceTraining:
         self._open.clear()
 
     def _write(self, policy: RemotePolicy, tokenizer: Any, name: str, folder: Path) -> None:
-        """Write a folder that stands for a policy, with the tokenizer and what says how long a prompt may be."""
+        """Write a folder that represents a policy, with the tokenizer and the longest prompt it takes."""
         folder.mkdir()
         policy.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -25,7 +25,7 @@ class TinkerSettings(ServiceSettings):
     """
 
     request_tokens: Annotated[int, Bound(least=1), EFFORT] = 65536
-    """Tokens of one request, at most; a longer sequence is a request of its own."""
+    """Tokens of one request, at most; a longer sequence is a separate request."""
 
     traits: ClassVar[BackendTraits] = BackendTraits(stores="tinker", distributions=("tinker",))
 
@@ -47,7 +47,7 @@ class TinkerSettings(ServiceSettings):
 
 
 def _check_trainings(trainings: Mapping[str, Train]) -> None:
-    """Reject settings of trainings that the API has not."""
+    """Reject settings of trainings that the API does not support."""
     fixed = Lora(alpha=_ALPHA)
     for name, settings in trainings.items():
         if settings.lora is None:

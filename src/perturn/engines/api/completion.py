@@ -46,10 +46,10 @@ class _Usage(TypedDict):
 
 
 def read_completion(body: bytes) -> dict[str, Any]:
-    """Return the answer of a server, its choices checked; of what it cost, see `read_usage`.
+    """Return the answer of a server, its choices checked; `read_usage` returns its cost.
 
     Raises:
-        DataError: If it is no chat completion, naming the first value that is not as it must be.
+        DataError: If it is not a chat completion, with the first value that is malformed.
     """
     data = parse_object(body, "answer", DataError)
     check_shape(data, _Completion, "answer", DataError)
@@ -57,7 +57,7 @@ def read_completion(body: bytes) -> dict[str, Any]:
 
 
 def read_usage(completion: dict[str, Any]) -> tuple[int, int] | None:
-    """Return tokens of the prompt and of the answer; None where the server does not say, or says what cannot be."""
+    """Return tokens of the prompt and of the answer; None if the server gives none or impossible numbers."""
     usage: Any = completion.get("usage")
     try:
         check_shape(usage, _Usage, "usage", DataError)

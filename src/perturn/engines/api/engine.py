@@ -38,9 +38,9 @@ _UNSUPPORTED = {"unsupported_parameter", "unsupported_value", "unknown_parameter
 _OF_PROMPT = {400, 413, 422, 500}
 """Statuses with which servers refuse a prompt that is too long for the model; llama.cpp has 500."""
 _COUNTED = 100_000
-"""Conversations whose tokens are kept, as far as nobody says that they have ended."""
+"""Number of conversations whose tokens are kept until they are reported as ended."""
 _OUTAGE = 3
-"""Prompts in a row that the server leaves without an answer before that is no longer laid to the prompts."""
+"""Number of prompts in a row without an answer after which the fault is the server's, not the prompts'."""
 
 
 class ApiEngine:
@@ -60,7 +60,7 @@ class ApiEngine:
             model: Name of the model at the server.
             settings: The server, and the limits to keep.
             stop: Texts that end an answer, unless the settings have their own.
-            ledger: File of what was spent and answered, read first if it is there. None: in memory alone.
+            ledger: File of the tokens spent and the answers, read first if it exists. None: in memory alone.
 
         Raises:
             ConfigError: If the key is missing.
@@ -182,7 +182,7 @@ class ApiEngine:
         return {key: value for key, value in (body | self._settings.request).items() if value is not None}
 
     def _read(self, body: bytes, digest: str, conversation: str) -> Action | EngineFailure:
-        """Count what an answer cost, keep it, and make it an action."""
+        """Count the cost of an answer, keep the answer, and make it an action."""
         try:
             completion = read_completion(body)
         except DataError as error:

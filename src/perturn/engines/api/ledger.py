@@ -103,7 +103,7 @@ LONGEST_ANSWER = 1 << 24
 
 
 class OversizedAnswer(Exception):
-    """A server sent more than `LONGEST_ANSWER`, or packed what it sent."""
+    """A server sent more than `LONGEST_ANSWER`, or a compressed answer."""
 
 
 class LimitedClient(openai.DefaultAsyncHttpxClient):
@@ -114,7 +114,7 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
 
         Args:
             seconds: Limit for each request, from its sending to the last byte of its answer.
-            per_minute: Requests sent in a minute at most, evenly spaced; the wait for that does not count.
+            per_minute: Requests sent in a minute at most, evenly spaced; the wait for a free slot does not count.
         """
         super().__init__(headers={"Accept-Encoding": "identity"}, event_hooks={"response": [_bound]})
         self._seconds = seconds

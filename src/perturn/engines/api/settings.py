@@ -1,4 +1,4 @@
-"""The section `engine:` of a recipe that names `api`; the key itself is no setting."""
+"""The section `engine:` of a recipe with `name: api`. The API key is not a setting."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class ApiSettings:
     """Any server of the chat-completions protocol: OpenAI, vLLM, llama.cpp and others."""
 
     SECRET_LENGTH: ClassVar[int] = 8
-    """Length from which a key is secret; shorter ones are placeholders such as EMPTY, and may stand in any text."""
+    """Length from which a key is secret; shorter ones are placeholders such as EMPTY, and may occur in any text."""
 
     base_url: str = "https://api.openai.com/v1"
     """Address of the protocol, with its version."""
     api_key_env: str | None = "OPENAI_API_KEY"
-    """Environment variable that holds the key; None: the server asks for none. The key itself is no setting."""
+    """Environment variable that holds the key; None: the server asks for none. The API key is not a setting."""
     concurrency: Annotated[int, Bound(least=1), EFFORT] = 16
     """Requests under way at the same time, at most."""
     requests_per_minute: Annotated[float, Bound(above=0), EFFORT] | None = None
@@ -43,7 +43,7 @@ class ApiSettings:
     stop: list[str] | None = None
     """Texts that end an answer before them; None: stop texts of the protocol's format, []: none are sent."""
     keep_thoughts: bool = True
-    """Whether the thought that a server gives beside an answer is kept. A model whose chat template reads no thoughts
+    """Whether the thought that a server gives with an answer is kept. A model whose chat template reads no thoughts
     can be trained on the answers only without them."""
     max_tokens_total: Annotated[int, Bound(least=1), EFFORT] | None = None
     """Budget of the run in tokens, prompts and answers together. Requests under way when it is reached end."""
@@ -86,7 +86,7 @@ class ApiSettings:
             raise ConfigError(f"the recipe holds the key that is in {self.api_key_env}; take it out.")
 
     def open(self, serving: Serving) -> Engine:
-        """Ask the server for answers, and keep what was bought in the run's folder."""
+        """Ask the server for answers, and keep the paid answers in the run's folder."""
         require_library("openai", "engine api", "api")
         ledger = RunPaths(serving.folder).ledger if serving.folder else None
         engine: Engine = locate("perturn.engines.api.engine:ApiEngine")(
@@ -96,7 +96,7 @@ class ApiSettings:
 
     @property
     def traits(self) -> EngineTraits:
-        """It serves what its server serves, and spends money."""
+        """It serves the models of its server, and spends money."""
         most = self.max_cost or self.max_tokens_total
         spending = (
             f"engine's bound: {most}" if most else "no bound: set engine.max_cost or engine.max_tokens_total"

@@ -1,1 +1,1 @@
-"""Judges: models that rate texts, behind any engine."""
+"""Judges: models that rate texts, on any engine."""

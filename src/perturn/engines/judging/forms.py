@@ -18,10 +18,10 @@ class Form:
     template: str
 
     def fill(self, texts: Mapping[str, str]) -> str:
-        """Return the template with texts for its names; braces in a text are left as they are."""
+        """Return the template with texts for its names; braces in a text are not changed."""
         return fill(self.template, texts)
 
 
 def fill(template: str, texts: Mapping[str, str]) -> str:
-    """Return a template with texts for its names; other names in braces, and braces in a text, are left as they are."""
+    """Return a template with texts for its names; other names in braces, and braces in a text, are not changed."""
     return NAME.sub(lambda name: texts.get(name[1], name[0]), template)

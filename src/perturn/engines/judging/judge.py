@@ -13,7 +13,7 @@ from perturn.types import Action, Engine, Message, Prompt, Sampling
 
 _RATING = re.compile(r"\[\[\s*(-?\d{1,6}(?:\.\d{1,6})?)\s*\]\]")
 _AT_ONCE = 64
-"""Questions that an engine is asked together; what it answered is kept before it is asked the next ones."""
+"""Questions that an engine is asked together; their answers are kept before the next questions are asked."""
 _END = 100
 """Characters of an unreadable judgment that are quoted."""
 
@@ -25,7 +25,7 @@ class Question:
     system: str
     text: str
     conversation: str
-    """Identity of what is rated, by which an engine may keep its keys and values."""
+    """Identity of the rated episode or turn, by which an engine may keep its keys and values."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Judge:
         return judgments
 
     def _ask(self, prompts: Sequence[Prompt]) -> list[str | EngineFailure]:
-        """Return the judgments, as they were answered before or are now."""
+        """Return the judgments, from earlier answers or from new ones."""
         digests = [self._digest(prompt) for prompt in prompts]
         found: dict[str, str | EngineFailure] = {}
         new = {

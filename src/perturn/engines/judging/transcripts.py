@@ -28,11 +28,11 @@ _WHAT = {"episode": "the agent's part in this transcript", "turn": "the agent's 
 def questions(
     episode: Trajectory, rubric: str, scale: tuple[float, float], of: Literal["episode", "turn"]
 ) -> list[Question]:
-    """Return what a judge is asked of an episode: one question, or one for each turn.
+    """Return the questions to a judge about an episode: one question, or one for each turn.
 
     Args:
         episode: With at least one turn.
-        rubric: What is good and bad; keys of the task's data in braces stand for their texts.
+        rubric: What is good and bad; keys of the task's data in braces are replaced by their texts.
         scale: Lowest and highest rating.
         of: What is rated.
     """
@@ -65,7 +65,7 @@ def question(
         rubric: What is good and bad.
         scale: Lowest and highest rating.
         of: What is rated.
-        conversation: Identity of what is rated.
+        conversation: Identity of the rated episode or turn.
         newest: The action that is rated; empty where the whole transcript is.
     """
     low, high = (f"{each:g}" for each in scale)

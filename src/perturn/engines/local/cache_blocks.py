@@ -1,6 +1,6 @@
 """Memory for keys and values: conversations of about one length side by side in a block, one buffer a layer.
 
-One call then attends for all of them, which is what counts when each has one new token and the model is small.
+One call then attends for all of them, which matters when each has one new token and the model is small.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perturn.engines.local.prefix_tree import Beginning
 _STEP = 64
 """Capacities are multiples of this number of tokens."""
 _SLOTS = 16
-"""Slots of a block on a CPU, where memory is taken as it is written."""
+"""Slots of a block on a CPU, where memory is only used once it is written."""
 _MOST_SLOTS = 64
 """Slots of a block on other devices, at most."""
 _PARTS = 8
@@ -99,7 +99,7 @@ class Block:
 
 
 class Slot:
-    """One conversation's part of a block; free again as soon as nobody holds it."""
+    """One conversation's part of a block; free again as soon as it is released."""
 
     def __init__(self, block: Block, index: int) -> None:
         """Make a slot; only `Block.take` does so."""
@@ -138,7 +138,7 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class Ask(NamedTuple):
-    """The rest of what a layer asks for."""
+    """The other methods that a layer calls."""
 
     layer: int
     scaling: float | None
@@ -204,7 +204,7 @@ class Shared:
         self._mask = masks(last, node.tokens, device)
 
     def join(self, query: Tensor, found: Tensor, sums: Tensor, ask: Ask) -> tuple[Tensor, Tensor]:
-        """Join to what was found elsewhere [tokens, heads, features], and its log-sum-exps [tokens, heads]."""
+        """Join with the results of other tokens [tokens, heads, features], and their log-sum-exps [tokens, heads]."""
         window = ask.window
         if window is not None and self._nearest - window >= self._tokens - 1:
             return found, sums

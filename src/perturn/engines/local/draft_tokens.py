@@ -1,8 +1,8 @@
 """Guesses of the tokens that a policy will write next, and how many of them are worth a pass through the model.
 
-Agents repeat formats, and copy names from what they read. So what follows the last few tokens is guessed from what
-followed them before: in the same conversation, and in the actions of all others. A guess that is wrong costs time and
-changes nothing.
+Agents repeat formats, and copy names from their observations. So the tokens after the last few tokens are guessed from
+earlier places with the same tokens: in the same conversation, and in the actions of all others. A guess that is wrong
+costs time and changes nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ CONTEXT = _ORDERS[0]
 _ACTIONS = 100_000
 """Contexts that are kept of the actions of all conversations; those that were first seen longest ago go."""
 _CONVERSATIONS = 256
-"""Conversations of which tokens are kept."""
+"""Number of conversations whose tokens are kept."""
 _READ = 2048
 """Last tokens that are learned of a conversation that is new, or was dropped for others."""
 _LASTS = 0.95
 """Weight of a pass when the next one is timed."""
 _FREE = 64.0
-"""Tokens that are taken to cost as much as a pass does besides them, until passes have shown it."""
+"""Number of tokens that are assumed to cost as much as the fixed part of a pass, until passes were measured."""
 
 
 class Followers:
@@ -80,13 +80,13 @@ class Drafts:
             self._own.popitem(last=False)
 
     def learn(self, ids: Sequence[int], answer: Sequence[int]) -> None:
-        """Learn an answer, for all conversations, and what stood before it."""
+        """Learn an answer and the tokens before it, for all conversations."""
         before = ids[-CONTEXT:]
         self._actions.learn([*before, *answer], len(before))
         self._actions.forget_first(_ACTIONS)
 
     def forget(self, conversation: str) -> None:
-        """Drop what a conversation alone has taught."""
+        """Drop the tokens that come from one conversation alone."""
         self._own.pop(conversation, None)
 
     def guess(self, conversation: str, tail: Sequence[int], most: int, least: float) -> list[int]:
@@ -129,7 +129,7 @@ class Pace:
 
     @property
     def free(self) -> float:
-        """Tokens that take as long as a pass takes besides its tokens."""
+        """Number of tokens whose time equals the fixed part of a pass."""
         spread = self._passes * self._squares - self._tokens**2
         rise = self._passes * self._products - self._tokens * self._seconds
         if spread <= 0 or rise <= 0:

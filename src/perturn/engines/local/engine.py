@@ -1,8 +1,8 @@
 """The default engine: a transformers model in this process, with each conversation's keys and values kept.
 
-A turn costs its new tokens, not its history: the keys and values of a conversation stay in memory between its
-turns, up to a budget; what was evicted is computed again. Prompts join the batch when they come and leave it when they
-are answered, at any token; a batch is a row of new tokens without padding (see `history.py`).
+A turn costs its new tokens, not its history: the keys and values of a conversation stay in memory between its turns, up
+to a budget; evicted ones are computed again. Prompts join the batch when they come and leave it when they are answered,
+at any token; a batch is a row of new tokens without padding (see `history.py`).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class LocalEngine:
             self._waiting.append(row)
 
     def advance(self) -> list[tuple[Prompt, Action | EngineFailure]]:
-        """Feed the model once; returns the prompts that are answered with that, and their answers."""
+        """Run one pass of the model; return the prompts that it completes, and their answers."""
         self._admit()
         ended = self._pass() if self._running else []
         for row in ended:
@@ -144,7 +144,7 @@ class LocalEngine:
         return [*refused, *((row.prompt, self._action(row)) for row in ended)]
 
     def cancel(self, conversation: str) -> None:
-        """Stop answering the prompt of a conversation, and free what is kept for it."""
+        """Stop answering the prompt of a conversation, and free its memory."""
         self._waiting = deque(row for row in self._waiting if row.prompt.conversation != conversation)
         self._running = [row for row in self._running if row.prompt.conversation != conversation]
         self.forget(conversation)
@@ -154,7 +154,7 @@ class LocalEngine:
         return answer_all(self, prompts, sampling)
 
     def update_weights(self, folder: str | Path, name: str, base: str | None = None) -> None:
-        """Serve other weights of the same model from now on; nothing is kept of what the old ones computed.
+        """Serve other weights of the same model from now on; results of the old weights are dropped.
 
         They are read one tensor at a time. Files that only transformers can read need a second model.
 
@@ -170,7 +170,7 @@ class LocalEngine:
         """Update the weights like `update_weights`, also in the middle of answers.
 
         These go on after their tokens so far, whose keys and values are computed again. So each token has its
-        log-probability under the weights of its own version alone.
+        log-probability under its own version of the weights alone.
         """
         stored = stored_weights(folder, self._model, self._model.dtype, base)
         self._unpack()
@@ -210,7 +210,7 @@ class LocalEngine:
         return self._tokens.action(ids, ()).text
 
     def _join(self, row: Row) -> None:
-        """Find out what the prompt has in common with others."""
+        """Find the beginning that the prompt shares with other prompts."""
         row.history.end = self._beginnings.join(row.ids, row.history)
 
     def _admit(self) -> None:
@@ -249,17 +249,17 @@ class LocalEngine:
         return max((number for number, each in enumerate(worth, start=1) if each), default=0)
 
     def _wanted(self, row: Row, shared: Sequence[Beginning]) -> int:
-        """Return memory of running conversations, of a joining one, and of kept tokens that nobody holds yet."""
+        """Return memory of running conversations, of a joining one, and of kept tokens without an owner."""
         fresh = sum(node.tokens for node in shared if not node.held)
         return self._token_bytes * (sum(each.capacity for each in self._running) + row.capacity + fresh)
 
     def _resting(self) -> int:
-        """Return memory of conversations at rest, and of what is held for several."""
+        """Return memory of conversations at rest, and of shared beginnings."""
         return self._beginnings.nbytes + sum(history.nbytes for history in self._kept.values())
 
     @torch.inference_mode()
     def _begin(self, history: History, shared: Sequence[Beginning], apart: int) -> None:
-        """Start with what others have in common with it, which is computed when the first of them comes."""
+        """Start with the shared beginning, which is computed when the first of the prompts arrives."""
         for number, node in enumerate(shared):
             if not node.held:
                 alone = History(Blocks(lambda _: 1))
@@ -272,7 +272,7 @@ class LocalEngine:
             history.begin(shared, apart)
 
     def _pass(self) -> list[Row]:
-        """Feed what the rows have not fed yet, up to the pass's limit; returns the rows that end with it."""
+        """Feed further tokens of the rows, up to the limit of a pass; return the rows that are complete then."""
         parts: list[tuple[Row, list[int]]] = []
         left = _PASS
         for row in sorted(self._running, key=lambda row: len(row.answer) == 0):  # those that answer go first
@@ -320,7 +320,7 @@ class LocalEngine:
 
     @torch.inference_mode()
     def _feed(self, parts: Sequence[tuple[History, list[int]]], asked: Sequence[int]) -> Tensor:
-        """Feed conversations some tokens; what comes after some of these, float32 [asked, vocabulary]."""
+        """Feed tokens of conversations; return the logits after some of these tokens, float32 [asked, vocabulary]."""
         ids: list[int] = []
         positions: list[int] = []
         for history, part in parts:
@@ -340,9 +340,9 @@ class LocalEngine:
         return logits.float()
 
     def _sample(self, rows: Sequence[tuple[Row, list[int]]], logits: Tensor) -> None:
-        """Lengthen each answer by one token, and by another one as long as the last is what was guessed.
+        """Lengthen each answer by one token, and by a further token as long as the last one was guessed right.
 
-        So each token is drawn as it is without guesses: after the same tokens, with the same random numbers.
+        So each token is drawn as without guesses: after the same tokens, with the same random numbers.
 
         Args:
             rows: With their guesses.

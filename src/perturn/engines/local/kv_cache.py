@@ -1,10 +1,10 @@
 """Keys and values of conversations, and attention that reads them where they lie.
 
 The new tokens of all conversations go through a model's layers side by side, without padding; only attention tells
-them apart. Each conversation's keys and values stay in a slot of its own (see `blocks.py`): nothing is copied when a
+them apart. Each conversation's keys and values stay in its own slot (see `blocks.py`): nothing is copied when a
 conversation joins a batch or leaves it. Conversations that have a few new tokens each and lie side by side attend in
-one call; any other attends alone. Tokens that several begin with may lie apart (see `beginnings.py`): to these all of
-them attend in one product of matrices, and what each found there and at its own is joined by the log-sum-exps.
+one call; every other one attends alone. Tokens that several begin with may lie apart (see `beginnings.py`): to these
+all of them attend in one product of matrices, and what each found there and at its own is joined by the log-sum-exps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAME = "perturn-history"
 """Name of our attention among transformers' implementations."""
 
 CALL_BYTES = 2**20
-"""Keys and values of a layer that a CPU reads in about the time that a call takes besides."""
+"""Keys and values of a layer that a CPU reads in about the fixed time of a call."""
 
 _OTHER_CALL_BYTES = 2**28
 """The same for other devices: at 3 TB/s they are read in 90 microseconds, in which ten kernels are started."""
@@ -94,7 +94,7 @@ class History:
         return new
 
     def cut_to(self, ids: list[int], most: int) -> bool:
-        """Drop what is not in a prompt, such as an action that was not taken; whether no more than so much had to go.
+        """Drop tokens that are not in a prompt, such as an action not taken; return whether few enough were dropped.
 
         Args:
             ids: The prompt; one token at least is left to be fed.
@@ -154,11 +154,11 @@ class _Plan:
     """Attention of the tokens of a batch."""
 
     parts: list[_Alone | _Together]
-    """To what their conversations' slots hold."""
+    """Attention to the keys and values in the conversations' slots."""
     order: Tensor | None
     """Index of each token of the batch among the tokens of the parts; None: the same order."""
     shared: list[Shared]
-    """To what lies apart for several."""
+    """Attention to the keys and values that are shared."""
 
 
 _PLAN: ContextVar[_Plan] = ContextVar("plan")

@@ -7,8 +7,8 @@ weights.
 A gated feed-forward block is three products then: oneDNN applies the gate while it writes the second.
 
 oneDNN keeps a program of about half a megabyte for each shape it has multiplied, a thousand and more of them, and the
-rows of a call are ever others. So they are padded to one of a few numbers, and left to the plain product where that
-keeps nothing and is as fast.
+rows of a call are ever others. So they are padded to one of a few numbers, or left to the plain product if that is as
+fast and keeps no copy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Beginnings that conversations have in common, computed once and held once: a tree over tokens.
 
-A system text, a worked example and a task's first observation are shared by many conversations. Each conversation
-holds the node where its prompt ends, and a node holds the one it goes on from. So keys and values are there as long as
-a conversation has use for them, and no longer.
+A system text, a worked example and a task's first observation are shared by many conversations. Each conversation holds
+the node where its prompt ends, and each node holds its parent. So keys and values are kept exactly as long as a
+conversation needs them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Beginnings:
         self._held: WeakSet[Beginning] = WeakSet()  # those whose keys and values are there
 
     def join(self, ids: Sequence[int], history: object) -> Beginning:
-        """Return the node where a prompt ends, for its conversation to hold; at least one token is left to it alone."""
+        """Return the node where a prompt ends, for its conversation to hold; at least one token is not shared."""
         whole = (len(ids) - 1) // _PAGE
         pages = [tuple(ids[_PAGE * each : _PAGE * (each + 1)]) for each in range(whole)]
         node = self._root
@@ -180,7 +180,7 @@ class Row:
         return self.answer[-1] in end_ids or self.length >= self.longest or self._stopped()
 
     def _stopped(self) -> bool:
-        """Return whether the answer ends with a text that is to end it."""
+        """Return whether the answer ends with one of its stop texts."""
         if not (stop := self.prompt.stop):
             return False
         newest = self.said(self.answer[-max(len(text.encode()) for text in stop) - 4 :])

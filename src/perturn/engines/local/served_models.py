@@ -28,7 +28,7 @@ def words_alone(model: Any) -> list[tuple[list[int], Tensor]]:
 
 
 def check_layers(model: Any) -> None:
-    """Reject what attends in a way of its own, or keeps something else than keys and values.
+    """Reject models with their own kind of attention, and models that keep anything but keys and values.
 
     Raises:
         ModelError: If the engine cannot serve the model; weights are not looked at.

@@ -27,8 +27,8 @@ class LocalSettings:
     about 0.6 of the time. Weights take twice the memory."""
 
     speculate: Annotated[bool, EFFORT] = True
-    """Feed guesses of the next tokens along with the newest one, where that saves time. A token is drawn as it is
-    without them, up to rounding; a `deterministic` run does without."""
+    """Feed guesses of the next tokens along with the newest one, where that saves time. Up to rounding, a token is
+    drawn as without them; a `deterministic` run does not use them."""
 
     @property
     def traits(self) -> EngineTraits:

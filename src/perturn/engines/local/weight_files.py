@@ -96,7 +96,7 @@ def stored_weights(
 
 
 def _products(folder: Path, state: Mapping[str, Tensor]) -> dict[str, _Product] | None:
-    """Return what adapters add, by the names of the weights; None if that is no product of two matrices for each."""
+    """Return what adapters add to each weight, by its name; None if one is not a product of two matrices."""
     try:
         how, tensors = low_rank(folder), load_file(folder / WEIGHTS)
     except Exception as error:  # damaged files make errors of many types

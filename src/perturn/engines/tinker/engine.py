@@ -1,7 +1,7 @@
 """A service of the Tinker API as an engine: token ids in, token ids and log-probabilities out.
 
-A policy is opened by loading its saved state into adapters of its own. So a service that samples from the adapters that
-are trained, such as SkyRL's, never mixes both, and a service that was started again samples from what it saved.
+A policy is opened by loading its saved state into its own adapters. So a service that samples from the adapters in
+training, such as SkyRL's, never mixes both, and a restarted service samples from the saved state.
 """
 
 from __future__ import annotations

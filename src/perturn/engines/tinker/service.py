@@ -1,6 +1,6 @@
 """Client of a service of the Tinker API: adapters that are trained there, and samplers; no other module calls `tinker`.
 
-The client of that package retries for minutes without a word. So every answer is awaited here, with a limit, and a
+The client of that package retries for minutes without a message. So every answer is awaited here, with a limit, and a
 service that is gone is noticed by asking whether it lives.
 """
 
@@ -37,12 +37,12 @@ _logger = logging.getLogger(__name__)
 
 
 class Rejected(RunError):
-    """The service answered that it does not do what was asked."""
+    """The service answered that it does not support the request."""
 
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """Tokens of which some are predicted for a loss."""
+    """Tokens, some of which are predicted for a loss."""
 
     ids: NDArray[np.int64]
     """Tokens that the model reads."""
@@ -135,7 +135,7 @@ class Service:
         return Adapter(self, self.run(lambda: create(path), f"the saved state {path}"))
 
     def sampler(self, base: str) -> Sampler:
-        """Return what samples from a base model."""
+        """Return a sampler of a base model."""
         made = self.run(lambda: self._client.create_sampling_client(base_model=base), f"a sampler of {base}")
         return Sampler(self, made)
 
@@ -169,7 +169,7 @@ class Service:
 
         Args:
             future: Of the client.
-            what: What is awaited, for errors.
+            what: The awaited result, for errors.
 
         Raises:
             Rejected: If the service says that it cannot do it.
@@ -185,7 +185,7 @@ class Service:
                 raise self.failure(error, what) from error
 
     def failure(self, error: Exception, what: str) -> RunError:
-        """Return the error that stands for an error of the client."""
+        """Return our error for an error of the client."""
         said = " ".join(str(error).split())
         status = getattr(error, "status_code", None)
         kind = Rejected if isinstance(error, tinker.RequestFailedError) or status in (400, 422) else RunError
@@ -210,7 +210,7 @@ class Adapter:
 
         Args:
             sequences: At least one.
-            most: Tokens of one request, at most; a longer sequence is a request of its own.
+            most: Tokens of one request, at most; a longer sequence is a separate request.
 
         Raises:
             RunError: If the service does not answer, or one of them is not finite.
@@ -242,7 +242,7 @@ class Adapter:
     def backward(
         self, rows: Sequence[tuple[TokenSequence, Mapping[str, Numbers]]], loss: str, most: int
     ) -> None:
-        """Add the gradient of a loss of the service to what the next step takes.
+        """Add the gradient of a loss of the service to the gradient of the next step.
 
         Args:
             rows: Sequences, each with the inputs that the loss reads, by name [tokens].
@@ -258,7 +258,7 @@ class Adapter:
             self._service.wait(each, "a gradient")
 
     def step(self, **adam: float) -> dict[str, float]:
-        """Move the weights by Adam; returns what the service measured, by name.
+        """Update the weights with Adam; return the service's metrics by name.
 
         Args:
             adam: Settings of `tinker.AdamParams`.
@@ -272,7 +272,7 @@ class Adapter:
         return path
 
     def sampler(self) -> Sampler:
-        """Return what samples from the weights as they are now."""
+        """Return a sampler of the current weights."""
         make = self._client.save_weights_and_get_sampling_client
         return Sampler(self._service, self._service.run(make, "a sampler"), self)
 
@@ -319,7 +319,7 @@ class Sampler:
         return Sampled(list(sequence.tokens), list(sequence.logprobs))
 
     def close(self) -> None:
-        """Have the service drop what was made for this sampler."""
+        """Let the service drop the resources of this sampler."""
         if self._adapter is not None:
             self._adapter.close()
 

@@ -1,4 +1,4 @@
-"""Settings of a connection to a service of the Tinker API; the key itself is no setting."""
+"""Settings of a connection to a service of the Tinker API. The API key is not a setting."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ServiceSettings:
     base_url: Annotated[str, EFFORT] = "http://localhost:8000"
     """Address of the service."""
     model: str | None = None
-    """Name of the base model at the service. None: `model.name`, as the recipe has it."""
+    """Name of the base model at the service. None: `model.name`, as in the recipe."""
     api_key_env: str | None = None
-    """Environment variable that holds the key; None: the service asks for none. The key itself is no setting."""
+    """Environment variable that holds the key; None: the service asks for none. The API key is not a setting."""
     timeout: Annotated[float, SECONDS, EFFORT] = 600.0
-    """Seconds to wait for the answer to one request, while the service is there."""
+    """Seconds to wait for the answer to one request, while the service can be reached."""
     patience: Annotated[float, SECONDS, EFFORT] = 30.0
     """Seconds for which the service may be unreachable before the run stops."""
 
@@ -71,7 +71,7 @@ class ServiceSettings:
         return key_in(self.api_key_env, self.host, "tml-")
 
     def check_client(self) -> None:
-        """Check that the client package and the key are there.
+        """Check that the client package is installed and the key is set.
 
         Raises:
             ConfigError: If one is missing, or the package has a version that was not tested.

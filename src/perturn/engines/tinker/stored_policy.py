@@ -1,4 +1,4 @@
-"""The file that stands for the weights of a policy whose weights are kept by a service of the Tinker API."""
+"""The file that represents the weights of a policy kept by a service of the Tinker API."""
 
 from __future__ import annotations
 

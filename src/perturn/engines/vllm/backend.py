@@ -72,9 +72,9 @@ class Backend(Protocol):
         ...
 
     async def load(self, folder: str, version: str, adapters: bool = False) -> None:
-        """Replace the weights, drop all keys and values, and label what comes with the version.
+        """Replace the weights, drop all keys and values, and label later tokens with the version.
 
-        Answers that `pause` stopped go on under the new weights. An answer that was begun without adapters goes on
+        Answers that `pause` stopped go on under the new weights. An answer that was begun without adapters continues
         without them, and the reverse.
 
         Args:

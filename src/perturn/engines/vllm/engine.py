@@ -51,7 +51,7 @@ _MOMENT = 0.005
 
 
 class VllmEngine:
-    """Answers prompts by vLLM; close it, or what it started stays until this process ends."""
+    """Answers prompts with vLLM; close it, or its processes run until this process ends."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class VllmEngine:
             settings: Where vLLM runs and how.
             name: Identity of the policy, stamped on the trajectories. Another name must mean other weights.
             dtype: Type to compute in, float32 or bfloat16; servers have their own.
-            context: Longest sequence in tokens that the model was made for; None: what its folder says.
+            context: Longest sequence in tokens that the model was made for; None: the value in its folder.
             steady: From `perturn.rotary.steady_length`.
             adapters: Folder of adapters that are added to the model; None: none.
             adapter_rank: Largest rank of adapters that it will be given later; 0: none.
@@ -205,7 +205,7 @@ class VllmEngine:
         """Serve other weights from the next token on, in the middle of answers.
 
         vLLM is paused meanwhile, and computes the keys and values of all answers again. Answers that were begun without
-        adapters begin anew if the new weights have adapters, and the reverse.
+        adapters start again if the new weights have adapters, and the reverse.
 
         Args:
             folder: As in `update_weights`.
@@ -288,7 +288,7 @@ class VllmEngine:
         return self._loop
 
     def _drop(self) -> None:
-        """Give up what is being answered."""
+        """Give up the unfinished answers."""
         for future in self._open:
             future.cancel()
         self._open.clear()
@@ -315,7 +315,7 @@ class VllmEngine:
 
 
 def check_vllm(settings: VllmSettings) -> None:
-    """Find out whether vLLM is there, without starting a model or changing the weights of a server.
+    """Check that vLLM is installed or its server answers, without starting a model or changing the weights of a server.
 
     Raises:
         PerturnError: If it is missing, or a server does not answer or cannot be given weights.

@@ -1,8 +1,8 @@
 """End the processes that vLLM started if the main process is killed, so that they free the device's memory.
 
-A script of the standard library and psutil alone, which runs beside vLLM. Its input is a pipe that nobody but our
-process holds: a byte says that vLLM has started, a second byte says that it has been closed. An end of the pipe before
-that is our death.
+A script of the standard library and psutil alone, which runs beside vLLM. Its input is a pipe that only our process
+holds: a first byte means that vLLM has started, a second byte that it was closed. An end of the pipe before that is our
+death.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 import psutil
 
 _PAUSE = 0.5
-"""Seconds between looks at what has been started."""
+"""Seconds between checks of the started processes."""
 
 
 class Watch:

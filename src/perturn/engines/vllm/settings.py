@@ -44,7 +44,7 @@ class VllmSettings:
     """Addresses of vLLM servers, such as http://gpu1:8000, which all serve the same policy; a conversation stays with
     one of them. Empty: vLLM runs in this process, with the settings below up to `options`."""
     replicas: Annotated[int, Bound(least=1)] = 1
-    """Copies of the model, each on devices of its own; a conversation stays with one of them."""
+    """Copies of the model, each on its own devices; a conversation stays with one of them."""
     context: Annotated[int, Bound(least=2)] | None = None
     """Longest sequence in tokens, prompt and answer together. None: the model's own limit."""
     cache_gigabytes: Annotated[float, Bound(above=0, most=10**9), EFFORT] | None = None
@@ -87,7 +87,7 @@ class VllmSettings:
         )
 
     def check(self, empty_model: Callable[[], Any], recipe: str) -> None:
-        """Find out whether vLLM is there, without starting a model or changing a server."""
+        """Check that vLLM is installed or its server answers, without starting a model or changing a server."""
         locate("perturn.engines.vllm.engine:check_vllm")(self)
 
     def open(self, serving: Serving) -> Engine:

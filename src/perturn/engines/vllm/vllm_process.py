@@ -71,7 +71,7 @@ class InProcess:
         self.limit = int(self._llm.model_config.max_model_len)
 
     async def open(self, model: str, version: str) -> None:
-        """Label what comes with the version of the weights it was started with."""
+        """Label later tokens with the version of the weights it was started with."""
         await self._llm.update_weight_version(version)
 
     async def answer(self, replica: int, ids: Sequence[int], sampling: dict[str, Any]) -> Sampled:
@@ -200,7 +200,7 @@ def _arguments(
 
 @contextmanager
 def _environment(settings: VllmSettings) -> Iterator[None]:
-    """Set variables for vLLM and its processes, unless the user has set them, and restore what vLLM sets itself.
+    """Set variables for vLLM unless the user has set them, and restore the variables that vLLM sets itself.
 
     It preloads libraries and names a world size, which environments and trainers of this process must not inherit.
     """

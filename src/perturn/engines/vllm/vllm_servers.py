@@ -55,7 +55,7 @@ class Servers:
         await self.load(model, version)
 
     async def meet(self) -> None:
-        """Ask what they serve; a server that a killed run has left paused answers again.
+        """Ask the servers for their models; a server that a killed run has left paused answers again.
 
         Raises:
             RunError: If one does not answer, or takes no tokens or no weights.
@@ -125,10 +125,10 @@ class Servers:
         await self._all("post", "/resume")
 
     async def sleep(self) -> None:
-        """Leave the servers as they are: their devices are their own."""
+        """Do not change the servers: they have their own devices."""
 
     async def wake(self, parts: Sequence[str]) -> None:
-        """Leave the servers as they are."""
+        """Do not change the servers."""
 
     async def close(self) -> None:
         """Release the connections."""

@@ -17,8 +17,8 @@ class CpuReload:
     def reload_weights_on_cpu(self, weights_path: str) -> None:
         """Call `reload_weights`, and pack the output layer again.
 
-        On a CPU, vLLM multiplies by a packed copy of the output layer. Where that layer is tied to the embeddings,
-        `reload_weights` (0.32) leaves the copy as it was, and says no word.
+        On a CPU, vLLM multiplies by a packed copy of the output layer. If that layer is tied to the embeddings,
+        `reload_weights` (0.32) does not change the copy, and reports no error.
         """
         self.reload_weights(weights_path=weights_path)
         for layer in self.model_runner.get_model().modules():

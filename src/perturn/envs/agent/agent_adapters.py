@@ -39,7 +39,7 @@ def adapter_file(name: str) -> str:
 def adapted_rows(
     python: str | None, name: str, sources: tuple[str, ...], passed: tuple[str, ...]
 ) -> Mapping[str, Sequence[Any]]:
-    """Return the rows of each source, as `tasks` beside a function lists them; without sources, only import it.
+    """Return the rows of each source, as `tasks` next to a function lists them; without sources, only import it.
 
     Args:
         python: Interpreter; None: this one.

@@ -1,4 +1,4 @@
-"""The endpoint of the agents that a run plays: the episodes themselves answer, so that the loop stays as it is.
+"""The endpoint of the agents that a run plays: the episodes themselves answer, so that the loop need not change.
 
 A run's engine answers the prompts of many episodes together. An agent's request waits here until its episode has been
 sent the answer.
@@ -17,7 +17,7 @@ from perturn.serve.settings import ServeSettings
 from perturn.types import Action, Prompt, Sampling, Task, Trajectory
 
 _LONG = 10.0**7
-"""Seconds after which the endpoint would end a session; its episode has limits of its own."""
+"""Seconds after which the endpoint would end a session; its episode has its own limits."""
 _SETTINGS = ServeSettings(
     max_body_bytes=64 * 2**20,
     max_sessions=100_000,
@@ -101,7 +101,7 @@ class _Episodes:
             asked.answer(EngineFailure("the episode of this session is over."))
 
     def forget(self, conversation: str) -> None:
-        """Delete what is kept for a conversation that has ended."""
+        """Delete the state of a conversation that has ended."""
         self._prompt_tokens.pop(conversation, None)
         self._answer_tokens.pop(conversation, None)
 
@@ -134,12 +134,12 @@ class Line:
         error: str | None = None,
         truncated: bool = False,
     ) -> Trajectory:
-        """End the session; return what was recorded of it.
+        """End the session; return its recording.
 
         Args:
-            reward: Of the episode; None: what the agent posted, else 0.
+            reward: Of the episode; None: the reward that the agent posted, else 0.
             success: Whether the task is solved; None: as the agent posted, else whether the reward is 1 or more.
-            error: Why the episode has FAILED; None: it has not.
+            error: Why the episode has FAILED; None if it has not.
             truncated: Whether a limit ended it.
         """
         self._episodes.end(self._session)
@@ -156,7 +156,7 @@ class Bridge:
         self._endpoint = Endpoint(self._episodes, _SETTINGS)
 
     def open(self, task: Task, sample: int, seed: int, ask: Callable[[Question], None]) -> Line:
-        """Open a session; `ask` is told of each of its requests, in any thread."""
+        """Open a session; `ask` is called with each of its requests, in any thread."""
         session = self._endpoint.new_session(task, sample, seed)
         self._episodes.begin(session, ask)
         return Line(self._endpoint, self._episodes, session)

@@ -53,7 +53,7 @@ class Expert:
 
         Args:
             begin: Begins the episode.
-            folder: Folder in which what was paid for is kept; None: in memory.
+            folder: Folder of paid answers; None: in memory.
         """
         engine = self._opened(folder)
         steps = begin()

@@ -1,7 +1,7 @@
-"""Two ways to start an agent: a command as a process of its own, a function as a fork of a process that imported it.
+"""Two ways to start an agent: a command as a new process, a function as a fork of a process that imported it.
 
-A fork costs a hundredth of what an interpreter costs that imports OpenAI's client. The process that is forked runs no
-agent itself, so that each episode begins with the module as it was imported.
+A fork costs a hundredth of the time of an interpreter that imports OpenAI's client. The process that is forked runs no
+agent itself, so that each episode begins with a freshly imported module.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Command:
     program: Sequence[str]
 
     def __call__(self, streams: Streams, variables: Mapping[str, str], memory: int, folder: Path) -> Running:
-        """Start it as a process of its own."""
+        """Start it as a new process."""
         wrapped = [sys.executable, "-I", "-S", die_with_parent.__file__, str(streams.lifeline), str(memory)]
         try:
             return subprocess.Popen(

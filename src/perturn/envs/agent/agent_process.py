@@ -23,7 +23,7 @@ from perturn.io.scratch import scratch_folder
 _OUTPUT = 2**16
 """Bytes of the end of its output that are kept, of each stream."""
 _LINES = 3
-"""Lines of the end of what it wrote that an error quotes."""
+"""Lines of the end of its output that an error quotes."""
 _MOMENT = 0.1
 """Seconds between two looks at whether it has ended, while something that it started holds its output open."""
 _REAP_S = 5.0
@@ -31,7 +31,7 @@ _REAP_S = 5.0
 
 
 class AgentProcess:
-    """A program that plays one episode, in a session of its own.
+    """A program that plays one episode, in its own session.
 
     It reads its task as JSON on its standard input, and in the file that `PERTURN_TASK` names.
     """
@@ -88,7 +88,7 @@ class AgentProcess:
         return self._process.poll()
 
     def kill(self) -> None:
-        """Kill it and all that it started; nothing more is read of what it writes."""
+        """Kill it and all processes that it started; its further output is ignored."""
         self._closer()
         self._thread.join(_REAP_S)
 
@@ -112,7 +112,7 @@ class AgentProcess:
         return f"{how}; it wrote: {' | '.join(lines)}" if lines else how
 
     def _listen(self, on_end: Callable[[], None]) -> None:
-        """Keep the end of what it writes until it ends."""
+        """Keep the end of its output until it ends."""
         with selectors.DefaultSelector() as waiting:
             for name, stream in self._streams.items():
                 os.set_blocking(stream.fileno(), False)
@@ -138,7 +138,7 @@ class AgentProcess:
 
 
 def _kill(process: Running, lifeline: socket.socket, folder: Any, task: Path) -> None:
-    """Kill a process, its group, its descendants, and what else has its task in its environment; reap it."""
+    """Kill a process, its group, its descendants, and every process with its task's environment variable; reap it."""
     others = []
     with suppress(psutil.Error):
         others = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []

@@ -26,7 +26,7 @@ def read_tasks(
             and returns rows; or each of these by the split that it is of. The rows of one source for all splits are of
             the split that their key `split` says, else of `train`.
         split: Such as `train`.
-        listed: Returns the rows of a source, where an adapter says what a source is.
+        listed: Returns the rows of a source, if an adapter defines sources.
 
     Raises:
         ConfigError: If there is no such split.

@@ -53,9 +53,9 @@ def _reads(settings: Mapping[str, Any]) -> list[str]:
 class Agent:
     """A program of yours that plays tasks by itself; its requests to the policy are the turns.
 
-    The program is a command, a function that runs in a process of its own, or an adapter for the tasks of another
-    library. It must give each episode a reward. A program that crashes, hangs or gives none makes its episode FAILED,
-    and stops no other.
+    The program is a command, a function that runs in its own process, or an adapter for the tasks of another library.
+    It must give each episode a reward. A program that crashes, hangs or gives none makes its episode FAILED, and stops
+    no other.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
@@ -80,8 +80,8 @@ class Agent:
 
         Args:
             tasks: File of rows, `owner/name:split` of the Hub or `module:function`; or one for each split. The rows of
-                one source are of the split under their key `split`, else of `train`. With an adapter, what its library
-                calls a set of tasks.
+                one source are of the split under their key `split`, else of `train`. With an adapter, a set of tasks in
+                its library's terms.
             command: Program and arguments, such as `[python, my_agent.py]`.
             function: `module:rollout` or `file.py:rollout` instead of a command, written as
                 `async def rollout(task, client)`; it returns the reward, or a dict with `reward` and `success`.
@@ -89,8 +89,8 @@ class Agent:
                 `async rollout(task, client)`.
             python: Interpreter of the function or adapter, such as `venvs/verifiers/bin/python`; it needs OpenAI's
                 client. None: this one.
-            seconds: Time that an episode may take, without what it waits for the policy. An agent that takes longer is
-                killed, and its episode has FAILED.
+            seconds: Time that an episode may take, without the time it waits for the policy. An agent that takes longer
+                is killed, and its episode has FAILED.
             memory_gigabytes: Memory that each process of an agent may take. None: as much as there is.
             tokens: Tokens of all answers of an episode, after which the agent is answered no more. None: as many as
                 `protocol.max_turns` answers have.
@@ -154,7 +154,7 @@ class Agent:
         A crash, a limit of time, a missing reward or a failure of the engine ends in a trajectory marked FAILED.
 
         Raises:
-            RunError: If the episode was to be resumed, or the protocol says what an agent is not told.
+            RunError: If the episode was to be resumed, or the protocol has a text that an agent is not given.
         """
         _check_rules(job, protocol)
         rules = f"{protocol.name}-{protocol.format}"
@@ -182,7 +182,7 @@ class Agent:
         return replace(recorded, policy=policy, environment=self.name, protocol=rules)
 
     def _started_by(self, command: Sequence[str] | None, function: str | None) -> Launch:
-        """Return the way to start an agent; `python` is this one, so that packages installed here are there.
+        """Return the way to start an agent; `python` is this interpreter, with its packages.
 
         Raises:
             ConfigError: If there is no such program or function.
@@ -242,10 +242,10 @@ def _label(command: Sequence[str] | None, function: str | None) -> str:
 
 
 def _check_rules(job: Job, protocol: EpisodeProtocol) -> None:
-    """Reject what an agent cannot be told, or cannot do.
+    """Reject protocol settings that an agent cannot be given, or cannot follow.
 
     Raises:
-        RunError: Saying what to leave out.
+        RunError: With the setting to leave out.
     """
     if job.begun is not None or job.window is not None:
         raise RunError("an agent's episode cannot be resumed; take explore.name=rollouts.")

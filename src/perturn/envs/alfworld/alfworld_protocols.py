@@ -79,4 +79,4 @@ ALFWORLD_LAB = EpisodeProtocol(
     max_turns=30,
     sampling=Sampling(temperature=0.0, max_new_tokens=16),
 )
-"""Of small policies made from nothing: no system text, which would tell them nothing, and no worked example. Ours."""
+"""For small policies trained from scratch: no system text, which they could not use, and no worked example. Ours."""

@@ -1,8 +1,8 @@
-"""An explorer who solves ALFWorld games by looking: no knowledge of the house but what observations say.
+"""An explorer that solves ALFWorld games by looking: it knows only what observations say about the house.
 
-It reads the task, looks into the places where the thing is likeliest (`places.py`), remembers what it has
-seen, and does what the task asks. It is no planner: it may walk to a wrong place, as a newcomer would. It can also
-take over from somebody else, knowing what that one has seen and done.
+It reads the task, looks in the places where the thing is likeliest (`places.py`), remembers the things it has seen, and
+acts on the task. It does not plan: it may walk to a wrong place, as a newcomer would. It can also take over from
+another policy, and then knows its commands and observations.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Wish:
 
 
 def read_task(text: str) -> Wish:
-    """Turn the first observation of a game into what is asked for."""
+    """Return the wanted things and goal from the first observation of a game."""
     said = text.rpartition("Your task is to: ")[2].strip().rstrip(".")
     for pattern in _TASKS:
         if match := pattern.fullmatch(said):
@@ -64,17 +64,17 @@ def read_task(text: str) -> Wish:
 
 
 class Player:
-    """A game in progress, as the explorer knows it: what was said, done and seen."""
+    """A game in progress, as the explorer knows it from its commands and observations."""
 
     def __init__(
         self, first: Observation, step: Callable[[str], Observation], promise: Promise = promise
     ) -> None:
-        """Look around, given what `reset` answered, what takes an action, and the order of search."""
+        """Look around, given the observation of `reset`, a function that takes an action, and the order of search."""
         self.script: list[tuple[str, str]] = []
         self.wish = read_task(first.text)
         self.places = _SEEN.findall(first.text.rpartition("Your task")[0])
         self.seen: dict[str, list[str]] = {}
-        """Receptacle -> what was in it when last looked at, and what was put there since."""
+        """Receptacle -> its contents when last looked at, and things put there since."""
         self.unsearched: set[str] = set(self.places)
         """Receptacles that were not looked into."""
         self.brought: list[str] = []
@@ -88,7 +88,7 @@ class Player:
         self._step = step
 
     def recall(self, command: str, answer: Observation) -> None:
-        """Know what somebody else has done, and what was answered, before it takes over."""
+        """Take over after commands of another policy, with their observations."""
         self._last = answer
         match = _COMMANDS.fullmatch(command.strip()) if answer.valid else None
         if match is None:
@@ -118,7 +118,7 @@ class Player:
         return self._last.terminated or len(self.script) >= _PATIENCE
 
     def can(self, *words: str) -> str:
-        """Return the first admissible command that begins with the first word and has all the others; or nothing."""
+        """Return the first admissible command that begins with the first word and has all others, or None."""
         for command in self._last.admissible:
             said = f"{command} "
             if said.startswith(f"{words[0]} ") and all(f" {word} " in said for word in words[1:]):
@@ -132,7 +132,7 @@ class Player:
             self.script.append((thought, command))
 
     def visit(self, place: str, why: str) -> None:
-        """Go to a receptacle and see what is in it; what is not asked for is put down there."""
+        """Go to a receptacle and look at its contents; put down there an unwanted thing in the hand."""
         if place != self.here:
             self.do(why, self.can("go", place) or self.can("examine", place))
             self.here = place
@@ -143,18 +143,18 @@ class Player:
         self.lay_down()
 
     def _look_at(self, place: str) -> None:
-        """Know what was seen at a receptacle."""
+        """Remember the things seen at a receptacle."""
         if not self._last.text.endswith(" is closed."):
             self.seen[place] = _SEEN.findall(self._last.text)
             self.unsearched.discard(place)
 
     @property
     def burdened(self) -> bool:
-        """Whether what is in the hand is not what is asked for."""
+        """Whether the thing in the hand is not wanted."""
         return bool(self.held) and kind(self.held) != self.wish.thing
 
     def lay_down(self) -> None:
-        """Put down what is not asked for, if it can be put down here."""
+        """Put down an unwanted thing, if it can be put down here."""
         if self.burdened and (put := self.can("move", self.held) or self.can("put", self.held)):
             self.do(f"I do not need the {self.held}. I put it down.", put)
             self.put_down(self.held, " ".join(put.split()[-2:]))
@@ -193,7 +193,7 @@ def _look_under_lamp(player: Player) -> None:
 
 
 def _bring(player: Player) -> bool:
-    """Find one more thing, treat it if it must be, and put it where it is wanted; whether one was found."""
+    """Find one more thing, treat it if needed, and put it where the task wants it; return whether a thing was found."""
     thing = "" if player.burdened else player.held
     if not thing:
         thing, place = _find(player, player.wish.thing, _placed(player))
@@ -220,7 +220,7 @@ def _take(player: Player, thing: str, place: str) -> str:
 
 
 def _free_hand(player: Player) -> None:
-    """Go where what is in the hand, and not asked for, can be put down."""
+    """Go where the unwanted thing in the hand can be put down."""
     for place in _ranked(player, kind(player.held)):
         if player.burdened:
             player.visit(place, f"I do not need the {player.held}. I may put it down at {place}.")
@@ -233,7 +233,7 @@ def _ranked(player: Player, thing: str) -> list[str]:
 
 
 def _known(player: Player, place: str) -> list[str]:
-    """Return things of the kind that is asked for that were seen in a receptacle."""
+    """Return the things of the wanted kind that were seen in a receptacle."""
     return [each for each in player.seen.get(place, ()) if kind(each) == player.wish.thing]
 
 
@@ -244,7 +244,7 @@ def _target(player: Player) -> str:
 
 
 def _placed(player: Player) -> list[str]:
-    """Return things that are already brought, and where two are wanted, things that lie there anyway."""
+    """Return things that are already at the goal; if two are wanted, also things that lie there from the beginning."""
     found = _known(player, _target(player)) if player.wish.count > 1 else []
     return list(dict.fromkeys([*player.brought, *found]))
 
@@ -265,7 +265,7 @@ def _find(player: Player, thing: str, taken: Sequence[str]) -> tuple[str, str]:
 
 
 def _treat(player: Player, thing: str) -> None:
-    """Clean, heat or cool what is in the hand."""
+    """Clean, heat or cool the thing in the hand."""
     treatment = player.wish.treatment
     place = next((each for each in player.places if kind(each) == TREATED_AT[treatment]), "")
     if place != player.here:
@@ -275,7 +275,7 @@ def _treat(player: Player, thing: str) -> None:
 
 
 def _deliver(player: Player, thing: str, place: str) -> None:
-    """Put what is in the hand where it is wanted."""
+    """Put the thing in the hand where the task wants it."""
     player.visit(place, f"The {thing} goes to {place}.")
     put = player.can("move", thing, place) or player.can("put", thing, place)
     player.do(f"I am at {place}. I put the {thing} there.", put)

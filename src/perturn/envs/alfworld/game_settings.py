@@ -27,7 +27,7 @@ class TextGame:
         return self.begin(parse_problem(game.problem, game.source or f"game {game.id!r}"), game.task)
 
     def begin(self, problem: Problem, task: str) -> Observation:
-        """Start a game whose problem was read before, and what it asks for."""
+        """Start a game from its problem and its task text; return the first observation."""
         self._world = world = World(problem, self._grammar)
         welcome = "-= Welcome to TextWorld, ALFRED! =-"
         return self._observe(f"{welcome}\n\n{world.opening()}\n\nYour task is to: {task}.")

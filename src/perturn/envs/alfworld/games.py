@@ -228,7 +228,7 @@ _ID = re.compile(rb'\{"id": ?"([^"\\]+)"')
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
-    """Turn id into compressed line; shared by all worlds of the process while the file stays as it is."""
+    """Return the compressed line of each game by its id; it is kept for this process while the file is unchanged."""
     status = path.stat()
     with _LOCK:
         return _decompress(path.resolve(), status.st_size, status.st_mtime_ns)

@@ -1,4 +1,4 @@
-"""Made-up games in the manner of ALFWorld: a room, what lies in it, and a task that can be solved.
+"""Generated games that resemble ALFWorld's: a room with its things, and a task that can be solved.
 
 They are games of our own, never ALFWorld's: `alfworld-like` everywhere. A number decides all of a game. The task is
 chosen first and the things it needs are placed so that it is open and can be done, which gives a walkthrough.
@@ -18,7 +18,7 @@ SPLITS = {"train": 600, "valid_seen": 600, "valid_unseen": 600}
 """Split -> how many games it has, unless a setting says otherwise."""
 
 _LAYOUTS = 20
-"""Layouts of each room that `train` and `valid_seen` share; `valid_unseen` has as many others."""
+"""Layouts of each room that `train` and `valid_seen` share; `valid_unseen` has the same number of other layouts."""
 
 _ROOMS = {
     "kitchen": (
@@ -42,7 +42,7 @@ _ROOMS = {
         "book box creditcard keychain laptop newspaper pillow remotecontrol statue tissuebox vase watch plate desklamp",
     ),
 }
-"""Room -> its receptacles, with how few and how many of each, and the things that may lie in it."""
+"""Room -> its receptacles, with the smallest and largest number of each, and the things that may lie in it."""
 
 _FLAGS = {
     "cleanable": "apple bowl butterknife cloth cup dishsponge egg fork kettle knife ladle lettuce mug pan plate pot "
@@ -136,7 +136,7 @@ def _choices(kind: str, room: _Room) -> Iterator[tuple[str, str]]:
 
 
 def _furnish(name: str, kind: str, room: _Room, wanted: tuple[str, str], dice: random.Random) -> GameText:
-    """Place what the task needs, and much else."""
+    """Place the things that the task needs, and many others."""
     thing, place = wanted
     count = 2 if kind == "pick_two_obj_and_place" else 1
     lies: dict[str, str] = {}
@@ -198,7 +198,7 @@ def _write_problem(room: _Room, lies: dict[str, str], goal: str) -> str:
 
 
 def _walk(kind: str, room: _Room, lies: dict[str, str], needed: Sequence[str], place: str) -> Iterator[str]:
-    """Yield a solution by someone who knows where everything is, in the grammar of 0.4."""
+    """Yield a solution with full knowledge of all places, in the grammar of 0.4."""
     names = name_entities([*room.at, *lies])
     opened: set[str] = set()
     here = ""

@@ -1,7 +1,7 @@
 """Made-up games in the manner of ALFWorld, for tests and for those without its data. They are not ALFWorld's games.
 
 The engine, the sentences and the six kinds of tasks are as in `alfworld`; rooms, things and tasks are generated.
-A score on them says nothing of ALFWorld, and its name says so: `alfworld-like`.
+A score on them does not predict a score on ALFWorld, and its name says so: `alfworld-like`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """ALFWorld through the official package: TextWorld, with Fast Downward's translator and state in C++.
 
 Needs `pip install "perturn[alfworld]"`, which compiles for some minutes (gcc, g++, make, cmake). `alfworld` plays the
-same games alike without it and hundreds of times faster; this is what it is checked against, and it plays what
-`alfworld` refuses.
+same games without it, hundreds of times faster, and is checked against it. It also plays games that `alfworld` rejects.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ class ALFWorldOfficial:
     """The official engine as an `Environment` and an `Expert`, with the settings and tasks of `ALFWorld`.
 
     How commands are said is the game file's own affair. Games of an archive, which have no grammar, get the installed
-    package's. The engine changes `sys.argv` and `sys.stdout` while it loads a game, so it belongs into a process of its
-    own, which is where recipes run it; worlds in threads disturb each other.
+    package's. The engine changes `sys.argv` and `sys.stdout` while it loads a game, so it should run in its own
+    process, as in recipes; worlds in threads disturb each other.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
@@ -91,7 +90,7 @@ class OfficialGame:
     """One game after the other in the official engine, as observations."""
 
     def __init__(self, logic: tuple[str, str] | None = None) -> None:
-        """Load the engine; `logic` is of games that have none of their own, or None for the installed package's."""
+        """Load the engine; `logic` is for games that bring no logic; None: the installed package's."""
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
         from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
         from textworld import EnvInfos
@@ -119,7 +118,7 @@ class OfficialGame:
         return observation
 
     def game_data(self, game: GameText) -> dict[str, Any]:
-        """Return a game as the official engine takes it, which is what a game file holds."""
+        """Return a game in the form of the official engine: the content of a game file."""
         domain, grammar = game.logic or self._logic
         return {
             "pddl_domain": domain,

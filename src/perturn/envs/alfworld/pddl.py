@@ -1,8 +1,8 @@
 """The PDDL problem of an ALFWorld game: its initial facts and its goal.
 
 A problem names objects, lists the facts that hold at the start, and states the goal as a formula. Names are compared in
-lower case, as planners do. The domain (what actions need and change) is the same for all games; `world.py`
-has it.
+lower case, as planners do. The domain (preconditions and effects of actions) is the same for all games; `world.py` has
+it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _parse_goal(text: str, start: int, where: str) -> tuple[Literal, ...]:
 
 
 def _check_goal(literals: Sequence[Literal]) -> None:
-    """Reject what could not be tried, or not within reason."""
+    """Reject conditions that could not be tried, or not in reasonable time."""
     for literal in literals:
         if len(literal) != 1 + len(_PREDICATES.get(literal[0], ["any", "any"])):
             raise ValueError(f"({' '.join(literal)}) has too few or too many arguments")
@@ -141,7 +141,7 @@ def _read_list(tokens: Iterator[str], level: int = 0) -> list[Any]:
 
 
 def _flatten(tree: Any, renamed: Mapping[str, str]) -> Iterator[Literal]:
-    """Yield the literals of a formula of `and`, `exists` and inequalities; each scope gets variables of its own."""
+    """Yield the literals of a formula of `and`, `exists` and inequalities; each scope gets its own variables."""
     head = tree[0]
     if head == "and":
         for part in tree[1:]:

@@ -1,9 +1,9 @@
-"""The shortest way to win an ALFWorld game from where it stands, by one who knows the whole house.
+"""The shortest way to win an ALFWorld game from its current state, with full knowledge of the house.
 
 A way is a list of errands: fetch a thing, treat it, put it down, light a lamp. Going there and opening the receptacle
-belong to the errand that needs them, so the search has a node for each order of errands and not for each command. What
-no shortest way does is not searched: opening what is neither taken from nor put into, taking what is not asked for,
-treating otherwise than the task asks, putting down elsewhere a thing that was just fetched.
+belong to the errand that needs them, so the search has a node for each order of errands and not for each command.
+Commands that are on no shortest way are not searched: opening a receptacle that is not used, taking an unwanted thing,
+a treatment that the task does not ask for, putting down elsewhere a thing that was just fetched.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ TREATMENTS = {
     "microwavetype": ("heat", "heatable"),
     "fridgetype": ("cool", "coolable"),
 }
-"""Kind of receptacle -> what can be done there, and to objects with which flag."""
+"""Kind of receptacle -> possible actions there, and the flags of objects they apply to."""
 _STATES = {"isclean": "clean", "ishot": "heat", "iscool": "cool"}
 """State that a goal asks for -> the treatment that brings it about."""
 
 
 @dataclass(frozen=True)
 class House:
-    """A game as it stands: names are the problem's ids. What it holds is the world's own, and only read."""
+    """The current state of a game: names are the problem's ids. Its contents belong to the world and are only read."""
 
     goal: Sequence[Literal]
     here: str
@@ -74,7 +74,7 @@ class _State:
 
 
 def shortest(house: House) -> int | None:
-    """Return commands of the shortest way to the goal; 0 if it holds, None if there is no way.
+    """Return commands of the shortest way to the goal: 0 if the goal holds already, None if it cannot be reached.
 
     Raises:
         EnvironmentFailure: If the goal is none of ALFWorld's six kinds.
@@ -164,7 +164,7 @@ class _Search:
                 yield length + 1, replace(there, held=each, lies=state.lies - {(each, place)})
 
     def _treat(self, state: _State) -> Iterator[tuple[int, _State]]:
-        """Treat what is held, or bring it to the lamp and light that."""
+        """Treat the thing in the hand, or bring it to the lamp and light the lamp."""
         house, aim, held = self._house, self._aim, state.held
         if aim.lamp:
             length, there = self._reach(state, aim.place)
@@ -176,7 +176,7 @@ class _Search:
                 yield length + 1, replace(there, ready=state.ready | {held})
 
     def _put(self, state: _State, places: Iterable[str]) -> Iterator[tuple[int, _State]]:
-        """Put down what is held."""
+        """Put down the thing in the hand."""
         kind = self._house.kind
         for place in places:
             if (kind.get(place), kind.get(state.held)) in self._house.fits:

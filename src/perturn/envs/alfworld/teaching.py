@@ -17,7 +17,7 @@ from perturn.types import Observation, Task
 
 
 class GamesTaught(ABC):
-    """A `Teacher`, `Pathfinder` and `Corrector`; each plays a game of its own, so that a running episode goes on."""
+    """A `Teacher`, `Pathfinder` and `Corrector`; each plays its own game, so that a running episode goes on."""
 
     grammar: Grammar
 
@@ -26,7 +26,7 @@ class GamesTaught(ABC):
         """Return the game of a task."""
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Return actions of an explorer who sees observations alone."""
+        """Return actions of an explorer that sees observations alone."""
         return [action for _, action in self.demonstration(task)]
 
     def demonstration(self, task: Task) -> Sequence[tuple[str, str]]:
@@ -35,7 +35,7 @@ class GamesTaught(ABC):
         return demonstrate(Player(game.reset(self.game(task)), game.step))
 
     def remaining(self, task: Task, actions: Sequence[str], sense: str) -> Sequence[int | None]:
-        """Return commands that are left at the start and after each action, as a `Pathfinder` has it; see `way.py`."""
+        """Return the commands left at the start and after each action, as a `Pathfinder` does; see `way.py`."""
         return remaining(self.game(task), self.grammar, actions, sense)
 
     def correct(self, task: Task, actions: Sequence[str]) -> Sequence[tuple[str, str]] | None:
@@ -43,12 +43,12 @@ class GamesTaught(ABC):
         return take_over(self.game(task), self.grammar, actions)
 
     def clumsy(self, task: Task, seed: int) -> Sequence[str]:
-        """Return actions of the expert who errs and recovers, other ones for each seed."""
+        """Return actions of the expert that errs and recovers, different ones for each seed."""
         game = TextGame(self.grammar)
         return clumsy_script(game, game.reset(self.game(task)), random.Random(f"{task.id} {seed}"))
 
     def aimless(self, task: Task, seed: int, turns: int) -> Sequence[str]:
-        """Return actions of somebody without a goal, who tries what can be done."""
+        """Return actions of a player without a goal, who tries everything possible."""
         game = TextGame(self.grammar)
         return aimless_script(game, game.reset(self.game(task)), random.Random(f"{task.id} {seed}"), turns)
 
@@ -66,7 +66,7 @@ _NEAR = 0.7
 
 
 def clumsy_script(game: TextGame, first: Observation, draw: random.Random) -> Sequence[str]:
-    """Return commands of the expert who searches in an order of its own, strays and slips.
+    """Return commands of an expert that searches in its own order, takes detours and makes mistakes.
 
     Args:
         game: Just begun; it is played to its end.
@@ -84,7 +84,7 @@ def clumsy_script(game: TextGame, first: Observation, draw: random.Random) -> Se
 
 
 def aimless_script(game: TextGame, first: Observation, draw: random.Random, turns: int) -> Sequence[str]:
-    """Return commands of somebody who tries what can be done, so that all that a game says is heard once.
+    """Return commands that try everything possible, so that every text of a game is seen once.
 
     Args:
         game: Just begun.
@@ -109,7 +109,7 @@ class _Clumsy:
         self._game, self._draw, self._last = game, draw, first
 
     def step(self, command: str) -> Observation:
-        """Do what was asked for, after some nonsense; return the answer to the command."""
+        """Do the wanted command after some useless ones; return the answer to it."""
         if self._draw.random() < _FAILURE:
             self._do(self._failing(command))
         if command.startswith("go to ") and self._draw.random() < _DETOUR:
@@ -121,7 +121,7 @@ class _Clumsy:
         return self._last
 
     def _failing(self, command: str) -> str:
-        """Return a command like the one asked for that cannot be done now: a wrong number, or too early."""
+        """Return a similar command that cannot be done now: a wrong number, or too early."""
         verb, *rest = command.split(" ")
         numbers = [index for index, word in enumerate(rest) if word.isdecimal()]
         if numbers and self._draw.random() < _WRONG_NUMBER:
@@ -145,7 +145,7 @@ def remaining(game: GameText, grammar: Grammar, actions: Sequence[str], sense: s
     Args:
         game: Its game.
         grammar: How commands are said.
-        actions: The commands that were said; a command that does nothing leaves the way as it was.
+        actions: The commands so far; a command without effect does not change the way.
         sense: `shortest` or `searching`.
 
     Raises:

@@ -1,7 +1,7 @@
-"""The world of an ALFWorld game: what is where, which commands can be given, and what they change and say.
+"""The world of an ALFWorld game: the places of things, the possible commands, and their effects and answers.
 
-Everything is looked up from what is at hand: the agent's place, the few receptacles there, and what is in them. So a
-step costs microseconds, where a planner's engine goes through all facts and actions of the house.
+Only near things are looked up: the agent's place, the few receptacles there, and their contents. So a step costs
+microseconds, where a planner's engine goes through all facts and actions of the house.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class World:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def house(self) -> House:
-        """Return the game as it stands now, for a look at all of it; valid until the next command."""
+        """Return the current game, with full view; valid until the next command."""
         return House(
             self._goal,
             self._here,

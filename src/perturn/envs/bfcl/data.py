@@ -172,7 +172,7 @@ def read_call(text: str, methods: Mapping[str, Any]) -> ToolCall:
         methods: What the tools are, by name.
 
     Raises:
-        DataError: If it is no call of a tool with literal arguments.
+        DataError: If it is not a call of a tool with literal arguments.
     """
     if len(text) > _LONGEST_CALL:
         raise DataError(f"gold call {text[:40]!r}… has more than {_LONGEST_CALL} characters. {_REMEDY}")
@@ -209,7 +209,7 @@ class Matched:
         """In [0, 1]."""
 
     def add(self, calls: Sequence[ToolCall]) -> float:
-        """Take calls in; returns what F1 rose by, which is below 0 where it fell."""
+        """Add calls; return the change of F1, which is below 0 if it fell."""
         before = self.f1
         self._similarity += [[call_similarity(call, wanted) for wanted in self._gold] for call in calls]
         matched = fsum(hard_matches(self._similarity))

@@ -26,7 +26,7 @@ def read_documents(corpus: Path) -> Iterator[Document]:
     """Yield the paragraphs of a corpus, to be searched by title and text.
 
     Raises:
-        DataError: If the file is missing, or a line is no paragraph with a title and a text.
+        DataError: If the file is missing, or a line is not a paragraph with a title and a text.
     """
     for where, row in read_rows(corpus):
         title, sentences = read_paragraph(row, where)

@@ -217,7 +217,7 @@ class HotpotQA:
         )
 
     def _state(self) -> str:
-        """Return the key of where the episode stands."""
+        """Return the key of the episode's current state."""
         assert self._task is not None
         page = self._page[0] if self._page else ""
         return short_hash(repr([self._task.id, page, self._keyword, self._shown]))

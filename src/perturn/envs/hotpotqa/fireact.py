@@ -25,7 +25,7 @@ _END = re.compile(r"\s*(?=\nThought:|\Z)")
 
 @dataclass(frozen=True)
 class Step:
-    """One thought and action, and what was observed then."""
+    """One thought and action, and the observation after it."""
 
     thought: str
     action: str

@@ -54,8 +54,8 @@ class Mcp:
     without calls is the answer, and ends the episode. A row with `user`, which are instructions for a simulated user,
     has a talk instead: an action without calls is said to the user, and the user ends the talk with `###STOP###`.
 
-    The reward is 1 if the answer is the row's answer, ignoring case and spaces, or what a function of yours
-    says. A row without an answer has no reward of its own; give it one with `reward.judge`.
+    The reward is 1 if the answer equals the row's answer, ignoring case and spaces, or the value of your own function.
+    A row without an answer has no reward of its own; give it one with `reward.judge`.
     """
 
     format: ClassVar[str] = "tools"

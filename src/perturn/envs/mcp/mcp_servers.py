@@ -33,7 +33,7 @@ _DIE_WITH_PARENT = (
 _LONGEST_LINE = 2**24
 """Bytes of one message of a server."""
 _WORDS = 2000
-"""Characters of what a server wrote on its error stream that are quoted."""
+"""Characters that are quoted of a server's error stream."""
 _DEATH_S = 0.2
 """Seconds in which the end of a process is noticed."""
 _CLOSE_S = 1.0
@@ -101,7 +101,7 @@ class McpServers:
             raise
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Return what a tool returns; an error of the tool, and a missing answer, are results too.
+        """Return the result of a tool; an error of the tool, and a missing answer, are results too.
 
         Raises:
             WorldLost: If the server has died.
@@ -219,7 +219,7 @@ class McpServers:
 
 
 class _Pipes:
-    """Messages from and to the standard streams of a process, and the end of what it wrote on its error stream."""
+    """Messages from and to the standard streams of a process, and the end of its error stream."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         import anyio
@@ -251,13 +251,13 @@ class _Pipes:
             await self._process.stdin.drain()
 
     async def overhear(self) -> None:
-        """Keep the end of what is written on the error stream."""
+        """Keep the end of the error stream."""
         assert self._process.stderr is not None
         while some := await self._process.stderr.read(4096):
             self._words = (self._words + some.decode(errors="replace"))[-_WORDS:]
 
     def told(self) -> str:
-        """Return the end of a sentence on a failure: what the process wrote on its error stream."""
+        """Return the end of a sentence on a failure: the end of the process's error stream."""
         return f"; it wrote: {self._words.strip()}" if self._words.strip() else "."
 
     def close(self) -> None:
@@ -287,7 +287,7 @@ async def _start_process(server: ServerSettings) -> asyncio.subprocess.Process:
 
 
 async def _stop_process(process: asyncio.subprocess.Process, tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Close the input of a process, kill what has not ended after a while, and end the tasks on its pipes."""
+    """Close the input of a process, kill it if it does not end after a while, and end the tasks on its pipes."""
     assert process.stdin is not None
     begun = _children(process.pid)
     process.stdin.close()
@@ -315,7 +315,7 @@ def _children(pid: int) -> list[psutil.Process]:
 
 
 def _text(part: Any) -> str:
-    """Return a part of a result as text; what is none is named."""
+    """Return a part of a result as text; a part that is not text is named."""
     if part.type == "text":
         return mended(part.text)
     if part.type == "resource" and getattr(part.resource, "text", None) is not None:

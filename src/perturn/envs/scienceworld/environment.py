@@ -90,26 +90,25 @@ _variations: dict[str, dict[str, list[int]]] = {}
 class ScienceWorld:
     """ScienceWorld as an `Environment` and an `Expert`.
 
-    Construction is cheap. The first call that needs the simulator starts a JVM; all instances of a process
-    with the same `jvm_memory` share it, each with a simulator of its own, and the last to close ends it.
-    Calls go one at a time even from several threads, so threads are safe but not faster. Nothing survives a
-    fork: make environments inside the worker, or start workers with `spawn`. If the JVM dies, `step` raises
-    and the next `reset` starts a new one.
+    Construction is cheap. The first call that needs the simulator starts a JVM; all instances of a process with the
+    same `jvm_memory` share it, each with its own simulator, and the last to close ends it. Calls go one at a time even
+    from several threads, so threads are safe but not faster. Nothing survives a fork: make environments inside the
+    worker, or start workers with `spawn`. If the JVM dies, `step` raises and the next `reset` starts a new one.
 
     The text of an observation is the simulator's own, without the white space at its end; actions are
     stripped likewise. Between replays of one episode the simulator may list things in another order or read a
     temperature one degree off, and it takes no seed: store observations, do not simulate them again.
 
-    The reward of an action is what it added to the highest score so far, in 0..1. So rewards sum to the
-    highest score and are never negative, even for a wrong focus, which ends the episode. What a task scores
-    before anything is done is paid with the first action, unless that is a wrong focus.
+    The reward of an action is the rise of the highest score so far, in 0..1. So rewards sum to the highest score and
+    are never negative, even for a wrong focus, which ends the episode. What a task scores before anything is done is
+    paid with the first action, unless that is a wrong focus.
 
     An action the simulator does not understand is `valid=False` and costs no simulated time. An ambiguous one
     is valid: its answer is a menu, and the next action must be a bare number, or it is lost as not
     understood and costs a move. An empty action is answered here and leaves a menu open.
 
-    `state_key` hashes task, score, room, inventory and an open menu, with lists in any order. It takes no
-    account of what cannot be seen: other rooms, closed containers, the clock.
+    `state_key` hashes task, score, room, inventory and an open menu, with lists in any order. It ignores everything
+    that cannot be seen: other rooms, closed containers, the clock.
 
     Worlds share one JVM, so a process for each only costs (`docs/environments.md` has the numbers).
     """
@@ -245,7 +244,7 @@ class ScienceWorld:
         return {kind: _variations[kind][split] for kind in self.kinds}
 
     def _hash_state(self, score: float, menu: str) -> str:
-        """Return the key of what can be seen now; looking is free of simulated time and takes 0.1 ms."""
+        """Return the key of everything visible now; looking is free of simulated time and takes 0.1 ms."""
         assert self._simulator is not None
         assert self._task is not None
         seen = (

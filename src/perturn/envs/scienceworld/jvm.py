@@ -57,7 +57,7 @@ class Simulator:
         return values
 
     def close(self) -> None:
-        """Give the simulator's memory back; the last one to close ends the JVM."""
+        """Give the simulator's memory back; the last simulator to close ends the JVM."""
         if self.jvm.owner != os.getpid():
             return
         with _LOCK:
@@ -148,7 +148,7 @@ class Jvm:
 
 
 def _shared_jvm(memory: str) -> Jvm:
-    """Return the JVM of this process with that much memory, started if there is none."""
+    """Return the JVM of this process with this amount of memory, started if there is none."""
     key = os.getpid(), memory
     if key in _JVMS and not _JVMS[key].alive:
         _JVMS[key].stop()  # which takes it out
@@ -167,7 +167,7 @@ def java_path() -> str:
 def _launch(memory: str, folder: str) -> tuple[Any, subprocess.Popen[str]]:
     """Start a JVM in a folder and connect to it; returns the gateway and the process.
 
-    py4j's own `launch_gateway` is not used: where Java does not start, it loses the process and what it said.
+    py4j's own `launch_gateway` is not used: if Java does not start, it loses the process and its output.
     """
     from py4j.java_gateway import GatewayParameters, JavaGateway, find_jar_path
     from scienceworld.constants import JAR_PATH
@@ -205,7 +205,7 @@ def _launch(memory: str, folder: str) -> tuple[Any, subprocess.Popen[str]]:
 
 
 def _drain(stream: IO[str]) -> None:
-    """Read what the simulator prints until it ends, so that it never waits for a reader."""
+    """Read the output of the simulator until it ends, so that it never waits for a reader."""
     with stream:
         for _ in stream:
             pass

@@ -110,7 +110,7 @@ def _installed_data(domain: str) -> Path | None:
 
 
 def _folder_of(package: str) -> Path | None:
-    """Return the folder of an installed package; a folder of that name that is no package does not count."""
+    """Return the folder of an installed package; a folder of that name that is not a package does not count."""
     spec = find_spec(package)
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 

@@ -156,7 +156,7 @@ class Tau3:
         return Observation("", results=results, valid=all(valid), terminated=over, state_key=self._key())
 
     def expert(self, task: Task) -> Sequence[str]:
-        """Return the gold actions, one per turn, and a message with all that must be told."""
+        """Return the gold actions, one per turn, and a message with all texts that the user must be given."""
         criteria = self._find(task)["evaluation_criteria"]
         calls = [
             ToolAction("", (ToolCall(each["name"], each["arguments"]),)) for each in criteria["actions"] or ()
@@ -201,7 +201,7 @@ class Tau3:
         return self._gold[row["id"]]
 
     def _end(self, row: Row) -> Observation:
-        """Compare the database with that after the gold actions, and what was told with what must be; ask the judge."""
+        """Compare the database with its state after the gold actions, and the agent's texts with the required ones."""
         self._row, criteria = None, row["evaluation_criteria"]
         met = "COMMUNICATE" not in _basis(row) or _is_told(criteria.get("communicate_info") or (), self._told)
         met = met and ("DB" not in _basis(row) or self._gold_state(row) == state_of(self._tools))
@@ -216,7 +216,7 @@ def _basis(row: Row) -> list[str]:
 
 
 def _assertions(row: Row) -> list[str]:
-    """Return the assertions in plain language that the reward of a task is for; tau2-bench grants an empty list."""
+    """Return a task's assertions in plain language, if its reward depends on them; an empty list counts as met."""
     criteria = row["evaluation_criteria"]
     return (criteria.get("nl_assertions") or []) if ASSERTED in criteria["reward_basis"] else []
 

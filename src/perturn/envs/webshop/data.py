@@ -1,7 +1,7 @@
 """WebShop's files: products with their attributes and reviews, and the goals that shoppers have.
 
 The files have the form of the original downloads: `items_shuffle*.json`, `items_ins_v2*.json`, `items_human_ins.json`
-and `reviews.json`. What a task holds is a goal: a product to find, and what is asked of it.
+and `reviews.json`. A task holds a goal: a product to find, and its required properties.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Files:
     attributes: Annotated[str, PATH]
     """`items_ins_v2.json`: attributes and synthetic instructions by product."""
     goals: Annotated[str | None, PATH] = None
-    """`items_human_ins.json`: what people asked for. None makes synthetic goals."""
+    """`items_human_ins.json`: instructions written by people. None makes synthetic goals."""
     reviews: Annotated[str | None, PATH] = None
     """`reviews.json`. None: products have neither reviews nor ratings."""
 
@@ -134,7 +134,7 @@ class Files:
 
 
 def read_products(files: Files, limit: int | None, default_price: float | None) -> Iterator[Document]:
-    """Yield the products, each once, to be searched by what the original searches.
+    """Yield the products, each once, with the text that the original searches.
 
     Args:
         files: The original's files.
@@ -172,7 +172,7 @@ def _product(
     reviewed: Mapping[str, Any],
     default_price: float | None,
 ) -> Product:
-    """Return a product from its row in the catalogue, and what the other two files say of it."""
+    """Return a product from its row in the catalogue, with the fields of the other two files."""
     features = row.get("small_description") or []
     return Product(
         asin=asin,

@@ -66,8 +66,8 @@ class WebShop:
 
     Goals keep the original's order: with the same files, task `7` is its session 7. Its kind is the goal's category.
 
-    `admissible` lists what can be clicked, and that one can search. `state_key` is the task, the page and the options
-    chosen, not the way there.
+    `admissible` lists everything that can be clicked, and that one can search. `state_key` is the task, the page and
+    the options chosen, not the way there.
     """
 
     traits: ClassVar[EnvironmentTraits] = EnvironmentTraits(
@@ -230,7 +230,7 @@ class WebShop:
         return pages.sub_page(said, visit.product, visit.page)
 
     def _observe(self, visit: _Visit, valid: bool = True) -> Observation:
-        """Return where a shopper is now, who is there from here on."""
+        """Return the shopper's current page, for a shopper that is on a page from now on."""
         self._visit, self._page = visit, self._open_page(visit)
         clicks = (f"click[{part.click}]" for part in self._page if part.click)
         return Observation(
@@ -242,7 +242,7 @@ class WebShop:
 
 
 def _state_key(visit: _Visit) -> str:
-    """Return the key of what the shopper sees and has chosen."""
+    """Return the key of the shopper's page and choices."""
     asin = visit.product.asin if visit.product else ""
     chosen = sorted(visit.chosen.items())
     return short_hash(repr([visit.task.id, visit.page, visit.query, visit.number, asin, chosen]))

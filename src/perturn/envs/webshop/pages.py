@@ -1,4 +1,4 @@
-"""WebShop's pages: what is on them, and how they are written as text."""
+"""WebShop's pages: their content, and how they are written as text."""
 
 from __future__ import annotations
 

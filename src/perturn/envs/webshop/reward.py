@@ -34,7 +34,7 @@ def purchase_reward(product: Product, chosen: Mapping[str, str], goal: Goal, mea
 
         total = kind * (attributes + options + price) / (wanted attributes + wanted options + 1)
 
-    Source: Yao et al. 2022, "WebShop", arXiv:2207.01206, Sec. 3 and Appendix A, as its code has it.
+    Source: Yao et al. 2022, "WebShop", arXiv:2207.01206, Sec. 3 and Appendix A, as in its code.
     Differs: at most 1, where the original exceeds it for options that were not wanted but stand in the title; the
     words compared for the type are picked without a tagger (see `type_factor`).
 
@@ -61,7 +61,7 @@ def wanted_options(product: Product, chosen: Mapping[str, str], goal: Goal) -> i
 
 
 def has_option(product: Product, name: str, value: str, wanted: Sequence[str]) -> bool:
-    """Return whether a chosen option is one of those wanted (given as colors), or stands in the product's text.
+    """Return whether a chosen option is one of those wanted (given as colors), or occurs in the product's text.
 
     A size must be the same; of other options similar words will do.
     """

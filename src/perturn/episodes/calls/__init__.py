@@ -1,7 +1,7 @@
 """Formats in which models write tool calls, one entry each, and a search for any of them in a text.
 
-A format is recognised by what a call begins with, so nobody has to choose one. Formats of one opening tag differ in
-what comes next.
+A format is recognised by the text that a call begins with, so that it need not be set. Formats with the same opening
+tag differ in the text after it.
 """
 
 from perturn.episodes.calls.call import CallFormat, Found, ToolCall, Tools

@@ -1,4 +1,4 @@
-"""A tool call, and what a format of calls is: how a family of models writes calls, and how they are read."""
+"""A tool call, and a format of calls: how a family of models writes calls, and how they are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Found:
     """Calls or words that a format read at one place of a text."""
 
     end: int
-    """Where the text goes on."""
+    """Position after the call."""
     calls: tuple[ToolCall, ...] = ()
     text: str = ""
     """Words for the user, or a thought between `<think>` and `</think>`."""
@@ -36,7 +36,7 @@ class CallFormat:
     models: str
     """Models that write calls in this format."""
     opens: str
-    """Regular expression, without groups, of what a call begins with."""
+    """Regular expression, without groups, of the beginning of a call."""
     read: Callable[[str, int, Tools], Found | None]
     """(text, where `opens` matched, offered tools) -> what stands there; None where it is malformed."""
     write: Callable[[Sequence[ToolCall]], str]

@@ -5,7 +5,7 @@
 R1 and V3 write `function<｜tool▁sep｜>NAME`, and then the block.
 
 Source: chat templates of DeepSeek-R1, V3 and V3.1; vLLM's `DeepSeekV3ToolParser` and `DeepSeekV31ToolParser`.
-Differs from vLLM: what is no call between the marks is malformed, not left out.
+Differs from vLLM: text between the marks that is not a call is malformed here; vLLM leaves it out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The text of an answer -> what it says and which tools it calls, whatever the format of the calls."""
+"""Split the text of an answer into its words and its tool calls, for any known format of calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MENTION = re.compile(r"<tool_call>(?=[ \t]+[^\s{\[<]|[`'\".,;:!?)]|\s*<tool_cal
 
 @dataclass(frozen=True)
 class _Events:
-    """Search for the beginnings of thoughts and calls, and for marks that stand where no call is."""
+    """Search for the beginnings of thoughts and calls, and for marks without a call."""
 
     pattern: re.Pattern[str]
     formats: Mapping[str, CallFormat]
@@ -64,7 +64,7 @@ class Reading:
     tools: Tools
     calls: list[ToolCall] = field(default_factory=list)
     malformed: bool = False
-    """Whether a call is there that cannot be executed as it is written."""
+    """Whether there is a call that cannot be executed as it is written."""
     _at: int = 0
     _said: list[list[str]] = field(default_factory=lambda: [[]])  # words before, between and after the calls
     _may_close: bool = True  # whether a thought may have been opened by the prompt
@@ -74,7 +74,7 @@ class Reading:
 
     @property
     def said(self) -> str:
-        """Words besides the calls, with thoughts between `<think>` and `</think>`."""
+        """Words that are not calls, with thoughts between `<think>` and `</think>`."""
         return "\n".join(filter(None, ("".join(words).strip() for words in self._said)))
 
     def run(self) -> Reading:
@@ -102,7 +102,7 @@ class Reading:
         self._at = end
 
     def _call(self, form: CallFormat) -> bool:
-        """Take what a format reads here; whether it could."""
+        """Read a call in one of the formats here; return whether there was one."""
         found = form.read(self.text, self._at, self.tools)
         if found is None or found.end <= self._at:
             return False
@@ -143,7 +143,7 @@ class Reading:
         return False
 
     def _think(self, event: re.Match[str]) -> None:
-        """Take a thought. What it says of calls is not meant to be executed."""
+        """Take a thought. Calls in a thought are not executed."""
         if event[0] == _CLOSED:
             if not (self._may_close and self._was_thought(event.start())):
                 self._say(event.end())

@@ -1,7 +1,7 @@
 """Gemma 4: `<|tool_call>call:NAME{key:<|"|>text<|"|>,count:2}<tool_call|>`, with keys without quotes.
 
 Source: chat template of Gemma 4; vLLM's `Gemma4ToolParser`.
-Differs from vLLM: a word without quotes that is no number and none of true, false and null is malformed, not a text.
+Differs from vLLM: an unquoted word that is not a number, true, false or null is malformed here; vLLM reads it as text.
 """
 
 from __future__ import annotations

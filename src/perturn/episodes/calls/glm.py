@@ -3,7 +3,7 @@
 Values are text. `typed` says how they are read.
 
 Source: chat templates of GLM-4.5 (a line for each tag) and GLM-4.7 (no line breaks); vLLM's `Glm4MoeModelToolParser`.
-Differs from vLLM: what is no pair of key and value, and a key that is given twice, are malformed, not left out.
+Differs from vLLM: anything but pairs of key and value, and a key given twice, are malformed here; vLLM leaves them out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JSON in the text of a policy -> calls, taken exactly as they are written or not at all."""
+"""Read calls from JSON in the text of a policy, exactly as they are written or not at all."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def closed(text: str, at: int, mark: str, *others: str) -> int | None:
         mark: What closes it.
         others: Marks before which it is closed too.
 
-    Returns:
-        The place; None if something else stands there.
+    Returns: The position; None if something else is written there.
     """
     at = skip_space(text, at)
     if text.startswith(mark, at):
@@ -46,7 +45,7 @@ def make_call(name: object, given: object) -> ToolCall | None:
 
 
 def call_of(found: object) -> ToolCall | None:
-    """Return a call from its JSON object; None if it does not say clearly what to call, and with which arguments.
+    """Return a call from its JSON object; None if its tool or its arguments are not clear.
 
     Arguments may stand under any key of `ARGUMENTS`, or under several if they are equal. None are an empty object. A
     key that means nothing to us makes the call unclear: to leave it out could call the tool with other arguments.

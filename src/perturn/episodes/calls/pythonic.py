@@ -54,7 +54,7 @@ def _ends(text: str, at: int) -> Iterator[tuple[int, int]]:
 
 
 def _parsed(text: str) -> ast.expr | None:
-    """Return the expression that a text is; None if it is none."""
+    """Return the parsed expression of a text; None if it is not an expression."""
     if not _ESCAPES.issuperset(_ESCAPE.findall(text)):
         return None
     try:

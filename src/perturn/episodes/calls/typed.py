@@ -16,8 +16,8 @@ _PYTHON = {"True": True, "False": False, "None": None}
 def typed(text: str, tool: str, parameter: str, tools: Tools) -> Any:
     """Return the value of an argument that is written as text.
 
-    If the schema allows a text, the value is the text as it is. Otherwise it is what the text says as JSON, or
-    `True`, `False` and `None` of Python. A text that is none of these stays a text, which the tool may reject.
+    If the schema allows a text, the value is the unchanged text. Otherwise it is the value of the text as JSON, or
+    `True`, `False` and `None` of Python. Any other text stays a text, which the tool may reject.
 
     Source: vLLM's `Qwen3CoderToolParser`.
     Differs: to vLLM, a boolean is false for any text but `true`, and a parameter that is not declared is a text.

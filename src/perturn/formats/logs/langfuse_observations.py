@@ -8,7 +8,7 @@ A record is one of these, with keys in camel case (API, exports of the UI) or in
 - a score: `name`, `value`, `dataType`, and the `observationId`, `traceId` or `sessionId` that it is of. A boolean score
   is 1 or 0; a categorical one counts where its text is a number or a thumb.
 
-`input` and `output` are what the client wrote: messages, bodies of an API, or text; as data or as JSON text.
+`input` and `output` are in the client's form: messages, bodies of an API, or text; as data or as JSON text.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _OF_TRACES = {
     "environment",
     "userId",
 }
-"""Keys of which a trace has at least one."""
+"""Keys, of which a trace has at least one."""
 
 
 def is_langfuse(record: Mapping[str, Any]) -> bool:

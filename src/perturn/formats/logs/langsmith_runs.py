@@ -1,6 +1,6 @@
 """Runs of LangSmith; runs of type `llm` are calls of a model.
 
-A record is a run, as the SDK, the API and bulk exports have it (docs.langchain.com/langsmith/run-data-format): `id`,
+A record is a run, as in the SDK, the API and bulk exports (docs.langchain.com/langsmith/run-data-format): `id`,
 `run_type`, `inputs`, `outputs`, `error`, `trace_id`, `start_time`, `extra` and `feedback_stats`. Bulk exports are
 Parquet, and hold objects as JSON text. Runs within `child_runs` are read too.
 

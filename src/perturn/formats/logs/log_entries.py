@@ -10,8 +10,8 @@ from perturn.formats.json_stream import Record
 from perturn.types import Action, Message
 
 Lost = Literal["broken", "no_answer", "unsupported", "no_call"]
-"""Why an entry gives no call: it cannot be read; the call has no answer; it holds what training cannot use, such as an
-image; or it is no call of a model, such as the run of a tool."""
+"""Why an entry gives no call: it cannot be read; the call has no answer; it holds something that training cannot use,
+such as an image; or it is not a call of a model, such as the run of a tool."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Call:
-    """One request to a model and its answer, as a log has them."""
+    """One request to a model and its answer, as in a log."""
 
     where: str
     """Place of its record, such as `log.jsonl:3`."""
@@ -100,7 +100,7 @@ class LostEntry:
     where: str
     why: Lost
     reason: str = ""
-    """The fault in words; empty for what is no call."""
+    """The fault in words; empty if the entry is not a call."""
 
 
 Entry = Call | Rollout | Score | Trace | LostEntry
@@ -118,7 +118,7 @@ class Fields:
     task: str | None = None
     score: str | None = None
     decode: Decode | None = None
-    """Text of token ids, for records without texts; None: nobody named a tokenizer."""
+    """Text of token ids, for records without texts; None: no tokenizer was named."""
 
 
 Reader = Callable[[Iterator[Record], Fields], Iterator[Entry]]

@@ -48,7 +48,7 @@ _THUMBS = {**dict.fromkeys(_UP, 1.0), **dict.fromkeys(_DOWN, 0.0)}
 
 
 def unpacked(value: Any, where: str) -> Any:
-    """Return the data that may be given as its JSON text; any other text stays as it is."""
+    """Return data that may be given as its JSON text; any other text is returned unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return parse_json(value, where, DataError)
@@ -124,7 +124,7 @@ def seconds(value: Any) -> float | None:
 
 
 def score_value(value: Any) -> float | None:
-    """Return a score: a number as it is, true or thumbs up as 1, false or thumbs down as 0; None for anything else."""
+    """Return a score: a number unchanged, true or thumbs up as 1, false or thumbs down as 0; None for anything else."""
     if not isinstance(value, str):
         return _number(value)
     word = value.strip().lower()
@@ -167,5 +167,5 @@ def _of_object(name: str, held: Mapping[str, Any]) -> Iterator[tuple[str, float]
 
 
 def bad(where: str, expected: str, value: object) -> DataError:
-    """Return the error for a value that is not what a format says."""
+    """Return the error for a value that a format does not allow."""
     return DataError(f"{where}: {mismatch(expected, value)}.")

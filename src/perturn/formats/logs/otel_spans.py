@@ -224,7 +224,7 @@ def _result(attributes: Mapping[str, Any], held: Mapping[str, Any]) -> Iterator[
 def _event(
     event: Mapping[str, Any], where: str, fields: Fields, opened: OrderedDict[str, _Events]
 ) -> Iterator[Entry]:
-    """Yield what a log record completes: a call, or a score."""
+    """Yield the call or score that a log record completes."""
     attributes, body = _attributes(event.get("attributes")), _plain(event.get("body"))
     name = str(first(event, "eventName") or attributes.get("event.name"))
     attributes["event.name"] = name

@@ -1,8 +1,8 @@
 """Convert messages and tool schemas of providers and tracing services to Perturn's format.
 
 Known are the messages of OpenAI (chat completions and responses), of Anthropic, of the semantic conventions of
-OpenTelemetry, and of LangChain. Each is told by its own shape, since services keep the messages of any client. All are
-first brought into the shape of chat completions, which `chat_messages` reads.
+OpenTelemetry, and of LangChain. Each is recognised by its own shape, since services keep the messages of any client.
+All are first brought into the shape of chat completions, which `chat_messages` reads.
 
 Sources: OpenAI's and Anthropic's API references (Create chat completion, Create a model response, Create a message);
 OpenTelemetry's JSON schemas `gen-ai-input-messages.json` and `gen-ai-output-messages.json`
@@ -24,7 +24,7 @@ from perturn.types import Action, Message
 _LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 """Types of LangChain's messages and their roles."""
 _KEPT = ("role", "content", "name", "tool_call_id")
-"""Keys that are kept of a message that is no answer."""
+"""Keys that are kept of a message that is not an answer."""
 _ITEMS = ("function_call", "function_call_output", "reasoning", "message")
 """Types of items of the responses API that are read."""
 
@@ -35,10 +35,10 @@ def messages_of(value: Any, where: str, system: Any = None) -> tuple[Message, ..
     Args:
         value: A list of messages, one message, or text, which is a user message; also as JSON text.
         where: Its place, for error messages.
-        system: Instructions that come beside the messages: a text or parts of text.
+        system: Instructions that are separate from the messages: a text or parts of text.
 
     Raises:
-        DataError: If a message is of no known shape, or holds what no training here can use, such as an image.
+        DataError: If a message has an unknown shape, or holds something that training cannot use, such as an image.
     """
     head = [{"role": "system", "content": _texts(system, f"{where}.system")}] if system else []
     return tuple(_ours(one, where) for one in (*head, *_chat(value, where)))
@@ -52,7 +52,7 @@ def answer_of(value: Any, where: str) -> Action | None:
         where: Its place, for error messages.
 
     Raises:
-        DataError: If it is of no known shape, or holds what no training here can use.
+        DataError: If it has an unknown shape, or holds something that training cannot use.
     """
     value = parsed(value, where)
     said = [{"role": "assistant", "content": value}] if isinstance(value, str) else list(_chat(value, where))
@@ -70,7 +70,7 @@ def tools_of(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     """Return tool schemas in the form of chat templates; tools that the provider runs itself are left out.
 
     Raises:
-        DataError: If it is no list of objects.
+        DataError: If it is not a list of objects.
     """
     value = unpacked(value, where)
     if value in (None, "", {}):
@@ -101,7 +101,7 @@ def _tool(tool: Any, where: str) -> Mapping[str, Any] | None:
 
 
 def _ours(message: Mapping[str, Any], where: str) -> Message:
-    """Return a message of chat completions in our form; what only its provider reads is left out."""
+    """Return a message of chat completions in our form; fields that only its provider reads are left out."""
     if message.get("role") == "assistant":
         return _action(message, where).message()
     kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
@@ -151,7 +151,7 @@ def _chat(value: Any, where: str) -> Iterator[dict[str, Any]]:
 def parsed(value: Any, where: str) -> Any:
     """Return messages, or the body of a response, that may be given as JSON text.
 
-    Any other text stays as it is, also an answer that is JSON itself.
+    Any other text is not changed, also an answer that is JSON itself.
     """
     if not isinstance(value, str):
         return value
@@ -222,12 +222,12 @@ def _langchain(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any
 def _anthropic(
     message: Mapping[str, Any], where: str, *, keeps_calls: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yield a message whose content is blocks: results of tools first, each a message of its own, then the rest.
+    """Yield a message whose content is blocks: results of tools first, each as a message, then the rest.
 
     Args:
         message: The message.
         where: Its place.
-        keeps_calls: Whether its calls are given beside the blocks too, as LangChain gives them.
+        keeps_calls: Whether its calls are given outside the blocks too, as LangChain gives them.
     """
     content = message.get("content")
     if not isinstance(content, list):
@@ -282,7 +282,7 @@ def _item(item: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
 
 
 def _of_parts(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
-    """Yield a message of OpenTelemetry's conventions, which has parts; each tool result is a message of its own."""
+    """Yield a message of OpenTelemetry's conventions, which has parts; each tool result is a separate message."""
     role = {"model": "assistant"}.get(str(message.get("role")), str(message.get("role")))
     texts, thoughts, calls, results = [], [], [], []
     for index, part in enumerate(message["parts"]):

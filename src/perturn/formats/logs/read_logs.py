@@ -1,4 +1,4 @@
-"""Files of logs: the format of each is told by its records, which are read one at a time."""
+"""Files of logs: the format of each is recognised by its records, which are read one at a time."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def read_log(file: Location, format_name: str | None = None, fields: Fields | No
         fields: Fields of records that the user names.
 
     Raises:
-        DataError: If the file cannot be read, or its records are of no known format.
+        DataError: If the file cannot be read, or its records have an unknown format.
     """
     source = open_source(file)
     records = (each for record in source.read() for each in _without_envelope(record))

@@ -11,7 +11,7 @@ messages (Anthropic). Known layouts:
   added under `messages`.
 
 A request of the responses API may name the response that it continues (`previous_response_id`). It then continues the
-conversation of that response, which must stand earlier in the log.
+conversation of that response, which must come earlier in the log.
 
 A record without a request that holds a score and an id gives the score to the call, trace or session of that id.
 """
@@ -100,7 +100,7 @@ def read_request_logs(records: Iterator[Record], fields: Fields) -> Iterator[Ent
 
 
 def _payload(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return LiteLLM's payload, which a callback gets within its arguments; any other record as it is."""
+    """Return LiteLLM's payload, which a callback gets within its arguments; any other record unchanged."""
     return mapping(record.get("standard_logging_object")) or record
 
 
@@ -211,7 +211,7 @@ def _response(record: Mapping[str, Any]) -> Any:
 
 
 def _succeeded(record: Mapping[str, Any], response: Any) -> bool:
-    """Return whether a call succeeded, as far as its record says."""
+    """Return whether a call succeeded, if its record says so."""
     status = first(record, "status_code", "response_status", "status")
     failed = status in ("failure", "failed", "error") or (
         isinstance(status, int) and not isinstance(status, bool) and status >= 400
@@ -228,7 +228,7 @@ def answers_in(response: Any, where: str) -> Iterator[Action]:
         where: Its place, for error messages.
 
     Raises:
-        DataError: If an answer is of no known shape, or holds what no training here can use.
+        DataError: If an answer has an unknown shape, or holds something that training cannot use.
     """
     response = parsed(response, where)
     body = response if isinstance(response, Mapping) else {}

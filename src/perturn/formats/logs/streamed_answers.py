@@ -1,4 +1,4 @@
-"""Answers that a proxy logged as they were streamed: events of server-sent text, or a list of chunks.
+"""Answers that a proxy logged while they were streamed: events of server-sent text, or a list of chunks.
 
 Sources: OpenAI's API reference (The chat completion chunk object; Streaming events of responses); Anthropic's
 "Streaming messages". The events of one answer are joined as the clients of both join them.
@@ -14,9 +14,9 @@ from perturn.formats.logs.log_values import mapping, unpacked
 
 
 def joined(response: Any) -> Any:
-    """Return the answer that streamed events make together; any other response as it is.
+    """Return the answer that streamed events make together; any other response unchanged.
 
-    A stream that ends early gives an answer without a reason to stop, which nobody takes for a whole one.
+    A stream that ends early gives an answer without a reason to stop, so that it is not read as complete.
     """
     if isinstance(response, str) and ("data:" in response[:200] or response.startswith("event:")):
         response = list(_events(response))

@@ -180,5 +180,5 @@ def _triplets(record: Mapping[str, Any], where: str, fields: Fields) -> Rollout:
 
 
 def _ids(value: Any) -> Any:
-    """Return token ids that are given as they are, or under `token_ids`."""
+    """Return token ids, given directly or under `token_ids`."""
     return mapping(value).get("token_ids") if isinstance(value, Mapping) else value

@@ -1,4 +1,4 @@
-"""Rendered conversations -> messages, where the markup of a known chat template says who speaks."""
+"""Read messages from rendered conversations, if the markup of a known chat template names the speakers."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ REWARD = "reward"
 def reader(rollouts: Callable[[Mapping[str, Any], str, Fields], Iterator[Entry]]) -> Reader:
     """Return the reader of a format from a function that reads one record.
 
-    A record that cannot be read is an entry of its own, with the reason.
+    A record that cannot be read is a separate entry, with the reason.
     """
 
     def read(records: Iterator[Record], fields: Fields) -> Iterator[Entry]:
@@ -39,7 +39,7 @@ def reader(rollouts: Callable[[Mapping[str, Any], str, Fields], Iterator[Entry]]
 
 
 def scores_of(record: Mapping[str, Any], fields: Fields, reward: Any) -> tuple[Score, ...]:
-    """Return the score of a rollout: the field that the user names, else the reward; none where it is no number."""
+    """Return the score of a rollout: the field that the user names, else the reward; None if it is not a number."""
     name = REWARD if fields.score is None else fields.score
     value = score_value(reward if name == REWARD else at_path(record, name))
     return () if value is None else (Score(name, value, ""),)
@@ -106,7 +106,7 @@ def steps_of(
         trained: Tells whether an assistant message is trained on.
 
     Raises:
-        DataError: If a message is of no known shape, or there is no answer.
+        DataError: If a message has an unknown shape, or there is no answer.
     """
     heard = list(messages_of(list(prompt), f"{where}: prompt")) if prompt else []
     steps = []
@@ -205,7 +205,7 @@ class TokenNames:
 def rows_of_columns(record: Mapping[str, Any], key: str, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a record that holds a list for each key, each with its place.
 
-    Values that are no lists of the length of the first key, such as metrics of the batch, are left out of the rows.
+    Values that are not lists of the length of the first key, such as metrics of the batch, are left out of the rows.
     """
     first = record.get(key)
     if not isinstance(first, list):

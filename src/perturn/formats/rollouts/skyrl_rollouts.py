@@ -3,7 +3,7 @@
 - A line of the dumped evaluation has `input_prompt` and `output_response`, rendered with special tokens; `score`, a
   number or one for each token; and `stop_reason`.
 - A `GeneratorOutput` has `prompt_token_ids`, `response_ids`, `loss_masks`, `rewards` and `rollout_logprobs`, lists with
-  an entry for each rollout. With step-wise training an entry is one turn, and `trajectory_ids` says of which rollout.
+  an entry for each rollout. With step-wise training an entry is one turn, and `trajectory_ids` gives its rollout.
 
 Sources: skyrl 0.3.0, `train/utils/trainer_utils.py` (`dump_per_dataset_eval_results`), `train/generators/base.py`.
 """

@@ -1,4 +1,4 @@
-"""Rollouts of TRL: the completions that `log_completions` writes, and what a `rollout_func` returns.
+"""Rollouts of TRL: the completions that `log_completions` writes, and results of a `rollout_func`.
 
 - `GRPOTrainer` and `RLOOTrainer` write `completions/completions_STEP.parquet`: `step`, `prompt`, `completion`, a column
   for each reward function, and `advantage`.
@@ -31,7 +31,7 @@ _KNOWN = ("step", "prompt", "completion", "advantage")
 
 
 def is_trl(record: Mapping[str, Any]) -> bool:
-    """Return whether a record is a row of logged completions, or what a rollout function returns."""
+    """Return whether a record is a row of logged completions, or a result of a rollout function."""
     return set(_KNOWN) <= record.keys() or (
         {"prompt_ids", "completion_ids"} <= record.keys() and "example_id" not in record
     )

@@ -3,7 +3,7 @@
 - A row of `results.jsonl` (`vf-eval --save-results`, verifiers up to 0.1 and `verifiers.legacy` of 0.4) has
   `example_id`, `prompt`, `completion` and `reward`. With `--state-columns trajectory` it has the tokens of each call.
 - A line of `traces.jsonl` (`verifiers.v1`, and prime-rl) is an episode with the traces of its agents. A trace is a
-  graph of messages, of which those with `sampled` are answers.
+  graph of messages; messages with `sampled` are answers.
 
 Sources: verifiers 0.4.0, `legacy/utils/save_utils.py`, `v1/cli/output.py`, `v1/graph.py` and `v1/trace.py`.
 """
@@ -31,7 +31,7 @@ from perturn.formats.rollouts.rollout_records import (
 from perturn.types import Action
 
 _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
-"""Stop conditions of traces that are limits, as `Trace.is_truncated` has them."""
+"""Stop conditions of traces that are limits, as in `Trace.is_truncated`."""
 
 
 def is_verifiers(record: Mapping[str, Any]) -> bool:
@@ -93,7 +93,7 @@ def _call(call: Mapping[str, Any], where: str, tools: tuple[Mapping[str, Any], .
 
 
 def _with_tokens(action: Action, tokens: Mapping[str, Any], where: str) -> Action:
-    """Return an answer with the tokens of a call, as far as its record has them."""
+    """Return an answer with the tokens of a call, as far as they are recorded."""
     if not tokens.get("completion_ids"):
         return action
     ids = numbers(tokens["completion_ids"], f"{where}: completion_ids", int)

@@ -1,4 +1,4 @@
-"""The report's plotly figures: plain data in, a figure out, or the sentence that stands in its place."""
+"""The report's plotly figures: plain data in, a figure out, or a sentence instead of it."""
 
 from perturn.report.figures.base import theme
 from perturn.report.figures.iteration_figures import Curve, Line, iteration_curve, learning_curve, ledger_bars

@@ -1,4 +1,4 @@
-"""Colours, layout and intervals, as all figures have them. Colours of text and grid come with the theme."""
+"""Colours, layout and intervals, as in all figures. Colours of text and grid come with the theme."""
 
 from __future__ import annotations
 

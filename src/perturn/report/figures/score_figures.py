@@ -191,7 +191,7 @@ def metric_lines(
 
 
 def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    """Return (step, value) of the rows that have the value; long curves are thinned to what a screen can show."""
+    """Return (step, value) of the rows that have the value; long curves are thinned to a screen's resolution."""
     points = [
         (row.get("step", position), row[key]) for position, row in enumerate(rows) if is_number(row.get(key))
     ]

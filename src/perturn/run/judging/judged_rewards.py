@@ -78,7 +78,7 @@ def judge_file(recipe: Recipe, folder: Path, file: Path, what: str) -> dict[str,
 def rate(
     episodes: Sequence[Trajectory], settings: JudgeSettings, judge: Judge, counts: dict[str, int]
 ) -> list[Trajectory]:
-    """Return episodes with the judge's rewards; those that FAILED, or have nothing to be rated, are left as they are.
+    """Return episodes with the judge's rewards; those that FAILED, or have nothing to rate, are unchanged.
 
     Args:
         episodes: With the environment's rewards.
@@ -118,7 +118,7 @@ def own_rewards(episode: Trajectory) -> Trajectory:
 
 
 def _is_rated(episode: Trajectory, settings: JudgeSettings) -> bool:
-    """Return whether there is something to rate; the outcome of an episode that goes on is not known."""
+    """Return whether there is something to rate; the outcome of an unfinished episode is not known."""
     open_ended = unfinished(episode) and settings.of == "episode"
     return bool(episode.turns) and not failed(episode) and not open_ended
 

@@ -1,4 +1,4 @@
-"""Engines beside the policy's, such as a judge's: each is a section of a recipe with a model of its own."""
+"""Engines besides the policy's, such as a judge's: each is a section of a recipe with its own model."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ def checked_settings(section: Section, where: str) -> EngineSettings:
 
 
 def check_side_engine(section: Section, model: str, where: str, recipe: str) -> None:
-    """Find out before work whether `open_side_engine` could do what is asked; nothing is opened.
+    """Check before work whether `open_side_engine` would succeed; nothing is opened.
 
     Args:
         section: `name` and settings of the engine.
         model: Its model.
         where: Dotted key of the section.
-        recipe: Text of the resolved recipe, in which no secret may stand.
+        recipe: Text of the resolved recipe, which must hold no secret.
 
     Raises:
-        PerturnError: Saying what is missing.
+        PerturnError: With the missing part.
     """
     checked_settings(section, where).check(lambda: locate("perturn.policy.models:empty_model")(model), recipe)
 
 
 def open_side_engine(section: Section, model: str, where: str, folder: Path | None) -> Engine:
-    """Open an engine beside the policy's.
+    """Open an engine besides the policy's.
 
     Args:
         section: `name` and settings of the engine.
         model: Folder, Hub id or bundled name; of an engine that serves no checkpoints, the model's name at its server.
         where: Dotted key of the section.
-        folder: Folder in which the engine keeps what was paid for; None: in memory.
+        folder: Folder in which the engine keeps paid answers; None: in memory.
 
     Raises:
         PerturnError: If the model cannot be served.

@@ -36,7 +36,7 @@ _KILLED = re.compile(r"Root Cause.*?rank +: (\d+) .*?\((SIG[A-Z]+)\)", re.DOTALL
 _PAUSE = 0.2
 """Seconds between two looks at the processes and their files."""
 _TAIL = 12
-"""Lines of the log that an error quotes, where no process has said what is wrong."""
+"""Lines of the log that an error quotes, if no process has reported the fault."""
 
 
 def train_in_processes(run: Run, stage: Stage) -> dict[str, Any]:

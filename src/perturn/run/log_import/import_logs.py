@@ -112,17 +112,18 @@ class LogSettings:
 
 
 def import_logs(files: Sequence[Location], output: Path, settings: LogSettings | None = None) -> LogAccount:
-    """Write the episodes of logs as rows of training, and return what became of every entry.
+    """Write the episodes of logs as rows of training, and return the bin of every entry.
 
     The logs may be of any size: the calls are sorted in a temporary file next to the output.
 
     Args:
         files: Files or folders, read as one log.
         output: File of JSON lines to write; an existing file is replaced.
-        settings: How the log is read, and what it is written as.
+        settings: How the log is read, and the form of the rows.
 
     Raises:
-        DataError: If a file cannot be read or is no log, if several scores could be the reward, or if there is no row.
+        DataError: If a file cannot be read or is not a log, if several scores could be the reward, or if there is no
+            row.
         StorageError: If the disk is full.
     """
     settings = settings or LogSettings()
@@ -231,7 +232,7 @@ def _assemble(spool: LogSpool, settings: LogSettings, account: LogAccount) -> No
 def _left_out(one: Trajectory, value: float | None, settings: LogSettings, account: LogAccount) -> str | None:
     """Return the bin of a rollout that gives no row; None: it gives one.
 
-    A rollout that failed counts in its group, but there is nothing to learn from it alone.
+    A rollout that failed counts in its group, but is not trained on.
     """
     if failed(one):
         return None if settings.form == "trajectories" else "failed"

@@ -1,4 +1,4 @@
-"""Calls of one episode, or a whole rollout -> its trajectory, by the prefix rule of the recording endpoint."""
+"""Trajectories from logged calls or whole rollouts, by the prefix rule of the recording endpoint."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def assemble(steps: Iterable[Step]) -> Assembled:
     """Return the turns of an episode's answers, each after the turn whose context it extends.
 
     Raises:
-        DataError: If a message is none that an episode can hold.
+        DataError: If an episode cannot hold a message.
     """
     sequences = Sequences()
     found = Assembled(Opening(), [], Counter())
@@ -106,7 +106,7 @@ def trajectory_of(rollout: Rollout, environment: str) -> tuple[Trajectory, Assem
     """Return the trajectory of a whole rollout, without the score that is its total reward, and how its turns hang.
 
     Raises:
-        DataError: If it holds what an episode cannot hold.
+        DataError: If it holds something that an episode cannot hold.
     """
     found = assemble(rollout.steps)
     trajectory = Trajectory(
@@ -130,7 +130,7 @@ def scored(trajectory: Trajectory, score: float | None, success_at: float | None
 
     Args:
         trajectory: As `trajectory_of` returned it.
-        score: Total reward; None: nobody scored it.
+        score: Total reward; None: there is no score.
         success_at: Least score of a success; None: above 0.
     """
     total, turns = score or 0.0, trajectory.turns

@@ -88,7 +88,7 @@ def _packed(call: Call) -> tuple[str, bytes]:
     """Return a call as text for the disk, and a digest of its content.
 
     Raises:
-        DataError: If its messages are not what an episode can hold.
+        DataError: If an episode cannot hold its messages.
     """
     messages = in_call_order([*call.messages, call.answer.message()])
     content = {"messages": messages, "tools": list(call.tools)}
@@ -108,7 +108,7 @@ def _packed(call: Call) -> tuple[str, bytes]:
 
 
 def _key(end: tuple[bytes, tuple[str, str]]) -> bytes:
-    """Return a digest of what identifies a conversation up to an answer."""
+    """Return a digest that identifies a conversation up to an answer."""
     key, setting = end
     return hashlib.blake2b(key + json.dumps(setting).encode(), digest_size=16).digest()
 
@@ -130,7 +130,7 @@ class LogSpool:
         """Add a call. Return False if it is there already: a call with the id and the content of another.
 
         Raises:
-            DataError: If its messages are not what an episode can hold.
+            DataError: If an episode cannot hold its messages.
         """
         data, digest = _packed(call)
         marks = ", ".join("?" * len(call.ids))
@@ -212,7 +212,7 @@ class LogSpool:
         return Counter(dict(self._db.execute("select name, count(*) from scores group by name")))
 
     def unmatched(self, name: str | None) -> int:
-        """Return how many scores of a name are of no call, trace or session of the log."""
+        """Return how many scores of a name belong to no call, trace or session of the log."""
         return int(self._one("select count(*) from scores where n is null and name is ?", name) or 0)
 
     def by_episode(self, score: str | None) -> Iterator[list[Logged]]:

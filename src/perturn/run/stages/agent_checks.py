@@ -1,4 +1,4 @@
-"""Before work: whether a recipe asks of agents what only a world that is played turn by turn can do."""
+"""Before work: whether a recipe asks of agents something that only an environment played turn by turn can do."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from perturn.training.credit_choice import named_credit
 from perturn.types import EpisodeProtocol
 
 _NOT_TOLD = ("system", "suffix", "example", "history", "list_admissible")
-"""Settings of a protocol that say what a policy is told."""
+"""Settings of a protocol that change the texts a policy sees."""
 _PLAIN: dict[str, Any] = {each.name: each.default for each in fields(EpisodeProtocol)}
 
 
 def check_agent(recipe: Recipe) -> None:
-    """Reject to resume episodes of an agent, to replay them, or to tell an agent what its program says itself.
+    """Refuse to resume episodes of an agent, to replay them, or to set texts that the agent's program sets itself.
 
     Raises:
-        ConfigError: Saying what to take.
+        ConfigError: With the alternative.
     """
     if recipe.environment is not None and plays_itself(recipe.environment):
         check_none(_faults(recipe))
 
 
 def _faults(recipe: Recipe) -> Iterator[str]:
-    """Yield what a recipe asks of an agent that its program cannot do."""
+    """Yield requests of a recipe that an agent's program cannot meet."""
     explorer = recipe.explore
     if explorer is not None and (explorer.rounds or explorer.traits.resumes_earlier):
         yield (

@@ -16,7 +16,7 @@ THOUGHT = "I know the answer."
 
 
 def answer_form(recipe: Recipe) -> str:
-    """Return the text of a turn that gives an answer, with `{answer}` where that stands.
+    """Return the text of a turn that gives an answer, with `{answer}` in place of the answer.
 
     It is the action of the environment's `answer_action` as the protocol's format writes it.
 

@@ -1,4 +1,4 @@
-"""Check that the backend of a recipe provides what the other choices need, before any work."""
+"""Check that the backend of a recipe provides the needs of the other choices, before any work."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from perturn.training.credit_choice import choose_credit, make_loss
 
 
 def check_backend(recipe: Recipe) -> None:
-    """Check that the backend provides what is needed, that the engine reads its policies, and that it can be opened.
+    """Check that the backend provides the needs, that the engine reads its policies, and that it can be opened.
 
     Raises:
-        PerturnError: Saying what is missing.
+        PerturnError: With the missing part.
     """
     backend, name = backend_settings(recipe), recipe.backend["name"]
     lacks = set(PROVIDED) - backend.traits.provides
@@ -88,7 +88,7 @@ def _misread(recipe: Recipe, reads: str, stores: str) -> Iterator[str]:
 
 
 def _reads(entry: Any) -> str | None:
-    """Return the form in which an engine reads policies, where its traits can be had without settings."""
+    """Return the form in which an engine reads policies, if its traits do not depend on settings."""
     made = at_defaults(entry)
     whole = entry if made is None else made
     traits = whole.traits
@@ -101,7 +101,7 @@ def _providers(need: str) -> list[str]:
 
 
 def _needs(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield who needs something that a backend may lack, and what."""
+    """Yield the needs of a recipe that a backend may lack, with the part that has the need."""
     for name, settings in trainings_of(recipe).items():
         loss = make_loss(settings.loss, f"{name}.loss")
         which = f"{name}.loss.name={settings.loss['name']}"

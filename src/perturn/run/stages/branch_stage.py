@@ -1,4 +1,4 @@
-"""The stage that plays what an explorer asks for after the rollouts, and what turns were worth by how that ends."""
+"""The stage that plays the episodes an explorer asks for after the rollouts, and values turns by their outcomes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_explorer(recipe: Recipe, tasks: Sequence[Task]) -> None:
 
 
 def branch(session: Session, stage: Stage) -> None:
-    """Let the stage's policy resume episodes as the explorer says."""
+    """Let the stage's policy resume episodes as the explorer asks."""
     run, explorer = session.run, explorer_of(session.recipe)
     file = run.paths.trajectories(stage.name)
     chosen = (run.paths.forks(stage.mark),) if explorer.traits.reads_policy else ()
@@ -97,7 +97,8 @@ def _play_rounds(session: Session, stage: Stage, explored: Sequence[Trajectory])
 def _chosen(session: Session, stage: Stage, inputs: ExploreInputs) -> list[Forks]:
     """Return the turns at which episodes are resumed.
 
-    Where a policy was read they are stored before any is, so that a stage which was stopped goes on with the same.
+    If a policy was read for them, they are stored before any is played, so that a stopped stage resumes with the same
+    turns.
     """
     explorer, file = explorer_of(session.recipe), session.run.paths.forks(stage.mark)
     if not explorer.traits.reads_policy:
@@ -147,7 +148,7 @@ def stored_branches(paths: RunPaths, recipe: Recipe, mark: str) -> list[Trajecto
 
 
 def not_come_back(stage: str, episodes: Iterable[Trajectory]) -> dict[str, int]:
-    """Return the number of a stage's branches that were not played, since the world did not come back; warn of them."""
+    """Return how many branches were not played because the world did not come back, and warn of them."""
     played_on = [one for one in episodes if one.origin is not None]
     count = sum(map(came_elsewhere, played_on))
     if count:

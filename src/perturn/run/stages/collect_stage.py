@@ -40,7 +40,7 @@ AT_ONCE = 16
 
 
 def show_expert(session: Session, stage: Stage) -> None:
-    """Play the expert on every task that is taught or explored, and record what happens.
+    """Play the expert on every task of SFT or exploration, and record the episodes.
 
     Episodes that failed before are played again.
 
@@ -113,7 +113,7 @@ def bring_explored(session: Session, stage: Stage) -> None:
 
 
 def own_episodes(source: Path) -> Iterator[Trajectory]:
-    """Yield episodes of a user's file: trajectories of an environment as they are, conversations as successes.
+    """Yield episodes of a user's file: trajectories of an environment unchanged, conversations as successes.
 
     Raises:
         DataError: If a row is malformed, or a pair, or there is none.
@@ -123,7 +123,7 @@ def own_episodes(source: Path) -> Iterator[Trajectory]:
 
 
 def shown(env: Any, job: Job, protocol: EpisodeProtocol, folder: Path | None = None) -> Episode:
-    """Yield the expert's episode, which asks no engine; what was paid for it is kept in a folder, if one is given."""
+    """Yield the expert's episode, which asks no engine; paid answers are kept in a folder, if one is given."""
     yield from ()
     if "show" in abilities_of(env):
         played: Trajectory = ability(env, "show")(job, protocol, folder)
@@ -135,9 +135,9 @@ def import_expert(run: Run, file: Path) -> dict[str, int]:
     """Bring episodes that others recorded into a run, as the expert's episodes.
 
     The content of the file decides its format: trajectories of Perturn or conversations of TRL, for any environment,
-    or episodes that the environment itself reads (`read_experts`), as hotpotqa does. Of episodes those on tasks that
-    are taught or explored are kept; conversations have no task, and all are taught where anything is. What the run
-    holds already is left alone, so a second call adds nothing.
+    or episodes that the environment itself reads (`read_experts`), as hotpotqa does. Episodes on tasks of SFT or
+    exploration are kept; conversations have no task, and all are kept if there is any training on expert episodes. What
+    the run holds already is left alone, so a second call adds nothing.
 
     Args:
         run: The run.
@@ -174,7 +174,7 @@ def _is_ours(file: Path) -> bool:
 
 
 def _ours(run: Run, file: Path, environment: str, tasks: Sequence[Task]) -> Iterator[Trajectory]:
-    """Yield episodes on the tasks, and conversations if somebody is taught."""
+    """Yield episodes on the tasks, and conversations if there is a training on them."""
     known = {task.id for task in tasks}
     is_taught = run.recipe.sft is not None or starts_over(run.recipe)
     for number, one in enumerate(own_episodes(file), start=1):
@@ -200,7 +200,7 @@ def _theirs(run: Run, file: Path, env: Any, tasks: Sequence[Task]) -> Iterator[T
 
 
 def _add(run: Run, found: Iterable[Trajectory], file: Path) -> dict[str, int]:
-    """Store what the run does not hold."""
+    """Store the episodes that the run does not hold yet."""
     counts, target = Counter(imported=0, before=0), run.paths.trajectories("expert")
     with TrajectoryStore(target) as store:
         held = {one.key: one for one in store}
@@ -227,8 +227,8 @@ def demonstrate(env: Any, job: Job, protocol: EpisodeProtocol) -> Trajectory:
     Args:
         env: A world that is also an `Expert`.
         job: What to play.
-        protocol: Rules to play by. In the react format, an expert without thoughts of its own (see `Demonstrator`) gets
-            a template for them.
+        protocol: Rules to play by. In the react format, an expert without its own thoughts (see `Demonstrator`) gets a
+            template for them.
     """
     write = FORMATS[protocol.format].write
     steps = episode(env, job, protocol=protocol, policy="expert")
@@ -250,7 +250,7 @@ def _demonstration(env: Any, task: Task) -> Sequence[tuple[str, str]]:
 
 
 def explore(session: Session, stage: Stage) -> None:
-    """Let a policy play the tasks that it is to learn from, and on what the iteration before left unfinished."""
+    """Let a policy play the tasks of an exploration, and continue the unfinished episodes of the iteration before."""
     explorer, file = explorer_of(session.recipe), session.run.paths.trajectories(stage.name)
     with session.run.stage(stage.name, file) as counts:
         if session.ahead is not None:

@@ -18,7 +18,7 @@ from perturn.types import Environment
 
 
 def check_needed(recipe: Recipe, env: Environment, panels: Panels) -> None:
-    """Reject a recipe whose credit of groups reads what the world, or a task to be explored, does not have."""
+    """Reject a recipe whose credit of groups reads values that the environment or a task does not have."""
     if recipe.align is None:
         return
     name, credit = named_credit(recipe.align.loss, recipe.credit)

@@ -1,4 +1,4 @@
-"""Credit the stored groups of a run: with the credit of its recipe, or again with any other."""
+"""Compute the credit of a run's stored groups: the credit of its recipe, or any other."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ def credit_run(
     drop_equal_outcomes: bool = False,
     writes: bool = True,
 ) -> dict[str, Any]:
-    """Weigh all episodes that a run has explored again, beside its own credit, and change nothing else of it.
+    """Compute a further credit for all explored episodes of a run.
+
+    Nothing else of the run changes.
 
     Args:
         folder: The run folder; the run need not be finished.
@@ -158,7 +160,7 @@ def credit_run(
 
 
 class _Weigher:
-    """A credit on a run's stored episodes, iteration by iteration: what it needs of them, and what is carried over."""
+    """A credit on a run's stored episodes, iteration by iteration: its inputs, and the state that is carried over."""
 
     def __init__(self, paths: RunPaths, recipe: Recipe, credit: Credit, reference: str | None) -> None:
         self.credit = credit
@@ -166,7 +168,7 @@ class _Weigher:
         self._states: dict[str, State] = {}
 
     def computed(self, stage: Stage, episodes: Sequence[Trajectory]) -> dict[str, Computed]:
-        """Compute what the credit needs of explored episodes; ask for the quantities of earlier episodes first."""
+        """Compute the quantities that the credit needs, first of earlier episodes, then of explored ones."""
         compares = len(policies_of(self.credit.needs)) > 1  # a policy with the reference of its iteration
         source = RunSource(
             self._paths,

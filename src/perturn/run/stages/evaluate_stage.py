@@ -109,7 +109,7 @@ def _conditions(session: Session, settings: Evaluate) -> dict[str, Any]:
 
 
 def _choose(session: Session, selection: Selection, drawn: Path, file: Path) -> dict[str, Any]:
-    """Write the best of several episodes of each task as those that are scored; counts of these, and of all."""
+    """Write the best of several episodes of each task as the scored ones; return counts of these, and of all."""
     session.release()  # what chooses may load models of its own
     episodes = sorted(read_trajectories(drawn), key=lambda one: one.key)
     chosen = selection.best(episodes)

@@ -1,4 +1,4 @@
-"""Groups of an iteration: credited once, and then what is trained."""
+"""Groups of an iteration: weighed once, then trained on."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def own_credit(recipe: Recipe) -> tuple[str, Credit]:
 
 
 def files_of(run: Run, stage: Stage) -> list[Path]:
-    """Return files of the stage that weighs groups: credits, and what quantities learned for the next iteration."""
+    """Return files of the stage that weighs groups: credits, and the state of quantities for the next iteration."""
     name, credit = own_credit(run.recipe)
     carried = (run.paths.carried(key, stage.mark) for key in carried_by(credit.needs))
     return [run.paths.credit(name, stage.mark), *carried]
@@ -138,7 +138,7 @@ def read_groups(run: Run, stage: Stage) -> tuple[list[WeightedTrajectory], int]:
 
 
 def _row(played: Trajectory, credit: Credit, row: CreditRow | None) -> WeightedTrajectory:
-    """Return an episode with what a credit wrote of it; None: it has no spread, and takes part in KL alone."""
+    """Return an episode with its weights by a credit; None: it has no spread, and counts in the KL alone."""
     own_turns = carries_own_turns(credit, played)
     if row is None:
         none = (0.0,) * len(played.turns)

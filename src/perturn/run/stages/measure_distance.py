@@ -63,7 +63,7 @@ def measured(recipe: Recipe, episodes: Iterable[Trajectory], sense: str | None =
 
     Raises:
         DataError: If a world answers otherwise than it did when an episode was recorded.
-        EnvironmentFailure: If the world's answer is no path.
+        EnvironmentFailure: If the environment's answer is not a path.
     """
     sense, episodes = sense or sense_of(recipe), list(episodes)
     if sense is None:

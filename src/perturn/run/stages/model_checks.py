@@ -15,7 +15,7 @@ from perturn.run.session import backend_settings
 from perturn.table import locate
 
 _VOCABULARY = 700
-"""Words of a model before the texts are known from which they are taken, about as many as ALFWorld's."""
+"""Assumed size of the vocabulary before its texts are known, about ALFWorld's."""
 
 
 def empty_base(recipe: Recipe) -> Any:
@@ -27,12 +27,12 @@ def empty_base(recipe: Recipe) -> Any:
 
 
 def check_model(recipe: Recipe, trains: bool, renderer: Renderer | None) -> None:
-    """Build the model without its weights, and upon it what trains it.
+    """Build the model without its weights, and its trainer.
 
     Args:
         recipe: Of the run.
-        trains: Whether it is to be trained.
-        renderer: Of the model; None: it is to be made too.
+        trains: Whether it will be trained.
+        renderer: Of the model; None: the run makes it.
 
     Raises:
         PerturnError: If it cannot be trained as the recipe says.

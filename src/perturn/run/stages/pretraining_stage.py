@@ -26,7 +26,7 @@ from perturn.types import Action, Environment, EpisodeProtocol, Task, Trajectory
 
 
 def show_lessons(session: Session, stage: Stage) -> None:
-    """Play every task of the base's task list as its expert does, and badly, and record what happens."""
+    """Play every task of the base's task list as its expert does, and with errors, and record the episodes."""
     run, recipe = session.run, session.recipe
     assert recipe.base is not None
     file = run.paths.trajectories(stage.name)
@@ -68,7 +68,7 @@ def taught(run: Run) -> list[Trajectory]:
 
 
 def heard(run: Run) -> set[str]:
-    """Return all that is said in the lessons, and what a policy is told whose action was not understood."""
+    """Return all texts of the lessons, and the answer to an action that was not understood."""
     texts = {FORMATS[make_protocol(run.recipe.protocol).format].reminder}
     for one in read_trajectories(run.paths.trajectories("lessons")):
         texts.update(str(message["content"]) for message in one.messages)

@@ -35,7 +35,7 @@ from perturn.types import Environment, Trajectory, came_back
 
 
 class RunSource(Source):
-    """An iteration of a run, as what quantities are computed from. Each policy is opened once."""
+    """An iteration of a run, as the input of quantities. Each policy is opened once."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class RunSource(Source):
             recipe: Of the run.
             iteration: From 1.
             reference: Name of the reference policy; None: the reference of the iteration.
-            acted: Name of the policy that stands for the playing policy; None: the playing policy itself.
-            start: Name of the policy that stands for the start of the loop; None: the start itself.
+            acted: Name of the policy that is used in place of the playing policy; None: the playing policy itself.
+            start: Name of the policy that is used in place of the start of the loop; None: the start itself.
             states: What quantities have learned in the iteration before, by name.
         """
         self._paths, self._recipe = paths, recipe
@@ -102,7 +102,7 @@ class RunSource(Source):
         return counted(found, failures_of(self._recipe))
 
     def seed(self, name: str) -> int:
-        """Return the seed of the run for what is called so."""
+        """Return a seed derived from the run's seed and a name."""
         return seed_of(self._recipe.seed, name)
 
     def tell(self, text: str) -> None:
@@ -117,18 +117,18 @@ def reference_of_iteration(recipe: Recipe, iteration: int) -> str:
 
 
 def states_of(computed: Mapping[str, Computed]) -> dict[str, State]:
-    """Return what computed quantities have learned for the next iteration, by name."""
+    """Return the learned state of computed quantities for the next iteration, by name."""
     return {name: one.state for name, one in computed.items() if one.state is not None}
 
 
 def write_state(file: Path, state: State) -> None:
-    """Write what a quantity has learned, whole or not at all."""
+    """Write the learned state of a quantity, whole or not at all."""
     with replacing(file, foreign=(SafetensorError,)) as fresh:
         save_file({name: each.contiguous() for name, each in state.items()}, fresh)
 
 
 def read_state(file: Path, quantity: str) -> dict[str, Tensor]:
-    """Read what a quantity has learned.
+    """Read the learned state of a quantity.
 
     Raises:
         RunError: If it is not there, or damaged.

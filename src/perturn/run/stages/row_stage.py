@@ -1,4 +1,4 @@
-"""Make the rows of an alignment from what an iteration has explored, by the row maker of the recipe."""
+"""Make the rows of an alignment from an iteration's explored episodes, by the row maker of the recipe."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS_OF = {"pairs": PreferencePair, "single": Trajectory, "labelled": WeightedTr
 
 
 def make_rows(session: Session, stage: Stage) -> None:
-    """Make the rows of an iteration, say what became of its episodes, and write them.
+    """Make the rows of an iteration, report where its episodes ended, and write the rows.
 
     Raises:
         RunError: If there is nothing to train on, and nothing is hoped for in a later iteration.
@@ -51,8 +51,11 @@ def make_rows(session: Session, stage: Stage) -> None:
             locate("perturn.run.stages.group_stage:weigh")(session, stage, made, counts)
             return
         rows = list(made.rows)
-        said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-        mention(f"{'pairs' if traits.makes == 'pairs' else 'rows'}: {len(rows)}; counts: {said}")
+        said = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items() if count)
+        mention(
+            f"{'pairs' if traits.makes == 'pairs' else 'rows'}: {len(rows)} from {len(inputs.explored)} explored "
+            f"episodes ({said})"
+        )
         whose = " and the expert's" if traits.expert else ""
         if made.lacks and (traits.starts_over or recipe.iterations == 1):
             raise RunError(
@@ -110,7 +113,7 @@ def expert_episodes(session: Session) -> list[Trajectory]:
 
 
 def check_made(recipe: Recipe) -> None:
-    """Reject rows of which a policy would not see all, and those that read log-probabilities that nobody returns."""
+    """Reject rows that a policy would not see in full, and rows that need missing log-probabilities."""
     if recipe.rows is None:
         return
     traits = recipe.rows.traits
@@ -157,7 +160,7 @@ def _inputs(session: Session, stage: Stage) -> RowInputs:
 def _quantities(
     session: Session, stage: Stage, ended: Sequence[Trajectory]
 ) -> dict[str, dict[tuple[str, int], Any]]:
-    """Return what a row maker needs beside the distance to a success, by name and by the key of an episode."""
+    """Return the inputs of a row maker besides the distance to a success, by name and by the key of an episode."""
     rows = session.recipe.rows
     assert rows is not None
     needs = [need for need in rows.needs if name_of(need) != Distance.name]
@@ -194,7 +197,7 @@ def _earlier(run: Run, stage: Stage) -> list[WeightedTrajectory]:
 
 
 def _limit(recipe: Recipe) -> Limit:
-    """Return the length limit of training; what knows tokens is loaded when it is asked."""
+    """Return the length limit of training; the tokenizer is loaded when it is needed."""
     found = cache(lambda name: partial(locate(f"perturn.run.stages.group_stage:{name}"), recipe))
     return Limit(
         too_long=lambda episodes: found("too_long")(episodes),

@@ -157,7 +157,7 @@ class Selection:
             )
 
     def counts(self) -> dict[str, float]:
-        """Return numbers on the selector's work; a selector that was not asked yet is opened for that."""
+        """Return numbers on the selector's work; a selector that was not used yet is opened for that."""
         self._score  # noqa: B018
         return self._counts
 

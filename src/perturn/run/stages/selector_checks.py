@@ -1,4 +1,4 @@
-"""Check that an evaluation can choose as the recipe says, before any work."""
+"""Check before any work that an evaluation can use the selector of the recipe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OF_RUN: dict[SelectorNeed, str] = {
 
 
 def check_selection(recipe: Recipe, maker: Maker | None = None) -> None:
-    """Reject an evaluation that would choose among equal candidates, or by what is not there.
+    """Reject an evaluation that would choose among equal candidates, or by missing values.
 
     Args:
         recipe: Of the run that scores.
@@ -59,7 +59,7 @@ def _fits(recipe: Recipe, traits: SelectorTraits, among: Among) -> bool:
 
 
 def _problem(recipe: Recipe, traits: SelectorTraits, among: Among, planned: Maker | None) -> str | None:
-    """Return a sentence on what a selector lacks here; None: it lacks nothing."""
+    """Return a sentence on the missing needs of a selector; None if nothing is missing."""
     if among not in traits.among:
         only = traits.among[0]
         return f"it chooses among {only} alone, got {SELECT}.among={among}; set {SELECT}.among={only}."

@@ -1,4 +1,4 @@
-"""Before work: what cannot be done while the policy that explores changes."""
+"""Before work: settings that are impossible while the exploring policy changes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from perturn.training.credit_choice import make_loss, named_credit
 
 
 def check_staleness(recipe: Recipe) -> None:
-    """Reject a recipe with `staleness` of which a part needs one policy that explored, or the engine to itself.
+    """Reject a recipe with `staleness` that has a part which needs one exploring policy, or the engine to itself.
 
     Raises:
-        ConfigError: Saying what to set.
+        ConfigError: With the setting to change.
     """
     check_none(f"staleness is {recipe.staleness}, and {fault}" for fault in _faults(recipe))
 
 
 def _faults(recipe: Recipe) -> Iterator[str]:
-    """Yield what does not go together."""
+    """Yield settings that exclude each other."""
     explore, align = recipe.explore, recipe.align
     if recipe.iterations == 1 or align is None or explore is None:
         yield "there is no next iteration to explore meanwhile; set iterations > 1, or staleness=0."
@@ -63,7 +63,7 @@ def _faults(recipe: Recipe) -> Iterator[str]:
 
 
 def _credit_faults(recipe: Recipe) -> Iterator[str]:
-    """Yield what a credit reads that there is not."""
+    """Yield missing inputs of a credit."""
     assert recipe.align is not None
     name, credit = named_credit(recipe.align.loss, recipe.credit)
     for quantity, request in wanted(credit.needs, f"credit {name}").values():

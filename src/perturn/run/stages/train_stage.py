@@ -98,7 +98,7 @@ def train_rows(
 
 
 def _rows(session: Session, stage: Stage) -> tuple[list[Any], int | None]:
-    """Return the rows that a stage learns from, and the number of episodes of which they are left; None: of these."""
+    """Return the rows of a stage, and the number of episodes they were selected from; None: all of these."""
     run, recipe = session.run, session.recipe
     if stage.name == "base":
         return taught(run), None
@@ -117,7 +117,7 @@ def _settings(recipe: Recipe, stage: Stage) -> Train:
 
 
 def _begin(session: Session, stage: Stage, settings: Train) -> tuple[Any, Any]:
-    """Return the model that a stage trains, as it was before, and its tokenizer."""
+    """Return the model that a stage trains, before the training, and its tokenizer."""
     run, base = session.run, session.recipe.base
     if stage.name != "base" or base is None:
         told = run.recipe.rows.traits.told if stage.name not in ONCE and run.recipe.rows else None
@@ -213,7 +213,7 @@ def _save_steps(settings: Train, rows: int) -> int:
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """Return the newest checkpoint that was written to its end; what a kill left half-written is removed."""
+    """Return the newest complete checkpoint; half-written ones are removed."""
     complete = []
     for checkpoint in folder.glob("checkpoint-*"):
         try:  # the trainer writes its state last
@@ -241,7 +241,7 @@ def _count_tokens(examples: Sequence[Example]) -> dict[str, int]:
 def _write_reference(
     run: Run, stage: Stage, settings: Train, trainer: TurnTrainer, examples: Sequence[Example]
 ) -> None:
-    """Keep what the reference says of each turn and token of the pairs, and the loss with its defaults.
+    """Keep the reference's log-probabilities of each turn and token of the pairs, and the loss with its defaults.
 
     `metrics/confidence.jsonl` and `metrics/reference.jsonl` have a row per pair, in the order of
     `pairs.jsonl`.
@@ -265,7 +265,7 @@ def _write_json(file: Path, value: Any) -> None:
 
 
 def _note_agreement(run: Run, stage: Stage, pairs: Sequence[Any], examples: Sequence[Example]) -> None:
-    """Say how far the log-probabilities that the reference sampled its episodes with are from those just computed.
+    """Report how far the log-probabilities that the reference sampled its episodes with are from those just computed.
 
     The reference pass has computed them for training, so this costs nothing. Written to `metrics/agreement.json`.
     """
@@ -284,15 +284,15 @@ def _note_agreement(run: Run, stage: Stage, pairs: Sequence[Any], examples: Sequ
 
 
 def _say_agreement(run: Run, stage: Stage) -> None:
-    """Say what `metrics/agreement.json` holds, if it is there."""
+    """Report the content of `metrics/agreement.json`, if it exists."""
     file = run.paths.agreement(stage.mark)
     if not file.is_file():
         return
     found = Agreement(**json.loads(file.read_text(encoding="utf-8")))
-    console.print(f"sampling and training differ by, over {found}")
+    console.print(f"log-probabilities of sampling and of training: absolute difference over {found}")
     if found.median > _ROUNDING:
         console.print(
-            "that is more than rounding explains: were the episodes sampled from other weights?",
+            "This is more than rounding. Check that the episodes were sampled with the weights of the reference.",
             style="yellow",
         )
 

@@ -31,7 +31,7 @@ _ARGUMENTS = {
     "warmup_ratio": "warmup_steps",
     "scheduler": "lr_scheduler_type",
 }
-"""Settings of `Train` that transformers has by other names."""
+"""Settings of `Train` that have other names in transformers."""
 if "activation_checkpointing" in TurnConfig.__dataclass_fields__:  # not in older versions, such as vLLM's
     _ARGUMENTS["gradient_checkpointing"] = "activation_checkpointing"
 
@@ -39,7 +39,7 @@ _SAID = {"single": "single trajectories", "labelled": "labelled trajectories"}
 """Kind of rows -> the kind in words, where that is another."""
 _OF_THE_BASE = ("shape", "clumsy", "aimless")
 _OF_THE_LOOP = ("minibatches", "reference", "reference_decay", "threshold", "per_group")
-"""Settings of `Base`, and of `Align` and `Reward`, that are not of one training."""
+"""Settings of `Base`, and of `Align` and `Reward`, that do not belong to a single training."""
 
 
 def check_training(recipe: Recipe) -> None:
@@ -101,7 +101,7 @@ def _makers_of(kind: str) -> list[str]:
 
 
 def make_config(recipe: Recipe, settings: Train, output: Path, model: Any | None) -> TurnConfig:
-    """Turn a stage's settings into the trainer's; without a model what depends on it is left open."""
+    """Return the trainer's settings for a stage; without a model, the settings that depend on it are left open."""
     where, config = device(), None if model is None else model.config
     own = {_ARGUMENTS.get(name, name): value for name, value in asdict(settings).items()}
     for name in ("tasks", "lora", *_OF_THE_BASE, *_OF_THE_LOOP):

@@ -164,7 +164,7 @@ def wanted_format(given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the form that an answer must have; None for text.
 
     Raises:
-        Refusal: If it is none that the protocol knows.
+        Refusal: If the protocol does not know it.
     """
     if given is None or given.get("type") == "text":
         return None

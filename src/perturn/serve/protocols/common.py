@@ -25,13 +25,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "best_of": (1,),
 }
-"""Parameters that would change what is sampled and that no engine here has, each with values that change nothing."""
+"""Parameters that would change sampling and that no engine here supports, each with the values that change nothing."""
 
 _STEM, _NUMBERS = secrets.token_hex(8), count()
 
 
 class Strict(BaseModel):
-    """The body of a request; keys that it does not name are ignored, unless they change what is sampled."""
+    """The body of a request; unknown keys are ignored, unless they change sampling."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -100,7 +100,7 @@ def read_body(kind: type[Body], body: bytes) -> Body:
 
 
 def check_plain(value: object, param: str) -> None:
-    """Reject what cannot be stored or rendered, such as NaN.
+    """Reject values that cannot be stored or rendered, such as NaN.
 
     Raises:
         Refusal: Naming the part.
@@ -124,7 +124,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> tup
     """Return tools in the form of chat templates.
 
     Raises:
-        Refusal: If one is no function.
+        Refusal: If a tool is not a function.
     """
     for index, tool in enumerate(tools):
         function = tool.get("function")

@@ -142,7 +142,7 @@ class Messages:
 
 
 def _split(message: _Message, index: int) -> list[dict[str, Any]]:
-    """Return a message whose blocks become messages of our form: results of tools are messages of their own."""
+    """Return a message whose blocks become messages of our form: results of tools are separate messages."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     found: list[dict[str, Any]] = []
@@ -179,7 +179,7 @@ def _function(tool: _Tool) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """Return arguments as an object; what is none stands under `arguments`."""
+    """Return arguments as an object; anything else is put under the key `arguments`."""
     try:
         found = json.loads(arguments)
     except ValueError:

@@ -162,7 +162,7 @@ class Responses:
 
 
 def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return items of an input as messages; calls and thoughts join the assistant message beside them."""
+    """Return items of an input as messages; calls and thoughts join the assistant message next to them."""
     found: list[dict[str, Any]] = []
     for index, item in enumerate(items):
         kind, where = item.get("type", "message"), f"input[{index}]"
@@ -207,7 +207,7 @@ def _function(tool: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def _chat_form(form: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the form of an answer as the chat completions have it."""
+    """Return an answer in the form of chat completions."""
     if form.get("type") != "json_schema":
         return form
     return {"type": "json_schema", "json_schema": {key: form[key] for key in form if key != "type"}}

@@ -39,7 +39,7 @@ is 12.7."""
 def families(study: RecordedStudy, methods: Sequence[str]) -> dict[str, list[Pair]]:
     """Return the comparisons of both families: `primary`, corrected by Holm, and `others`, with q-values.
 
-    The model that nothing was taught is in neither.
+    The model before training is in neither.
 
     Args:
         study: The study.
@@ -54,8 +54,8 @@ def families(study: RecordedStudy, methods: Sequence[str]) -> dict[str, list[Pai
 def compare(study: RecordedStudy, tables: Mapping[str, Scores], bounds: Bounds) -> dict[Pair, dict[str, Any]]:
     """Return each method against the baseline, and further pairs, on the seeds and tasks that both have.
 
-    Seeds of one base are averaged first, so that what a method has with a base counts once. Comparisons without a score
-    count in the correction too, since it is made for all that are looked for, not for those that came first.
+    Seeds of one base are averaged first, so that one base counts once. Comparisons without a score count in the
+    correction too, since it is made for all that are looked for, not for those that came first.
 
     Args:
         study: The study, with the comparisons that it names.
@@ -185,8 +185,8 @@ def _correct(rows: Mapping[Pair, dict[str, Any]], counted: Mapping[str, Sequence
 def _smallest(found: CrossedComparison, comparisons: int) -> float | None:
     """Return the true difference that would have been found with a chance of `POWER`, were it the only one.
 
-    By the errors that were observed; at the strictest step of the correction. None where no score differed, so that
-    nothing is known of what a difference would look like.
+    By the errors that were observed; at the strictest step of the correction. None if no score differed, so that the
+    variance of a difference is unknown.
     """
     spreads = [one for one in (found.spread, found.spread_of_tasks) if one.error > 0]
     sizes = [

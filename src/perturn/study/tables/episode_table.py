@@ -40,7 +40,7 @@ class EpisodeRow(TypedDict):
     turns: Count
     invalid: Count
     failed: NotRequired[bool]
-    """Whether the environment or the engine raised; such an episode is no success, and its score is 0."""
+    """Whether the environment or the engine raised; such an episode is not a success, and its score is 0."""
 
 
 _MAY_BE_ABSENT = {"failed"}

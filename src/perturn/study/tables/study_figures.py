@@ -19,7 +19,7 @@ COLORS = (
 _MARKS = ("circle", "square", "triangle-up")
 _OF_A_MEAN = {"color": GREY}
 _FACTOR = 5
-"""Swept numbers that span more than this factor stand on a logarithmic axis."""
+"""Swept numbers that span more than this factor are drawn on a logarithmic axis."""
 
 
 def styles(methods: Sequence[str], baseline: str) -> dict[str, dict[str, str]]:
@@ -37,7 +37,7 @@ def differences(
 ) -> go.Figure | None:
     """Return the difference of each comparison with its interval, and of each seed; None if nothing is compared.
 
-    The model that nothing was taught is far off, and would leave no room for the others.
+    The model before training is far off, and would leave no room for the others.
 
     Args:
         comparisons: `name`, `method` and, by measure, the comparison.
@@ -95,7 +95,7 @@ def tuning_curve(
     A method without a point is a dotted line.
 
     Args:
-        tuning: Points, as the summary has them.
+        tuning: Points, as in the summary.
         key: The setting.
         style: Of each method.
 

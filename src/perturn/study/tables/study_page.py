@@ -81,7 +81,7 @@ def point_lines(point: Mapping[str, Any]) -> str:
 
 
 def _shown(study: RecordedStudy, name: str, number: int, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an environment as the page has it, beyond the summary."""
+    """Return an environment in the form that the page reads, with more than the summary."""
     methods: Sequence[Mapping[str, Any]] = found["methods"]
     style = study_figures.styles([row["method"] for row in methods], study.baseline)
     pairs = _comparisons(found, study.baseline)
@@ -145,7 +145,7 @@ _TAG = re.compile(r"<(?=[\w/!?])")
 
 
 def tables(summary: Mapping[str, Any]) -> str:
-    """Return each environment of a study: its methods, the further comparisons, and what to know of the numbers.
+    """Return each environment of a study: its methods, the further comparisons, and notes on the numbers.
 
     Args:
         summary: The study's numbers, as `verdicts.summarize` gives them.
@@ -191,11 +191,11 @@ def _environment(name: str, found: Mapping[str, Any], baseline: str) -> Iterator
 
 
 def how_to_read(comparisons: Mapping[str, int], measures: Sequence[str]) -> str:
-    """Return how the numbers are to be read.
+    """Return an explanation of the numbers.
 
     Args:
         comparisons: How many of each family.
-        measures: What is compared; each measure has families of its own.
+        measures: What is compared; each measure has its own families.
     """
     primary, others = (comparisons[family] for family in ("primary", "others"))
     each = ", each measure by itself" if len(measures) > 1 else ""
@@ -254,7 +254,7 @@ def _comparison(found: Mapping[str, Any] | None, measure: str, verdict: str) -> 
 
 
 def _difference(found: Mapping[str, Any], interval: str, measure: str) -> tuple[str, str, str]:
-    """Return the difference with its interval (or two bases' differences), what could have been seen, the verdict."""
+    """Return the difference with its interval (or of two bases), the smallest detectable one, and the verdict."""
     if found["p_value"] is None:
         both = " and ".join(_signed(each, measure) for each in found["by_base"])
         return both, "–", WORDS[found["verdict"]]

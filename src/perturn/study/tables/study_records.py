@@ -109,7 +109,7 @@ class RecordedStudy:
 
 
 def read_recorded(folder: Path) -> RecordedStudy:
-    """Read a study's folder, as far as the study has come.
+    """Read a study's folder, finished or not.
 
     Raises:
         RunError: If the folder holds no study, or a file of it is malformed.
@@ -207,7 +207,7 @@ def read_cells(file: Path) -> list[dict[str, Any]]:
 def protocols_of(folder: Path, cells: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the stamp of the last run of the first finished cell of each method on the test tasks.
 
-    Where that run is gone, what `protocols.json` has noted.
+    If that run is deleted, the record in `protocols.json`.
     """
     noted = read_note(folder / PROTOCOLS, dict[str, dict[str, dict[str, Any]]]) or {}
     found: dict[str, dict[str, dict[str, Any]]] = {}
@@ -223,10 +223,10 @@ def protocols_of(folder: Path, cells: Iterable[Mapping[str, Any]]) -> dict[str, 
 
 
 _OF_THE_BASE = ("base", "model")
-"""Sections of a recipe that say what a run begins with."""
+"""Sections of a recipe that decide what a run begins with."""
 
 Bases = Mapping[int, str]
-"""Seed -> the base it begins with; a seed that is not there has a base of its own."""
+"""The base that each seed begins with; a seed that is not listed has its own base."""
 
 
 def bases_of(settings: Mapping[str, Any]) -> dict[int, str]:

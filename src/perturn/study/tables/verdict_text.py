@@ -1,4 +1,4 @@
-"""Wording of a study's verdicts. A difference that was not seen is no proof that there is none."""
+"""Wording of a study's verdicts. No difference seen does not prove that there is none."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _evidence(row: Mapping[str, Any], measure: str) -> str:
     tasks = "1 task" if row["tasks"] == 1 else f"{row['tasks']} tasks"
     return (
         f"Difference {points(row['mean_difference'], measure)}{unit} ({_certainty(row, measure)}; "
-        f"{seeds} \u00d7 {tasks}, of which {100 * row['differs']:.1f}\u00a0% came out otherwise)."
+        f"{seeds} \u00d7 {tasks}, of which {100 * row['differs']:.1f}\u00a0% differ)."
     )
 
 
@@ -98,6 +98,6 @@ def _certainty(row: Mapping[str, Any], measure: str) -> str:
     is_primary = row["family"] == "primary"
     low, high = (points(end, measure) for end in row["family_interval" if is_primary else "interval"])
     if is_primary:
-        return f"interval of the primary comparisons {low} to {high}; p {p_value(row['corrected'])} by Holm"
+        return f"interval of the primary comparisons [{low}, {high}]; p {p_value(row['corrected'])} by Holm"
     q = f", q {p_value(row['corrected'])}" if row["family"] else ""
-    return f"95\u00a0% interval {low} to {high}; p {p_value(row['p_value'])}{q}"
+    return f"95\u00a0% interval [{low}, {high}]; p {p_value(row['p_value'])}{q}"

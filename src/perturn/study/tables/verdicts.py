@@ -30,12 +30,12 @@ for 10."""
 
 
 def summarize(folder: Path) -> dict[str, Any]:
-    """Return the numbers of a study, as `summary.json` holds them; docs/verdicts.md says what each is.
+    """Return the numbers of a study in the form of `summary.json`; docs/verdicts.md describes each.
 
     An end of an interval that the data cannot give is None.
 
     Args:
-        folder: Of the study; it may be unfinished, and what is missing is named in `notes`.
+        folder: Of the study; it may be unfinished, and `notes` names the missing parts.
 
     Raises:
         RunError: If the folder holds no study, or a file of it is malformed.
@@ -100,7 +100,7 @@ def _protocol(study: RecordedStudy, environment: str) -> Mapping[str, Any] | Non
 
 
 def _measures(episodes: Episodes) -> dict[str, Bounds]:
-    """Return compared values with their bounds: success, and the score where it says more than success does."""
+    """Return compared values with their bounds: success, and the score if it differs from success."""
     if all(row["score"] == row["success"] for row in episodes):
         return {"success": (0.0, 1.0)}
     within = all(0 <= row["score"] <= 1 for row in episodes)
@@ -136,7 +136,7 @@ def _method(
 
 
 def _mean(values: Scores, bounds: Bounds, bases: Bases) -> dict[str, Any]:
-    """Return a mean over seeds and tasks, with both of its intervals; None where there is no task under every seed.
+    """Return a mean over seeds and tasks, with both of its intervals; None if no task was played under every seed.
 
     Seeds of one base are averaged first. Two bases give no interval.
     """
@@ -229,7 +229,7 @@ def _on_failed(study: RecordedStudy, environment: str, methods: Sequence[Mapping
 
 
 def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield whether methods were tuned alike, and the tested point is the best one."""
+    """Yield whether methods had equal tuning, and whether the tested setting is the best one."""
     points: dict[str, list[Mapping[str, Any]]] = {}
     for row in tuning:
         if row["text"]:

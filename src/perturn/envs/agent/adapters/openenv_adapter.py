@@ -45,7 +45,7 @@ def tasks(source: str) -> Iterator[dict[str, Any]]:
 
 
 async def _schemas(url: str) -> dict[str, dict[str, Any]]:
-    """Return what each tool of a server takes."""
+    """Return the arguments of each tool of a server."""
     async with MCPToolClient(base_url=url) as world:
         return {each.name: each.input_schema for each in await world.list_tools()}
 
@@ -93,7 +93,7 @@ async def rollout(task: dict[str, Any], client: Any) -> dict[str, Any]:
 
 
 async def _call(world: Any, name: str, arguments: str) -> tuple[str, float | None, bool]:
-    """Return what a call says, its reward, and whether it ended the episode."""
+    """Return the result of a call, its reward, and whether it ended the episode."""
     try:
         read = json.loads(arguments or "{}")
     except ValueError:

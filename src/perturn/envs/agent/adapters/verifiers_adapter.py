@@ -1,6 +1,6 @@
 """Tasksets and harnesses of verifiers 0.4: a source of tasks is a configuration of `vf-eval`, as TOML.
 
-The configuration says which taskset, harness, environment and runtime; its modules may lie beside it. `select` picks
+The configuration names the taskset, harness, environment and runtime; its modules may lie next to it. `select` picks
 the tasks. Its `client`, `model` and `sampling` are ignored, since the policy answers.
 """
 
@@ -72,7 +72,7 @@ def _config(source: str) -> EvalConfig:
 
 
 def _check(errors: list[Any], traces: list[vf.Trace]) -> None:
-    """End the episode as failed if verifiers says so."""
+    """End the episode as failed if verifiers reports a failure."""
     wrong = [*errors, *(each.last_error for each in traces if not each.ok)]
     if wrong or not traces:
         said = wrong[-1] if wrong else None
