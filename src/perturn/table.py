@@ -63,8 +63,11 @@ class Table(Mapping[str, T], Generic[T]):
         if point is None:
             entry = self._own[name]
             return cast(T, locate(entry)) if isinstance(entry, str) else entry
-        with guarded(f"{name!r} of {_package(point)} cannot be loaded from {point.value!r}"):
+        try:
             return cast(T, point.load())
+        except Exception:  # only then, since to read a package's name takes longer than to load its entry again
+            with guarded(f"{name!r} of {_package(point)} cannot be loaded from {point.value!r}"):
+                raise
 
     def target(self, name: str) -> str:
         """Return where an entry is, as `module:object`; empty if it is an object already."""
