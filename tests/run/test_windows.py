@@ -30,10 +30,11 @@ from perturn.run.stages.credit_stage import credit_run
 from perturn.types import Action, Status, Task, Turn
 from support.windows import Count, played
 
-from .online import GROUPS, recipe_of
+from .online import GROUPS, UNDECIDED, recipe_of
 
 WORDS = [
     *GROUPS,
+    UNDECIDED,
     "iterations=3",
     "evaluate=null",
     "credit.name=turn-gae",
@@ -55,12 +56,6 @@ class Crash(Count):
 @dataclass(frozen=True)
 class Mine(TurnGAE):
     """The same credit under another name."""
-
-
-@pytest.fixture(scope="module")
-def policy_folder(whole_vocabulary):
-    """One that is not sure of what to do after SFT."""
-    return whole_vocabulary
 
 
 @pytest.fixture(scope="module")
