@@ -65,7 +65,8 @@ class Table(Mapping[str, T], Generic[T]):
             return cast(T, locate(entry)) if isinstance(entry, str) else entry
         try:
             return cast(T, point.load())
-        except Exception:  # only then, since to read a package's name takes longer than to load its entry again
+        except Exception:
+            # The package's name is read from a file, which takes longer than to load an entry again.
             with guarded(f"{name!r} of {_package(point)} cannot be loaded from {point.value!r}"):
                 raise
 

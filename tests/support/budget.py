@@ -122,7 +122,7 @@ class _Meter:
 
     def _import(self, name: str, *more: Any) -> Any:
         """Import a module, which is charged to no test if it is for the first time."""
-        if name in sys.modules:  # `import_module` asks each time, and to measure that takes longer than to do it
+        if name in sys.modules:  # `import_module` asks each time; to measure takes longer
             return self._find_and_load(name, *more)
         with uncharged():
             return self._find_and_load(name, *more)
