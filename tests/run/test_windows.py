@@ -30,11 +30,12 @@ from perturn.run.stages.credit_stage import credit_run
 from perturn.types import Action, Status, Task, Turn
 from support.windows import Count, played
 
-from .online import GROUPS, UNDECIDED, recipe_of
+from .online import GROUPS, recipe_of
 
 WORDS = [
     *GROUPS,
-    UNDECIDED,
+    "sft.epochs=20",  # so that the policy is unsure of what to do
+    "seed=1",
     "iterations=3",
     "evaluate=null",
     "credit.name=turn-gae",
