@@ -163,9 +163,13 @@ def bounds(hint: Any) -> Iterator[Bound]:
     yield from (each for each in marks(hint) if isinstance(each, Bound))
 
 
-@lru_cache(maxsize=1000)
 def texts(kind: Any) -> Mapping[str, str]:
     """Return the text below each field of a dataclass, in its own source or in the source of its base class."""
+    return _texts_of(kind)
+
+
+@lru_cache(maxsize=1000)
+def _texts_of(kind: Any) -> Mapping[str, str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     found = dict(texts(kind.__base__)) if is_dataclass(kind.__base__) else {}
