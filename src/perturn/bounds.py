@@ -163,16 +163,21 @@ def bounds(hint: Any) -> Iterator[Bound]:
     yield from (each for each in marks(hint) if isinstance(each, Bound))
 
 
-def texts(kind: Any) -> dict[str, str]:
+def texts(kind: Any) -> Mapping[str, str]:
     """Return the text below each field of a dataclass, in its own source or in the source of its base class."""
+    return _texts_of(kind)
+
+
+@lru_cache(maxsize=1000)
+def _texts_of(kind: Any) -> Mapping[str, str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
-    found = texts(kind.__base__) if is_dataclass(kind.__base__) else {}
+    found = dict(texts(kind.__base__)) if is_dataclass(kind.__base__) else {}
     for field, below in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             text = below.value if isinstance(below, ast.Expr) else None
             found[field.target.id] = str(text.value) if isinstance(text, ast.Constant) else ""
-    return found
+    return MappingProxyType(found)
 
 
 def marks(hint: Any) -> Iterator[Any]:

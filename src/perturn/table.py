@@ -60,8 +60,12 @@ class Table(Mapping[str, T], Generic[T]):
         if point is None:
             entry = self._own[name]
             return cast(T, locate(entry)) if isinstance(entry, str) else entry
-        with guarded(f"{name!r} of {_package(point)} cannot be loaded from {point.value!r}"):
+        try:
             return cast(T, point.load())
+        except Exception:
+            # The package's name is read from a file, which takes longer than to load an entry again.
+            with guarded(f"{name!r} of {_package(point)} cannot be loaded from {point.value!r}"):
+                raise
 
     def target(self, name: str) -> str:
         """Return where an entry is, as `module:object`; empty if it is an object already."""

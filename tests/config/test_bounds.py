@@ -8,7 +8,7 @@ from typing import Annotated
 
 import pytest
 
-from perturn.bounds import Bound
+from perturn.bounds import Bound, texts
 from perturn.config.parsing import build, parse
 from perturn.config.recipe import Recipe
 from perturn.config.sections import Section
@@ -288,3 +288,25 @@ def test_a_schedule_with_the_arguments_it_needs_is_taken(tmp_path):
     )  # fmt: skip
 
     assert config.lr_scheduler_kwargs == {"num_decay_steps": 100}
+
+
+@dataclasses.dataclass
+class Plain:
+    """One setting."""
+
+    size: int = 1
+    """Of a plain one."""
+
+
+@dataclasses.dataclass
+class Wide(Plain):
+    """Two settings."""
+
+    width: int = 2
+    """Of a wide one."""
+
+
+def test_a_class_adds_the_texts_of_its_fields_to_those_of_its_base():
+    """Whose own stay as they are."""
+    assert texts(Wide) == {"size": "Of a plain one.", "width": "Of a wide one."}
+    assert texts(Plain) == {"size": "Of a plain one."}

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 from safetensors.torch import load_file
@@ -12,6 +10,7 @@ from torch.testing import assert_close
 
 from perturn.errors import ConfigError
 from support.ports import free_port
+from support.processes import Started
 
 SCRIPT = """
 import json, os, sys
@@ -153,14 +152,16 @@ def train(folder, output, names, *worlds):
     cases = {name: CASES[name] | {"worlds": {*CASES[name]["worlds"]} & {1, *worlds}} for name in names}
     ports = [free_port() for _ in range(3)]
     written = json.dumps(cases, default=sorted)
-    command = [sys.executable, output / "script.py", folder, output, written, *ports]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with subprocess.Popen(command, env=environment, start_new_session=True) as script:
-        try:
-            assert script.wait(timeout=300) == 0
-        finally:
-            if script.poll() is None:  # a deadlock: its processes wait for each other for ever
-                os.killpg(script.pid, signal.SIGKILL)
+    script = Started(
+        [str(folder), str(output), written, *ports], output, environment, str(output / "script.py")
+    )
+    try:
+        _, errors = script.communicate(timeout=300)
+        assert script.returncode == 0, errors
+    finally:
+        if script.poll() is None:  # a deadlock: its processes wait for each other for ever
+            os.killpg(script.pid, signal.SIGKILL)
     return output
 
 

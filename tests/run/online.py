@@ -70,8 +70,11 @@ worlds: {processes: 0}
 """
 GROUPS = ["rows={name: groups}", "credit.name=anchor-rloo", "align.loss={name: ppo-clip, kl: 0.1}"]
 """Words that make of it a policy gradient on groups."""
+UNDECIDED = "sft.epochs=16"
+"""Leaves a policy unsure of what to do, so that its episodes differ."""
 SPO = [
     *GROUPS,
+    UNDECIDED,
     "credit.name=spo",
     "explore.name=branches",
     "explore.every=1",
@@ -82,6 +85,7 @@ SPO = [
 """Advantages of branches from each turn."""
 PAV = [*SPO, "credit.name=pav", "credit.alpha=0.5", "explore.policy=sft"]
 PAIRS = [
+    UNDECIDED,
     "rows.name=branch-pairs",
     "explore.name=branches",
     "explore.every=1",

@@ -33,12 +33,6 @@ PAV_CREDIT = CREDITS["pav"](alpha=0.5)
 
 
 @pytest.fixture(scope="module")
-def policy_folder(whole_vocabulary):
-    """One that is not sure of what to do after SFT."""
-    return whole_vocabulary
-
-
-@pytest.fixture(scope="module")
 def online(run_once):
     """Two iterations of policy gradient on advantages of branches."""
     return run_once("branched", *SPO)

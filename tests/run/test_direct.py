@@ -24,13 +24,14 @@ SHORT = Sampling(temperature=1.0, max_new_tokens=4)
 @pytest.fixture(scope="module")
 def experts(own_environment):
     """The expert's episodes of four numbers."""
-    return perturn.collect("expert", OWN, n=4, protocol=RULES)
+    return perturn.collect("expert", own_environment.GuessNumber, n=4, protocol=RULES)
 
 
 @pytest.fixture(scope="module")
 def explored(own_environment, tokenizer):
     """What a model that knows nothing does on the same four."""
-    return perturn.collect(make_tiny_model(), OWN, n=4, protocol=RULES, sampling=SHORT, tokenizer=tokenizer)
+    made, model = own_environment.GuessNumber, make_tiny_model()
+    return perturn.collect(model, made, n=4, protocol=RULES, sampling=SHORT, tokenizer=tokenizer)
 
 
 def test_episodes_come_in_the_order_of_their_tasks(own_environment, experts, explored):

@@ -31,7 +31,7 @@ from support.loop import finish, kill, start
 @pytest.fixture(scope="module")
 def whole(place):
     """A run that nothing interrupted, and what it printed."""
-    printed, _ = finish(start(place, "whole"))
+    printed, _ = finish(start(place, "whole", "worlds.processes=1"))
     return place / "runs" / "whole", printed
 
 

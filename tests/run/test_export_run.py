@@ -70,6 +70,7 @@ sft: {{loss: {{name: sft}}, tasks: {{n: 2}}}}
 explore: {{tasks: {{n: 2}}, sampling: {{temperature: 1.0, max_new_tokens: 4}}}}
 align: {{loss: {{name: tlm-dre}}}}
 evaluate: {{tasks: {{split: test, n: 2}}, sampling: {{max_new_tokens: 4}}}}
+worlds: {{processes: 0}}
 """
 
 

@@ -32,19 +32,13 @@ from perturn.run.stages.group_stage import alike_within_limit, read_groups, too_
 from perturn.run.verify_run import verify
 from perturn.types import Action, PreferencePair, Task, Trajectory, Turn
 
-from .online import GROUPS, recipe_of
-
-
-@pytest.fixture(scope="module")
-def policy_folder(whole_vocabulary):
-    """One that is not sure of what to do after SFT."""
-    return whole_vocabulary
+from .online import GROUPS, UNDECIDED, recipe_of
 
 
 @pytest.fixture(scope="module")
 def online(run_once):
     """Three iterations of policy gradient."""
-    return run_once("online", *GROUPS)
+    return run_once("online", *GROUPS, UNDECIDED)
 
 
 def steps(run, iteration):
@@ -174,7 +168,7 @@ def test_inspect_shows_the_weights_that_were_written_down(online):
 def test_the_moving_average_is_one(place, run_once):
     """average_2 = 0.5 average_1 + 0.5 policy_2, and average_1 is of the policy that the loop began with."""
     words = ["evaluate.every=1", "align.reference=average", "align.reference_decay=0.5", "iterations=2"]
-    run_once("average", *words)
+    run_once("average", UNDECIDED, *words)
     policies = place / "runs/average/checkpoints"
     sft, first, second, average = (
         load_file(policies / name / "model.safetensors")

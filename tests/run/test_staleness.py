@@ -22,21 +22,15 @@ from support.credited import EPISODES
 from support.loop import start
 
 from .kills import Forks
-from .online import GROUPS, recipe_of
+from .online import GROUPS, UNDECIDED, recipe_of
 
-WORDS = [*GROUPS, "iterations=4", "evaluate.every=1", "evaluate.tasks.n=2", "credit.name=rloo"]
+WORDS = [*GROUPS, UNDECIDED, "iterations=4", "evaluate.every=1", "evaluate.tasks.n=2", "credit.name=rloo"]
 """All policies stay, as all are scored."""
 LORA = (
     "align.lora={rank: 2, target_modules: [q_proj, v_proj, down_proj]}",
     "align.minibatches=null",
     "align.learning_rate=3.0e-2",
 )
-
-
-@pytest.fixture(scope="module")
-def policy_folder(whole_vocabulary):
-    """One that is not sure of what to do after SFT."""
-    return whole_vocabulary
 
 
 @pytest.fixture(

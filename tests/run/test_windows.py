@@ -34,6 +34,8 @@ from .online import GROUPS, recipe_of
 
 WORDS = [
     *GROUPS,
+    "sft.epochs=20",  # so that the policy is unsure of what to do
+    "seed=1",
     "iterations=3",
     "evaluate=null",
     "credit.name=turn-gae",
@@ -55,12 +57,6 @@ class Crash(Count):
 @dataclass(frozen=True)
 class Mine(TurnGAE):
     """The same credit under another name."""
-
-
-@pytest.fixture(scope="module")
-def policy_folder(whole_vocabulary):
-    """One that is not sure of what to do after SFT."""
-    return whole_vocabulary
 
 
 @pytest.fixture(scope="module")

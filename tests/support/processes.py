@@ -1,4 +1,4 @@
-"""`perturn` as processes that start quickly: children of one process that has imported all that a run needs.
+"""`perturn`, or a script, as processes that start quickly: children of one that has imported all that a run needs.
 
 Importing torch and transformers takes longer than a small run. A child is a whole `perturn` with its own session,
 working directory, environment and output. Children share nothing but what was imported.
@@ -8,6 +8,7 @@ import functools
 import importlib
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -32,11 +33,13 @@ _IMPORTED = [
 class Started:
     """A `perturn` that was started; the part of `subprocess.Popen` that tests use."""
 
-    def __init__(self, words: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
-        """`words` stand behind `perturn` on the command line."""
+    def __init__(
+        self, words: Sequence[str], cwd: Path, environment: Mapping[str, str], program: str = "perturn"
+    ) -> None:
+        """`words` stand behind `perturn` on the command line, or behind a file in Python that `program` names."""
         self._files = Path(tempfile.mkdtemp(prefix="perturn-", dir=cwd))
         self._process = _server().Process(
-            target=_perturn, args=([*words], str(cwd), dict(environment), str(self._files))
+            target=_run, args=(program, [*words], str(cwd), dict(environment), str(self._files))
         )
         self._process.start()
 
@@ -94,8 +97,8 @@ def _nothing() -> None:
     """End as soon as what a run needs is imported."""
 
 
-def _perturn(words: list[str], cwd: str, environment: dict[str, str], files: str) -> None:
-    """Be `perturn`, with standard output and standard error in files."""
+def _run(program: str, words: list[str], cwd: str, environment: dict[str, str], files: str) -> None:
+    """Be a program, with standard output and standard error in files."""
     os.setsid()
     os.chdir(cwd)
     os.environ.clear()
@@ -104,5 +107,8 @@ def _perturn(words: list[str], cwd: str, environment: dict[str, str], files: str
         with open(Path(files, name), "w") as file:
             os.dup2(file.fileno(), number)
     importlib.import_module("torch").set_num_threads(1)
-    sys.argv = ["perturn", *words]
-    importlib.import_module("perturn.cli").main()
+    sys.argv = [program, *words]
+    if program == "perturn":
+        importlib.import_module("perturn.cli").main()
+    else:
+        runpy.run_path(program, run_name="__main__")

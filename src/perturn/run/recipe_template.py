@@ -343,7 +343,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
     return {name: item.default for name, item in inspect.signature(kind).parameters.items()}
 
 
-def _documentation(kind: Any) -> dict[str, str]:
+def _documentation(kind: Any) -> Mapping[str, str]:
     """Return the meaning of each setting, from the text below its field or from the Args of the constructor."""
     if dataclasses.is_dataclass(kind):
         return texts(kind)
