@@ -5,7 +5,7 @@ import pytest
 
 from perturn.measure.advantages import SPLITS, Measured
 from perturn.measure.credit_scores import by_third, clusters_of, estimate, scores_of, within_bounds
-from perturn.measure.sentences import sentences
+from perturn.measure.sentences import sentences, unscored
 from perturn.stats import Estimate
 
 TASKS, EPISODES, TURNS = 40, 2, 9
@@ -167,3 +167,14 @@ def test_a_sentence_needs_an_interval(auc, correlation, said):
     found = sentences("gigpo", {"lost_auc": auc, "auc": None, "correlation": correlation}, "alfworld")
 
     assert [f"turn that lost an episode {said}" in each for each in found] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("auc", "said"), [(None, "differ no more than their noise"), ([0.5, None, None], "")]
+)
+def test_a_measurement_without_scores_says_why(auc, said):
+    """The table would be empty."""
+    found = unscored([{"auc": None, "cost": 1.0}, {"auc": auc, "cost": 1.0}], ("correlation", "auc"))
+
+    assert said in found
+    assert bool(found) == bool(said)

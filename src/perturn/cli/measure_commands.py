@@ -96,7 +96,13 @@ def _print(found: Mapping[str, Any]) -> None:
         }
         for table in ("OF_TURNS", "OF_GRADIENTS")
     )
-    results.print(_table(f"turns against the measured advantage, {found['environment']}", of_turns, found))
+    unscored = locate("perturn.measure.sentences:unscored")
+    if why := unscored(found["credits"].values(), of_turns):
+        results.print(why, soft_wrap=True)
+    else:
+        results.print(
+            _table(f"turns against the measured advantage, {found['environment']}", of_turns, found)
+        )
     results.print(
         _table("gradients of the policy, and passes over an episode", of_gradients, found, cost=True)
     )
