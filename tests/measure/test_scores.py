@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from perturn.measure.advantages import SPLITS, Measured
-from perturn.measure.credit_scores import SCORES, by_third, clusters_of, estimate, scores_of
-from perturn.measure.sentences import sentences
+from perturn.measure.credit_scores import by_third, clusters_of, estimate, scores_of, within_bounds
+from perturn.measure.sentences import sentences, unscored
+from perturn.stats import Estimate
 
 TASKS, EPISODES, TURNS = 40, 2, 9
 
@@ -62,7 +63,7 @@ def test_a_random_credit_is_at_chance():
     hits = {"auc": 0, "lost_auc": 0, "sign_errors": 0}
     for seed in range(5):
         turns, true = made(noise=0.1, seed=seed)
-        found = {name: estimate(SCORES[name], turns, random.normal(size=len(true))) for name in hits}
+        found = {name: estimate(name, turns, random.normal(size=len(true))) for name in hits}
         for name, each in found.items():
             hits[name] += holds(each, 0.5)
 
@@ -105,6 +106,33 @@ def test_a_measurement_without_signal_scores_nothing():
     assert set(found.values()) == {None}
 
 
+@pytest.mark.parametrize("noise", [0.1, 0.2])
+def test_the_interval_of_a_probability_lies_between_0_and_1(noise):
+    """Few tasks and a noisy measurement: the interval of Student's t leaves [0, 1] here."""
+    turns, true = made(noise=noise, seed=2)
+    few = turns.task < 12
+
+    found = scores_of(turns.where(few), true[few])
+    for each in (found["auc"], found["lost_auc"]):
+        assert 0 <= each.low <= each.mean <= each.high <= 1
+        assert each.low < each.high
+
+
+@pytest.mark.parametrize(
+    ("found", "within"),
+    [
+        ((0.8, 0.5, 1.1), (0.8, 0.5, 1)),
+        ((1.1, 1.05, 1.15), (1, 0.95, 1)),
+        ((-0.2, -0.6, 0.2), (0, 0, 0.4)),
+        ((0.5, -np.inf, np.inf), (0.5, -np.inf, np.inf)),
+    ],
+)
+def test_an_estimate_outside_moves_to_the_bound_with_its_interval(found, within):
+    cut = within_bounds(Estimate(*found, 9))
+
+    assert (cut.mean, cut.low, cut.high, cut.n) == pytest.approx((*within, 9))
+
+
 def test_thirds_hold_their_own_turns():
     turns, true = made(noise=0.05)
     credit = np.where(turns.third == 0, true, -true)
@@ -139,3 +167,14 @@ def test_a_sentence_needs_an_interval(auc, correlation, said):
     found = sentences("gigpo", {"lost_auc": auc, "auc": None, "correlation": correlation}, "alfworld")
 
     assert [f"turn that lost an episode {said}" in each for each in found] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("auc", "said"), [(None, "differ no more than their noise"), ([0.5, None, None], "")]
+)
+def test_a_measurement_without_scores_says_why(auc, said):
+    """The table would be empty."""
+    found = unscored([{"auc": None, "cost": 1.0}, {"auc": auc, "cost": 1.0}], ("correlation", "auc"))
+
+    assert said in found
+    assert bool(found) == bool(said)

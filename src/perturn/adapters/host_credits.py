@@ -58,7 +58,7 @@ def _check_given(host: str, credit: Credit, name: str, gives: Mapping[str, str |
 
 
 def _reads(credit: Credit) -> Iterator[str]:
-    """Yield the inputs of a credit; inputs that it reads of turns come last, since it must weigh a group to show them."""
+    """Yield the inputs of a credit; inputs of turns come last, since a group must be weighed for them."""
     if credit.traits.trains_branches:
         yield "branches of episodes"
     if credit.traits.sets_clip:

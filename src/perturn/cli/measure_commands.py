@@ -108,8 +108,12 @@ def _print(found: Mapping[str, Any]) -> None:
         }
         for table in ("OF_TURNS", "OF_GRADIENTS")
     )
-    title = f"weights of each credit compared with the measured advantage A, on {found['environment']}"
-    results.print(_table(title, of_turns, found))
+    unscored = locate("perturn.measure.sentences:unscored")
+    if why := unscored(found["credits"].values(), of_turns):
+        results.print(why, soft_wrap=True)
+    else:
+        title = f"weights of each credit compared with the measured advantage A, on {found['environment']}"
+        results.print(_table(title, of_turns, found))
     title = "policy gradient of each credit compared with the gradient of A; cost: model passes per episode"
     results.print(_table(title, of_gradients, found, cost=True))
     for name, row in found["credits"].items():

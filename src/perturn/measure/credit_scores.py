@@ -12,8 +12,9 @@ turns, means over splits into halves and over which half comes first.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from itertools import pairwise
-from math import sqrt
+from math import isinf, sqrt
 
 import numpy as np
 
@@ -153,7 +154,9 @@ SCORES: Mapping[str, Score] = {
     "error_after_scaling": error_after_scaling,
     "loss_found": loss_found,
 }
-"""Scores by name. No interval has bounds, since a corrected estimate may lie a little outside the possible range."""
+"""Scores by name."""
+PROBABILITIES = frozenset({"auc", "lost_auc"})
+"""Scores that estimate a probability; see `within_bounds`. The other intervals have no bounds."""
 
 
 def clusters_of(turns: Measured) -> Ids:
@@ -166,17 +169,35 @@ def has_few_tasks(turns: Measured) -> bool:
     return len(np.unique(turns.task)) < FEWEST_TASKS
 
 
-def estimate(score: Score, turns: Measured, credit: Floats) -> Estimate | None:
+def estimate(name: str, turns: Measured, credit: Floats) -> Estimate | None:
     """Return a score with its 95 % interval, which leaves out tasks in turn."""
     clusters: list[Hashable] = clusters_of(turns).tolist()
     if not clusters:
         return None
-    return jackknife(lambda keep: score(turns.where(keep), credit[keep]), clusters)
+    found = jackknife(lambda keep: SCORES[name](turns.where(keep), credit[keep]), clusters)
+    return within_bounds(found) if found is not None and name in PROBABILITIES else found
+
+
+def within_bounds(found: Estimate) -> Estimate:
+    """Return an estimate of a probability with both the estimate and its interval inside [0, 1].
+
+    The correction for noise can move an estimate outside of [0, 1]. Such an estimate becomes 0 or 1, and its interval
+    moves along. Then the interval is cut at 0 and 1. No probability is farther from the new estimate than from the old
+    one. So the new interval contains the true probability whenever the old interval did. If the data gave no interval,
+    its infinite ends stay.
+
+    Score and logit intervals also stay inside, but they are not defined for an estimate outside of [0, 1].
+    """
+    mean = min(1.0, max(0.0, found.mean))
+    low, high = (end + mean - found.mean for end in (found.low, found.high))
+    if isinf(low):
+        return replace(found, mean=mean)
+    return replace(found, mean=mean, low=max(0.0, low), high=min(1.0, high))
 
 
 def scores_of(turns: Measured, credit: Floats) -> dict[str, Estimate | None]:
     """Return all scores of a credit, by name."""
-    return {name: estimate(score, turns, credit) for name, score in SCORES.items()}
+    return {name: estimate(name, turns, credit) for name in SCORES}
 
 
 def by_third(turns: Measured, credit: Floats) -> dict[str, dict[str, Estimate | None]]:
@@ -185,7 +206,7 @@ def by_third(turns: Measured, credit: Floats) -> dict[str, dict[str, Estimate | 
     for number, name in enumerate(THIRDS):
         keep = turns.third == number
         found[name] = scores_of(turns.where(keep), credit[keep])
-    return found
+    return within_bounds(found) if found is not None and name in PROBABILITIES else found
 
 
 def _both_orders(halves: Floats) -> tuple[Floats, Floats]:

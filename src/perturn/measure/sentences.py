@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 MARGIN = 0.05
@@ -20,6 +20,23 @@ def sentences(name: str, row: Mapping[str, Any], environment: str) -> list[str]:
         environment: What was played.
     """
     return [f"On {environment}, {name} {claim}." for claim in _claims(row)]
+
+
+def unscored(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> str:
+    """Return why no credit has a score, and what to do; an empty text if a credit has one.
+
+    Args:
+        rows: The scores of each credit: name -> [mean, low, high], or None.
+        names: The scores that compare turns.
+    """
+    wanted = tuple(names)
+    if any(row.get(name) for row in rows for name in wanted):
+        return ""
+    return (
+        "No credit has a score: the measured advantages differ no more than their noise. If few continuations earn a "
+        "reward, explore easier tasks, explore with a stronger policy, or reward partial success. Otherwise measure "
+        "more --episodes, or play more --continuations."
+    )
 
 
 def _claims(row: Mapping[str, Any]) -> Iterator[str]:
