@@ -206,7 +206,7 @@ def by_third(turns: Measured, credit: Floats) -> dict[str, dict[str, Estimate | 
     for number, name in enumerate(THIRDS):
         keep = turns.third == number
         found[name] = scores_of(turns.where(keep), credit[keep])
-    return within_bounds(found) if found is not None and name in PROBABILITIES else found
+    return found
 
 
 def _both_orders(halves: Floats) -> tuple[Floats, Floats]:
