@@ -61,7 +61,7 @@ def test_what_changes_nothing_of_what_a_run_makes_is_marked_at_its_field():
     assert {name: efforts(entry) for name, entry in ENGINES.items()} == {
         "local": {"cache_gigabytes", "speculate"},
         "api": limits | {"prompt_price", "completion_price"},
-        "vllm": {"cache_gigabytes", "max_retries", "sleep", "timeout"},
+        "vllm": {"cache_gigabytes", "handover", "max_retries", "sleep", "timeout"},
         "tinker": {"base_url", "timeout", "patience"},
     }
 

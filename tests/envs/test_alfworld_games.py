@@ -146,7 +146,7 @@ def test_tasks_of_other_data_are_refused(tmp_path):
     [
         ({"grammar": "0.5"}, "must be '0.4'"),
         ({"kinds": ("pick",)}, "Unknown kind 'pick'"),
-        ({"kinds": "pick_and_place_simple"}, r"write \[pick_and_place_simple\]"),
+        ({"kinds": "pick_and_place_simple"}, r"Write \[pick_and_place_simple\]"),
     ],
 )
 @pytest.mark.parametrize("world", [ALFWorld, ALFWorldLike])

@@ -91,10 +91,10 @@ def test_rules_cross_to_a_world_in_a_process(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"max_turns": "5"}, "max_turns of Game: expected a whole number, got '5' (str)"),
-        ({"max_turns": 2.5}, "max_turns of Game: expected a whole number, got 2.5 (float)"),
-        ({"max_turns": True}, "max_turns of Game: expected a whole number, got True (bool)"),
-        ({"system": 3}, "system of Game: expected text, got 3 (int)"),
+        ({"max_turns": "5"}, "max_turns of Game must be a whole number, got '5'."),
+        ({"max_turns": 2.5}, "max_turns of Game must be a whole number, got 2.5."),
+        ({"max_turns": True}, "max_turns of Game must be a whole number, got True."),
+        ({"system": 3}, "system of Game must be text, got 3."),
     ],
 )
 def test_a_rule_of_a_class_that_has_the_wrong_type_is_refused(wrong, says):

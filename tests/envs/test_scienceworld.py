@@ -362,7 +362,7 @@ def test_construction_starts_no_jvm(make):
     ("settings", "message"),
     [
         ({"kinds": ("find-plnt",)}, "Did you mean 'find-plant'"),
-        ({"kinds": "find-plant"}, r"write \[find-plant\]"),
+        ({"kinds": "find-plant"}, r"Write \[find-plant\]"),
         ({"simplification": "eazy"}, "Did you mean 'easy'"),
         ({"simplification": "noElectricalAction"}, "power-component"),
         ({"jvm_memory": "lots"}, "such as 512m"),

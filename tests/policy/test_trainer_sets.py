@@ -204,7 +204,7 @@ def test_what_is_no_set_of_rows_is_said(train, act, text):
 def test_a_best_metric_that_no_set_has_is_refused_before_training(train):
     """Transformers' own default is `loss`, which no set has."""
     often = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    with pytest.raises(ConfigError, match="got 'loss'; set it to 'eval_seen_loss'"):
+    with pytest.raises(ConfigError, match="of one set of eval_dataset, such as 'eval_seen_loss', got 'loss'"):
         train(eval_dataset={"seen": SEEN, "unseen": UNSEEN}, load_best_model_at_end=True, **often)
 
 

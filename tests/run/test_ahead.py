@@ -70,14 +70,16 @@ def test_as_many_iterations_are_explored_ahead_as_may_be(opened, staleness):
 
 def test_all_iterations_are_whole_and_no_token_is_too_old(opened, monkeypatch):
     """Each episode once, in no more worlds than are played in at a time; the engine ends with the newest but one."""
-    (run, planned), worlds = opened(1), [0]
+    (run, planned), worlds, lock = opened(1), [0], threading.Lock()
 
     class Counted(found.Sleeping):
         def __init__(self):
-            worlds.append(worlds[-1] + 1)
+            with lock:
+                worlds.append(worlds[-1] + 1)
 
         def close(self):
-            worlds.append(worlds[-1] - 1)
+            with lock:
+                worlds.append(worlds[-1] - 1)
 
     monkeypatch.setattr(found, "Sleeping", Counted)
     with run, found.SleepingSession(run, 0.7) as session:

@@ -117,7 +117,7 @@ def test_report_and_watch_show_how_it_was_trained(made):
     page = write_report(made.folder).read_text(encoding="utf-8")
     last = json.loads(made.paths.metrics("base").read_text().splitlines()[-1])
 
-    assert "The base, from nothing" in page
+    assert "Base policy, trained from scratch" in page
     assert Watcher(made.folder).look().metrics["base"]["loss"] == last["loss"]
 
 

@@ -21,7 +21,7 @@ STAMP = {
 }
 LINE = (
     "alfworld-gigpo-react on alfworld-0.4.2; split unseen, n = 134, task list 0123456789ab; at most 50 turns; "
-    "history of 2 turns; admissible commands listed; temperature 0.4, top-p 1.0, at most 512 tokens per turn; seed 3"
+    "history of 2 turns; admissible actions listed; temperature 0.4, top-p 1.0, at most 512 tokens per turn; seed 3"
 )
 GREEDY = {
     "decoding": {"temperature": 0, "max_new_tokens": 9},

@@ -161,7 +161,7 @@ def test_the_printed_tables_are_not_cut_at_80_columns(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("wanted", "problem"),
     [
-        (Wanted(continuations=3), "at least 4"),
+        (Wanted(continuations=3), "must be >= 4, two for each half, got 3"),
         (Wanted(iteration=2), "iteration 2"),
         (Wanted(["nosuch"]), "nosuch"),
     ],
@@ -173,7 +173,11 @@ def test_what_cannot_be_measured_is_rejected(run, monkeypatch, wanted, problem):
 
 
 @pytest.mark.parametrize(
-    ("names", "problem"), [(["rloo", "rlooo"], "unknown credit.name 'rlooo'"), ([], "no credit")]
+    ("names", "problem"),
+    [
+        (["rloo", "rlooo"], "unknown credit.name 'rlooo'"),
+        ([], "must name a credit, such as rloo, or all, got"),
+    ],
 )
 def test_a_credit_that_is_not_there_is_refused_before_anything_is_played(run, monkeypatch, names, problem):
     monkeypatch.chdir(run.parents[1])

@@ -178,7 +178,10 @@ def test_a_loss_on_other_rows_is_refused_before_work(changes, says):
 
 
 def test_two_episodes_are_not_put_into_a_history_that_is_cut():
-    with pytest.raises(ConfigError, match=r"set protocol\.history=full"):
+    with pytest.raises(
+        ConfigError,
+        match=r"protocol\.history must be full, since rows.name=coh puts two episodes into one conversation, got 2",
+    ):
         check_made(recipe(rows={"name": "coh"}, protocol={"name": "scienceworld-eto", "history": 2}))
 
 

@@ -266,8 +266,8 @@ def test_the_command_says_what_the_score_is_of(recipe):
     (row,) = summarize(recipe.parent / "runs" / "one")["policies"]
     cost = row["candidates"]
     sentence = (
-        f"base wrote {cost['actions']} actions for this, with {cost['action_tokens']} tokens; the {cost['turns']} that "
-        f"were taken have {cost['taken_tokens']}."
+        f"base sampled {cost['actions']} actions with {cost['action_tokens']} tokens; the {cost['turns']} actions that "
+        f"were chosen have {cost['taken_tokens']} tokens."
     )
     assert sentence in shown.output
     assert cost["actions"] == 3 * cost["turns"] > 0

@@ -171,11 +171,11 @@ def test_the_command_says_what_the_score_is_of(recipe):
 
     assert shown.exit_code == plain.exit_code == 0, shown.output + plain.output
     assert "the best of 3 episodes of each task by outcome, which looks at the result" in shown.output
-    assert "base played 12 episodes for this, with" in shown.output
+    assert "base played 12 episodes in all, with" in shown.output
     assert "best of" not in plain.output
     assert "played" not in plain.output
     page = write_report(recipe.parent / "runs" / "one").read_text()
-    assert "base played 12 episodes for this, with" in page
+    assert "base played 12 episodes in all, with" in page
     (row,) = summarize(recipe.parent / "runs" / "one")["policies"]
     assert row["drawn"]["episodes"] == 12
     assert 0 <= row["drawn"]["success_rate"] <= row["success_rate"]

@@ -143,12 +143,12 @@ def test_the_loop_explores_and_then_chooses(recipe, tiny_folder, words, name):
     explored = sorted(read_trajectories(folder / "trajectories/explore.jsonl"), key=lambda one: one.key)
     reader = open_reader(str(tiny_folder))
     values = ActionValues(reader.model, reader.renderer, explored, reader.token_budget)
-    (line,) = [each for each in cost_lines([row]) if "explored episodes for this" in each]
+    (line,) = [each for each in cost_lines([row]) if "value head" in each]
     assert row[name]
     assert row["value_head"]["episodes"] == counts["value_episodes"] == values.episodes == 8
     assert row["value_head"]["tokens"] == counts["value_tokens"] == values.tokens > 0
     assert line.startswith(
-        f"base read 8 explored episodes for this, with {values.tokens} tokens, which taught"
+        f"The value head of base was trained on 8 explored episodes with {values.tokens} tokens"
     )
     assert " ".join(line.split()[:6]) in " ".join(shown.output.split())
     if name == "drawn":
@@ -222,8 +222,8 @@ def test_a_head_of_equal_scores_is_said_to_know_nothing():
     row = {"name": "base", "value_head": {"episodes": 2, "tokens": 9, "explained": None}}
 
     assert cost_lines([row]) == [
-        "base read 2 explored episodes for this, with 9 tokens, which taught its value head; their scores are all "
-        "alike."
+        "The value head of base was trained on 2 explored episodes with 9 tokens; the scores of these episodes are all "
+        "equal."
     ]
 
 

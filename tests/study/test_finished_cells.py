@@ -68,7 +68,7 @@ def test_nothing_is_made_again(left, done):
     assert board.chosen["perturn_corridor-Corridor", "dpo"] == {"align.learning_rate": 0.01}
     assert texts(left) == before
     assert json.loads(before[0])
-    assert "0 runs of 0 stages" in summary_line(board)
+    assert "0 runs with 0 stages" in summary_line(board)
     assert f"The runs of {len(states(board))} cells are gone; their rows count." in summary_line(board)
 
 

@@ -78,7 +78,8 @@ class Ahead:
         engine.version = self._version
         session.panels  # noqa: B018  looked up here, and not in two threads
         explorer = explorer_of(self._recipe)
-        worlds = capacity(self._recipe, world_maker(self._recipe), explorer.concurrency)
+        self._make = world_maker(self._recipe)  # once, since it opens a world to check the settings
+        worlds = capacity(self._recipe, self._make, explorer.concurrency)
         self._slots = threading.Semaphore(min(worlds, explorer.concurrency))
         self._shared = SharedEngine(engine)
         self._lock = threading.RLock()
@@ -178,7 +179,8 @@ class Ahead:
                 slots=self._slots,
             )
 
-        return session.record(file, jobs, played, explorer.concurrency, "exploration episodes", behind=True)
+        what = "exploration episodes"
+        return session.record(file, jobs, played, explorer.concurrency, what, behind=True, make=self._make)
 
     def _handed_out(self, jobs: Sequence[Job], stage: Stage) -> Iterator[Job]:
         """Yield the jobs; after the last, the next exploration may begin and take the slots that get free."""

@@ -302,6 +302,7 @@ class Session:
         blocks: int | None = None,
         protocol: EpisodeProtocol | None = None,
         behind: bool = False,
+        make: WorldMaker | None = None,
     ) -> dict[str, int]:
         """Play the episodes that a file lacks, and store each as it ends.
 
@@ -318,6 +319,7 @@ class Session:
             blocks: Episodes in a block, where it is blocks that are played.
             protocol: Rules of the episodes, if they differ from the run's rules.
             behind: Whether another stage runs at the same time, and shows its own progress.
+            make: Opens worlds; None: as the recipe says, after one world that checks the settings.
 
         Returns: Counts of the episodes in the file.
 
@@ -334,7 +336,7 @@ class Session:
             if not behind:
                 self.run.expect(file, len(held) + len(missing), len(held))  # with those of earlier calls
             if missing:
-                make = world_maker(self.recipe)
+                make = world_maker(self.recipe) if make is None else make
                 at_once = capacity(self.recipe, make, concurrency)
                 progress = unseen if behind else episode_bar
                 with progress(what, done, missing, protocol or self.protocol) as (shown, hear):
