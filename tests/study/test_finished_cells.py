@@ -69,7 +69,10 @@ def test_nothing_is_made_again(left, done):
     assert texts(left) == before
     assert json.loads(before[0])
     assert "0 runs with 0 stages" in summary_line(board)
-    assert f"The runs of {len(states(board))} cells are gone; their rows count." in summary_line(board)
+    assert (
+        f"The run folders of {len(states(board))} cells were deleted; their scores still count."
+        in summary_line(board)
+    )
 
 
 def test_a_further_seed_is_made_alone(left, done):
