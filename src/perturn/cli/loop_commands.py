@@ -207,7 +207,7 @@ def report(
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="HTML file to write; default: report.html in the run folder."),
+        typer.Option("--output", "-o", help="HTML file to write; default: the report in the run folder."),
     ] = None,
 ) -> None:
     """Write the report of runs or of a study: one HTML page."""

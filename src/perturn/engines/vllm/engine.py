@@ -14,8 +14,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import torch
-
 from perturn.engines.adapter_files import low_rank
 from perturn.engines.context_limit import context_full
 from perturn.engines.event_loop import EventLoop
@@ -179,7 +177,7 @@ class VllmEngine:
         self._take(folder, name, base)
         self._older.clear()
 
-    def take_model(self, model: torch.nn.Module, folder: str | Path, name: str) -> None:
+    def take_model(self, model: Any, folder: str | Path, name: str) -> None:
         """Serve the weights of a model in memory from now on, without a restart.
 
         Args:

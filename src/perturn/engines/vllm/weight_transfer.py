@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-import torch
-
 from perturn.engines.event_loop import EventLoop
 from perturn.engines.vllm.backend import Backend
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.errors import ConfigError, RunError
+from perturn.table import locate
 
 
 def check_transfer(settings: VllmSettings) -> None:
@@ -24,7 +23,7 @@ def check_transfer(settings: VllmSettings) -> None:
     Raises:
         ConfigError: If they are sent between GPUs, and there is none.
     """
-    if settings.traits.takes_models and not torch.cuda.is_available():
+    if settings.traits.takes_models and not locate("torch.cuda:is_available")():
         raise ConfigError(
             f"engine.handover={settings.handover} sends weights from GPU to GPU, and this machine has no GPU that "
             "PyTorch can use; leave engine.handover out, and the weights are read from files."
@@ -52,11 +51,11 @@ class WeightTransfer:
         info = TRAINERS[settings.handover](settings, sum(workers))
         with _explained(settings):
             self._trainer = WeightTransferTrainerFactory.trainer_init(
-                info, client=client, source=_source(torch.nn.Module())
+                info, client=client, source=_source(_empty())
             )
         self._settings = settings
 
-    def send(self, model: torch.nn.Module) -> None:
+    def send(self, model: Any) -> None:
         """Replace the weights of all replicas by the weights of a model.
 
         Raises:
@@ -67,7 +66,7 @@ class WeightTransfer:
             with _explained(self._settings):
                 self._trainer.send_weights()
         finally:
-            self._trainer.source = _source(torch.nn.Module())  # so that the model can be freed
+            self._trainer.source = _source(_empty())  # so that the model can be freed
 
     def close(self) -> None:
         """End the connection."""
@@ -138,7 +137,12 @@ def _own_address(server: str) -> tuple[str, int]:
         return address, int(free.getsockname()[1])
 
 
-def _source(model: torch.nn.Module) -> Any:
+def _empty() -> Any:
+    """Return a module without weights."""
+    return locate("torch.nn:Module")()
+
+
+def _source(model: Any) -> Any:
     from vllm.distributed.weight_transfer.base import ModuleSource
 
     return ModuleSource(model)
