@@ -3,6 +3,7 @@
 The transport is a stand-in for a CPU; CUDA IPC and NCCL need GPUs.
 """
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -83,6 +84,7 @@ def test_vllm_in_this_process_takes_a_model_from_memory(place, folder, renderer)
     options = {"enforce_eager": True, "worker_extension_cls": EXTENSION}
     settings = VllmSettings(cache_gigabytes=0.2, handover="ipc", options=options)
     check_taken(VllmEngine(str(folder), renderer, settings, name="v0"), folder, renderer)
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in os.environ
 
 
 def test_two_servers_take_a_model_and_have_ranks_of_their_own(place, folder, renderer):
@@ -92,7 +94,9 @@ def test_two_servers_take_a_model_and_have_ranks_of_their_own(place, folder, ren
     with serving(folder, *words) as one, serving(folder, *words) as two:
         settings = VllmSettings(servers=[one, two], handover="nccl")
         check_taken(VllmEngine(str(folder), renderer, settings, name="v0"), folder, renderer)
-    assert sorted(Path(f"{place}.ranks").read_text().split()) == ["1", "2"]
+        assert Path(f"{place}.ends").read_text().split() == ["ended", "ended"]
+        check_taken(VllmEngine(str(folder), renderer, settings, name="v3"), folder, renderer)
+    assert sorted(Path(f"{place}.ranks").read_text().split()) == ["1", "1", "2", "2"]
 
 
 def test_servers_that_were_started_without_transfer_say_how_to_start_them(place, folder, renderer):

@@ -49,6 +49,7 @@ class FileTransfer(WeightTransferEngine):
 
     def init_transfer_engine(self, init_info):
         """Write the rank, so that a test can read it."""
+        self.place = init_info.place
         with open(f"{init_info.place}.ranks", "a") as ranks:
             ranks.write(f"{init_info.rank_offset}\n")
 
@@ -72,7 +73,11 @@ class FileTransfer(WeightTransferEngine):
         self.model.load_weights(list(torch.load(update_info.file).items()))
 
     def shutdown(self):
-        """Nothing is open."""
+        """Write that the connection ended, if there was one."""
+        if place := getattr(self, "place", ""):
+            with open(f"{place}.ends", "a") as ends:
+                ends.write("ended\n")
+            self.place = ""
 
 
 @dataclass

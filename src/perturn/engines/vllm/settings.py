@@ -59,7 +59,7 @@ class VllmSettings:
     options: dict[str, Any] = field(default_factory=dict)
     """Further engine arguments of vLLM, such as `{tensor_parallel_size: 2, gpu_memory_utilization: 0.5}`."""
     timeout: Annotated[float, SECONDS, EFFORT] = 600.0
-    """Seconds to wait for a server each time."""
+    """Seconds to wait for a server each time, and for vLLM in this process to take weights from memory."""
     max_retries: Annotated[int, Bound(least=0), EFFORT] = 4
     """Times one request is sent again after a connection error, 408, 409, 429 or 5xx."""
 

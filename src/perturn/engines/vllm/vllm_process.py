@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from perturn.engines.context_limit import says_context_full
@@ -51,9 +52,12 @@ class InProcess:
         require_vllm()
         self.replicas = settings.replicas
         self._numbers, self._adapters = itertools.count(1), None  # None: no adapters are served
-        self._watch = Watch()
+        self._seconds = settings.timeout
+        self._watch, self._until_closed = Watch(), ExitStack()
+        if settings.handover == "ipc":
+            self._until_closed.enter_context(_pickling())
         try:
-            with _environment(settings):
+            with _environment():
                 import vllm
                 from vllm.v1.engine import async_llm, exceptions
 
@@ -63,6 +67,7 @@ class InProcess:
                 self._llm: Any = async_llm.AsyncLLM.from_engine_args(arguments)
         except Exception as error:
             self._watch.close()
+            self._until_closed.close()
             raise RunError(
                 f"vLLM cannot start: {type(error).__name__}: {error} VLLM_LOGGING_LEVEL=INFO shows its log."
             ) from error
@@ -124,7 +129,7 @@ class InProcess:
     async def transfer(self, step: str, bodies: Sequence[dict[str, Any]]) -> None:
         """Take a step of vLLM's weight transfer in all workers."""
         with self._alive():
-            await self._llm.collective_rpc(step, kwargs=bodies[0])
+            await asyncio.wait_for(self._llm.collective_rpc(step, kwargs=bodies[0]), self._seconds)
 
     async def label(self, version: str) -> None:
         """Drop all keys and values, and label what comes with a version."""
@@ -165,6 +170,7 @@ class InProcess:
         llm, self._llm = self._llm, None  # it would complain if it were left to the end of the interpreter
         llm.shutdown(timeout=0)
         self._watch.close()
+        self._until_closed.close()
 
 
 def _arguments(
@@ -199,7 +205,25 @@ def _arguments(
 
 
 @contextmanager
-def _environment(settings: VllmSettings) -> Iterator[None]:
+def _pickling() -> Iterator[None]:
+    """Let vLLM's processes and this process exchange pickled values: the handles of memory on a GPU are pickled.
+
+    Each reply of vLLM needs the variable in this process too, or all later replies are lost.
+    """
+    name = "VLLM_ALLOW_INSECURE_SERIALIZATION"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
     """Set variables for vLLM unless the user has set them, and restore the variables that vLLM sets itself.
 
     It preloads libraries and names a world size, which environments and trainers of this process must not inherit.
@@ -208,10 +232,6 @@ def _environment(settings: VllmSettings) -> Iterator[None]:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # our threads do not survive a fork
-    if settings.handover == "ipc":
-        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = (
-            "1"  # handles of memory are pickled, by this process alone
-        )
     try:
         yield
     finally:

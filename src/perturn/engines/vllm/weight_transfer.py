@@ -6,7 +6,7 @@ import base64
 import pickle
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -47,11 +47,11 @@ class WeightTransfer:
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
         workers = loop.run(backend.workers())
-        client = _Client(loop, backend, workers)
+        self._client = _Client(loop, backend, workers)
         info = TRAINERS[settings.handover](settings, sum(workers))
         with _explained(settings):
             self._trainer = WeightTransferTrainerFactory.trainer_init(
-                info, client=client, source=_source(_empty())
+                info, client=self._client, source=_source(_empty())
             )
         self._settings = settings
 
@@ -69,8 +69,11 @@ class WeightTransfer:
             self._trainer.source = _source(_empty())  # so that the model can be freed
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection, also at the servers, which outlive this run."""
         self._trainer.shutdown()
+        if self._settings.servers:
+            with suppress(RunError):  # a server that is gone holds no connection
+                self._client.shutdown_weight_transfer_engine()
 
 
 class _Client:
@@ -102,6 +105,10 @@ class _Client:
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """End; the engine labels the weights itself."""
         self._pass_on("finish_weight_update", [{} for _ in self._workers])
+
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Disconnect."""
+        self._pass_on("shutdown_weight_transfer_engine", [{} for _ in self._workers])
 
     def _pass_on(self, step: str, bodies: list[dict[str, Any]]) -> None:
         self._loop.run(self._backend.transfer(step, bodies))
