@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -24,13 +23,9 @@ from perturn.errors import EngineFailure, RunError
 from perturn.policy.models import load_model
 from perturn.policy.sampler_agreement import agreement
 from perturn.types import EpisodeProtocol, Prompt, Sampling, Status, Turn
-from support.vllm import CONTEXT, serving
+from support.vllm import CONTEXT, NEEDS_VLLM, serving
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed; make test-vllm has it"),
-    pytest.mark.filterwarnings("default"),  # vLLM's own
-    pytest.mark.timeout(1800),
-]
+pytestmark = NEEDS_VLLM
 
 GREEDY = Sampling(max_new_tokens=10)
 SAMPLED = Sampling(temperature=1.0, max_new_tokens=10)

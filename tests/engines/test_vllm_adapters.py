@@ -1,7 +1,5 @@
 """vLLM itself with adapters that it is given by themselves, and asleep meanwhile. Run by `make test-vllm`."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 
@@ -10,13 +8,9 @@ from perturn.engines.vllm.engine import VllmEngine
 from perturn.engines.vllm.settings import VllmSettings
 from perturn.policy.models import load_model
 from perturn.types import Prompt, Sampling
-from support.vllm import CONTEXT, adapters
+from support.vllm import CONTEXT, NEEDS_VLLM, adapters
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed; make test-vllm has it"),
-    pytest.mark.filterwarnings("default"),  # vLLM's own
-    pytest.mark.timeout(1800),
-]
+pytestmark = NEEDS_VLLM
 
 GREEDY = Sampling(max_new_tokens=10)
 SMALL = {"cache_gigabytes": 0.2, "options": {"enforce_eager": True}}

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from itertools import pairwise
 
 import pytest
@@ -14,13 +13,9 @@ from perturn.data.store import read_pairs, read_trajectories
 from perturn.data.token_lag import lags
 from perturn.types import Status
 from run.online import GROUPS, recipe_of
-from support.vllm import serving
+from support.vllm import NEEDS_VLLM, serving
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed; make test-vllm has it"),
-    pytest.mark.filterwarnings("default"),  # vLLM's own
-    pytest.mark.timeout(1800),
-]
+pytestmark = NEEDS_VLLM
 
 PERTURN = [sys.executable, "-m", "perturn"]
 ON_VLLM = ["engine={name: vllm, cache_gigabytes: 0.2, options: {enforce_eager: true}}", "sft.epochs=4"]

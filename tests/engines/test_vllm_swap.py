@@ -1,7 +1,6 @@
 """vLLM itself, given other weights in the middle of answers. Run by `make test-vllm`; skipped elsewhere."""
 
 import time
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -15,13 +14,9 @@ from perturn.policy.logprobs import action_logprobs
 from perturn.policy.models import load_model
 from perturn.policy.packing import lay_out
 from perturn.types import Prompt, Sampling, Task, Trajectory, Turn
-from support.vllm import adapters, serving
+from support.vllm import NEEDS_VLLM, adapters, serving
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed; make test-vllm has it"),
-    pytest.mark.filterwarnings("default"),  # vLLM's own
-    pytest.mark.timeout(1800),
-]
+pytestmark = NEEDS_VLLM
 
 SYSTEM = ({"role": "system", "content": "Play."},)
 SAMPLED = Sampling(temperature=1.0, max_new_tokens=150)

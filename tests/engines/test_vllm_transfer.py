@@ -4,7 +4,6 @@ The transport is a stand-in for a CPU; CUDA IPC and NCCL need GPUs.
 """
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,9 @@ from perturn.policy.logprobs import action_logprobs
 from perturn.policy.models import load_model
 from perturn.policy.packing import lay_out
 from perturn.types import Prompt, Sampling, Task, Trajectory, Turn
-from support.vllm import serving
+from support.vllm import NEEDS_VLLM, serving
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed; make test-vllm has it"),
-    pytest.mark.filterwarnings("default"),  # vLLM's own
-    pytest.mark.timeout(1800),
-]
+pytestmark = NEEDS_VLLM
 
 SYSTEM = ({"role": "system", "content": "Play."},)
 SAMPLED = Sampling(temperature=1.0, max_new_tokens=30)

@@ -7,6 +7,7 @@ import sys
 import time
 import urllib.request
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -16,6 +17,12 @@ from perturn.policy.models import add_adapters, load_model
 from support.ports import free_port
 
 CONTEXT = 512
+NEEDS_VLLM = [
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed; make test-vllm has it"),
+    pytest.mark.filterwarnings("default"),  # vLLM's own
+    pytest.mark.timeout(1800),
+]
+"""Marks of a module whose tests run vLLM itself."""
 
 
 @contextmanager
