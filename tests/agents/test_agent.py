@@ -340,7 +340,7 @@ def test_what_an_expert_was_paid_for_is_kept(tmp_path, monkeypatch):
 
 def test_an_agent_without_an_expert_has_none(tmp_path):
     """As any environment without one."""
-    with pytest.raises(ConfigError, match="an expert, which agent-shaky_agent does not provide"):
+    with pytest.raises(ConfigError, match="agent-shaky_agent has no expert; give a model"):
         perturn.collect("expert", agents(tmp_path, [{"id": "a"}]))
 
 

@@ -182,7 +182,10 @@ def test_an_expert_teaches_an_agent_and_tlm_dre_learns_from_pairs(place, monkeyp
 REFUSED = [
     ({"explore": {"name": "branches"}}, "explore.name=branches resumes episodes"),
     ({"protocol": {"name": "agent", "suffix": "Hurry."}}, "protocol.suffix is set"),
-    ({"worlds": {"processes": 2}}, "worlds.processes belongs to environments whose episodes share processes"),
+    (
+        {"worlds": {"processes": 2}},
+        "worlds.processes is set, and each episode of agent starts its own processes",
+    ),
     ({"evaluate": {"tasks": {"split": "test"}, "turns": {"limit": 3}}}, "evaluate.turns tells a policy"),
     ({"credit": {"name": "matchtir"}}, "matchtir needs tool-matches, which asks the environment"),
 ]

@@ -150,9 +150,7 @@ def test_a_weight_that_is_smaller_than_the_number_of_processes_is_rejected():
 
 def test_a_model_that_names_no_layers_is_rejected():
     """Divided as a whole, it would be gathered as a whole."""
-    with pytest.raises(
-        ConfigError, match=r"needs names of layers, which Linear does not provide; take launch.sharding=none"
-    ):
+    with pytest.raises(ConfigError, match=r"and Linear does not name its layers; take launch.sharding=none"):
         divide(torch.nn.Linear(8, 8), 2, cpu_offload=False)
 
 

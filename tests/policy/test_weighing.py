@@ -111,7 +111,7 @@ def test_a_credit_of_a_group_is_refused_for_a_loss_on_pairs(name):
 def test_a_credit_of_a_group_is_refused_where_rows_are_weighed_one_by_one(section):
     """Which is what showing rows does; a group's weights would all be 0."""
     with pytest.raises(
-        ConfigError, match=r"needs other trajectories of its group, which a row by itself does not provide"
+        ConfigError, match=r"compares the trajectories of a group, and a row stands alone; name a credit"
     ):
         credit_of({"name": "ppo-clip"}, section)
 

@@ -67,7 +67,7 @@ def test_a_policy_that_is_none_is_refused(own_environment, policy, says):
     [
         (
             {"name": "branches", "policy": "sft"},
-            "needs a policy 'sft' of a run, which collect does not provide",
+            "plays with policy 'sft' of a run, and collect has no run; leave out explore.policy",
         ),
         ("wrong-branches", "distance, which collect does not provide"),
         ("expert-branches", "give experts="),

@@ -132,7 +132,7 @@ def test_a_mistake_that_a_check_finds_is_placed_in_then(recipe):
 def test_then_needs_a_policy_that_was_trained():
     recipe = parse(Recipe, {**small(then=PAIRS), "sft": None, "align": None})
 
-    assert "then needs a trained policy, which this recipe does not provide; set sft or align." in refusal(
+    assert "then begins with a trained policy, and this recipe trains none; set sft or align." in refusal(
         following, recipe
     )
 

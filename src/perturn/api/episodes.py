@@ -28,7 +28,7 @@ from perturn.envs.world_process import ProcessWorlds, runs_here
 from perturn.episodes.formats import FORMATS
 from perturn.episodes.play_many import Job, play, play_alone
 from perturn.episodes.seeds import make_jobs
-from perturn.errors import check_belongs, check_fit, check_provided, check_type, required
+from perturn.errors import ConfigError, check_fit, check_type, required
 from perturn.explore import Explorer
 from perturn.explore.protocol import ExploreInputs
 from perturn.faults import closing_world
@@ -109,9 +109,8 @@ def collect(
     check_fit(isinstance(iteration, int) and iteration >= 1, "iteration", "be a number >= 1", iteration)
     make, concurrency = _maker(environment), _at_once(environment, concurrency)
     with closing_world(make()) as env:
-        if policy == "expert":
-            has = EXPERTS & abilities_of(env) and ["an expert"]
-            check_provided("policy 'expert'", ["an expert"], has, env.name, "give a model as policy")
+        if policy == "expert" and abilities_of(env).isdisjoint(EXPERTS):
+            raise ConfigError(f"{env.name} has no expert; give a model as policy.")
         tasks = choose_tasks(env, parse(Tasks, {"split": split, "n": n, "skip": skip}))
         rules = told_of(_rules(protocol, env, tasks[0]), None if policy == "expert" else speaks)
     _check_policy(explorer, policy, experts)
@@ -141,11 +140,12 @@ def _check_policy(explorer: Explorer, policy: Policy, experts: Sequence[Trajecto
     if explorer.traits.expert:
         remedy = "give experts=collect('expert', ...)"
         required(experts or None, "experts", "the explorer resumes an expert's episodes", remedy)
-    resumes = explorer.rounds or explorer.traits.resumes_earlier
-    remedy = "leave it out, since an expert's episodes are played whole and once"
-    check_belongs({"explore": resumes}, policy != "expert", "a policy that is no expert", remedy)
-    reads = ["weights"] if explorer.traits.reads_policy and isinstance(policy, Engine) else []
-    check_provided("the explorer", reads, (), "an Engine", "give a model as policy")
+    if policy == "expert" and (explorer.rounds or explorer.traits.resumes_earlier):
+        raise ConfigError("an expert's episodes are played whole and once; leave out explore=.")
+    if explorer.traits.reads_policy and isinstance(policy, Engine):
+        raise ConfigError(
+            "the explorer reads the weights of the policy, which an Engine does not show; give a model as policy."
+        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from perturn.config.parsing import build_entry, section_of
 from perturn.config.sections import Section
 from perturn.data.origins import best_by_task
 from perturn.episodes.episode import Job
-from perturn.errors import check_belongs, check_provided
+from perturn.errors import ConfigError, check_belongs, check_provided
 from perturn.explore import Explorer
 from perturn.explore.protocol import ExploreInputs
 from perturn.needs import Distance
@@ -37,8 +37,11 @@ def make_explorer(explore: str | Section | Explorer, samples: int, concurrency: 
         explorer = build_entry(EXPLORER, {**section, **own}, "explore")
     name = type(explorer).__name__
     in_a_run = "use `perturn explore` and `perturn branch`"
-    player = [f"a policy {explorer.traits.policy!r} of a run"] if explorer.traits.policy is not None else []
-    check_provided(f"explorer {name}", player, (), "collect", f"leave out explore.policy, or {in_a_run}")
+    if explorer.traits.policy is not None:
+        raise ConfigError(
+            f"explorer {name} plays with policy {explorer.traits.policy!r} of a run, and collect has no run; leave out "
+            f"explore.policy, or {in_a_run}."
+        )
     found = wanted(explorer.needs, f"explorer {name}").items()
     elsewhere = [
         key

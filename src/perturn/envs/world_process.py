@@ -30,7 +30,7 @@ from perturn.config.sections import Section, Worlds
 from perturn.envs import ENVIRONMENTS
 from perturn.envs.remote_worlds import RAISED, RemoteWorld, value_of
 from perturn.envs.world_pipe import Garbled, Pipe
-from perturn.errors import EnvironmentFailure, WorldLost, check_belongs
+from perturn.errors import ConfigError, EnvironmentFailure, WorldLost
 from perturn.traits import traits_of
 
 _logger = logging.getLogger(__name__)
@@ -60,9 +60,11 @@ def runs_here(section: Section, settings: Worlds) -> bool:
     Raises:
         ConfigError: If processes are asked for, and the environment's episodes start their own processes.
     """
-    owner = f"environments whose episodes share processes, unlike {section['name']}"
-    remedy = "leave it out, and set concurrency to the number of episodes at a time"
-    check_belongs({"worlds.processes": settings.processes or None}, not plays_itself(section), owner, remedy)
+    if settings.processes and plays_itself(section):
+        raise ConfigError(
+            f"worlds.processes is set, and each episode of {section['name']} starts its own processes; leave it out, "
+            "and set concurrency to the number of episodes at a time."
+        )
     if settings.processes is None:
         return traits_of(ENVIRONMENTS.get(str(section["name"]))).in_process
     return settings.processes == 0

@@ -20,7 +20,7 @@ from perturn.data.run_paths import RunPaths
 from perturn.data.store import read_trajectories
 from perturn.display.progress_bars import at_work, track
 from perturn.envs.world_process import plays_itself
-from perturn.errors import RunError, check_fit, check_provided, required
+from perturn.errors import ConfigError, RunError, check_fit, required
 from perturn.faults import closing_world
 from perturn.io.atomic_write import write_whole
 from perturn.measure.advantages import FEWEST, Measured, bounds_of, measure, returns_of
@@ -150,9 +150,11 @@ def _check_continued(recipe: Recipe, wanted: Wanted) -> None:
     reader, remedy = "perturn measure continues explored episodes in it", "give a run whose recipe has it"
     explore = required(recipe.explore, "explore", "perturn measure continues its episodes", remedy)
     environment = required(recipe.environment, "environment", reader, remedy)
-    needs = ["episodes that can be resumed"] if plays_itself(environment) else []
-    remedy = "measure an environment that is played turn by turn"
-    check_provided("perturn measure", needs, (), f"environment {environment['name']!r}", remedy)
+    if plays_itself(environment):
+        raise ConfigError(
+            f"perturn measure resumes episodes, and episodes of environment {environment['name']!r} cannot be resumed; "
+            "measure an environment that is played turn by turn."
+        )
     must = "be null, since continuations are not rated by a judge"
     remedy = "Measure a run with the rewards of its environment."
     check_fit(recipe.judge is None, "reward.judge", must, recipe.judge, remedy)

@@ -23,16 +23,7 @@ from perturn.display.live_iterations import Iterations, doing, shows_iterations
 from perturn.display.progress_bars import at_work, console
 from perturn.envs.world_process import plays_itself
 from perturn.episodes.episode import misfit
-from perturn.errors import (
-    ConfigError,
-    DataError,
-    RunError,
-    check_known,
-    check_none,
-    check_provided,
-    required,
-    within,
-)
+from perturn.errors import ConfigError, DataError, RunError, check_known, check_none, required, within
 from perturn.faults import closing_world
 from perturn.formats.read_rows import Row, open_rows, rows_of
 from perturn.free_memory import release_memory
@@ -142,9 +133,8 @@ def _gpu_faults(recipe: Recipe) -> Iterator[str]:
 
 def _refuse_offload(recipe: Recipe) -> None:
     """Reject `cpu_offload` where there is no GPU. A dry run may estimate it nevertheless."""
-    if recipe.launch.cpu_offload and _waiting_trainings(recipe):
-        has = ["a GPU"] if locate("torch.cuda:is_available")() else []
-        check_provided("launch.cpu_offload", ["a GPU"], has, "this machine", "leave it out")
+    if recipe.launch.cpu_offload and _waiting_trainings(recipe) and not locate("torch.cuda:is_available")():
+        raise ConfigError("launch.cpu_offload needs a GPU, and this machine has none; leave it out.")
 
 
 def _waiting_trainings(recipe: Recipe) -> list[str]:

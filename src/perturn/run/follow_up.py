@@ -11,7 +11,7 @@ from perturn.config.recipe import Recipe
 from perturn.config.stages import policy_of
 from perturn.data.run_folder import run_folder
 from perturn.data.run_paths import RunPaths
-from perturn.errors import check_belongs, check_provided
+from perturn.errors import ConfigError, check_belongs
 
 _SHARED = (
     "model",
@@ -43,8 +43,8 @@ def following(recipe: Recipe) -> Recipe | None:
         return None
     given = {f"then.{key}": True for key in _GIVEN if key in recipe.then}
     check_belongs(given, False, "the recipe that comes before", "leave it out of then")
-    trained = ["a trained policy"] if recipe.sft or recipe.align else []
-    check_provided("then", ["a trained policy"], trained, "this recipe", "set sft or align")
+    if not (recipe.sft or recipe.align):
+        raise ConfigError("then begins with a trained policy, and this recipe trains none; set sft or align.")
     last = RunPaths(run_folder(recipe)).checkpoint(policy_of(recipe, recipe.iterations))
     shared = {key: value for key, value in to_mapping(recipe).items() if key in _SHARED}
     shared["model"]["name"] = str(last)

@@ -9,7 +9,7 @@ from typing import Any
 from perturn.config.parsing import build
 from perturn.credit import CREDITS, Credit, CreditTraits
 from perturn.envs.load_environment import load_object
-from perturn.errors import check_belongs, check_none, check_provided, check_type
+from perturn.errors import ConfigError, check_belongs, check_none, check_type
 from perturn.losses import LOSSES, Loss
 from perturn.losses.protocol import check_loss
 from perturn.needs import Distance, Need, Reference, names_of
@@ -181,7 +181,9 @@ def credit_of(loss: Mapping[str, Any], section: Mapping[str, Any] | None) -> Cre
         ConfigError: If there is no such loss or credit, a setting is wrong, or the credit compares the rows of a group.
     """
     _, credit = named_credit(loss, section)
-    reads = ["other trajectories of its group"] if credit.traits.needs_group else []
-    remedy = "name a credit that weighs turns alone, such as uniform"
-    check_provided(f"credit {type(credit).__name__}", reads, (), "a row by itself", remedy)
+    if credit.traits.needs_group:
+        raise ConfigError(
+            f"credit {type(credit).__name__} compares the trajectories of a group, and a row stands alone; name a "
+            "credit that weighs turns alone, such as uniform."
+        )
     return credit

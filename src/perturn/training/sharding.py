@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, Trainer
 from transformers.trainer import FSDP_MODEL_NAME, OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils.peft_utils import ADAPTER_SAFE_WEIGHTS_NAME
 
-from perturn.errors import ConfigError, ModelError, check_fit, check_provided
+from perturn.errors import ConfigError, ModelError, check_fit
 from perturn.policy.models import resuming
 
 _WEIGHTS, _OPTIMIZER = f"{FSDP_MODEL_NAME}_0", "optimizer_0"
@@ -66,8 +66,11 @@ def divide(model: nn.Module, processes: int, cpu_offload: bool) -> None:
         check_fit(fits, f"weight {name}", must, tuple(weight.shape), remedy)
     kinds = {kind for each in model.modules() for kind in getattr(each, "_no_split_modules", None) or ()}
     layers = [each for each in model.modules() if type(each).__name__ in kinds]
-    has, owner = ["names of layers"] if layers else [], type(model).__name__
-    check_provided("launch.sharding=fsdp2", ["names of layers"], has, owner, "take launch.sharding=none")
+    if not layers:
+        raise ConfigError(
+            f"launch.sharding=fsdp2 divides a model layer by layer, and {type(model).__name__} does not name its "
+            "layers; take launch.sharding=none."
+        )
     policy = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
     for layer in layers:
         fully_shard(layer, offload_policy=policy)
