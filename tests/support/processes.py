@@ -1,4 +1,4 @@
-"""`perturn`, or a script, as processes that start quickly: children of one that has imported all that a run needs.
+"""`perturn`, or a script, as processes that start quickly. Their parent has already imported the libraries of a run.
 
 Importing torch and transformers takes longer than a small run. A child is a whole `perturn` with its own session,
 working directory, environment and output. Children share nothing but what was imported.
@@ -36,7 +36,7 @@ class Started:
     def __init__(
         self, words: Sequence[str], cwd: Path, environment: Mapping[str, str], program: str = "perturn"
     ) -> None:
-        """`words` stand behind `perturn` on the command line, or behind a file in Python that `program` names."""
+        """Start `program` with the arguments `words`; it is `perturn`, or a Python file."""
         self._files = Path(tempfile.mkdtemp(prefix="perturn-", dir=cwd))
         self._process = _server().Process(
             target=_run, args=(program, [*words], str(cwd), dict(environment), str(self._files))

@@ -107,7 +107,7 @@ class _Library:
     estimators: Callable[[Any], Iterable[str]]
     """From the module to the names of its estimators."""
     make: Callable[[Any, str, dict[str, Any]], tuple[Estimate, bool]]
-    """From the module, a name and settings, of which it removes its own, to the estimator, and whether it reads V."""
+    """Makes an estimator from the module, a name and settings, and says whether it reads V. It removes its own settings."""
 
 
 def is_released(name: str) -> bool:

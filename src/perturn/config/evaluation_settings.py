@@ -41,7 +41,7 @@ class Evaluate:
     every: Annotated[int, COUNT] = 1
     """Score the policy after every `every` iterations, and after the last iteration."""
     samples: Annotated[int, COUNT] = 1
-    """Episodes of each task, all of which are scored. With several, pass^k is reported: the probability that k of them
+    """Episodes of each task; all are scored. With several, pass^k is reported: the probability that k of them
     all succeed. They need a temperature above 0, or an environment or user that is not deterministic."""
     select: Annotated[Section | None, EntryOf("selectors", Candidates)] = None
     """`name` of the selector that chooses one of several candidates, at a temperature above 0; the candidates; and its

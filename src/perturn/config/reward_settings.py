@@ -92,7 +92,7 @@ class Reward:
     """Rewards besides the environment's: of a judge, of a model that learns in the run, or both."""
 
     judge: JudgeSettings | None = None
-    """Rates explored episodes, and the expert's episodes if rows compare them. None: nobody rates."""
+    """Rates explored episodes, and the expert's episodes if rows compare them. None: there is no judge."""
     model: RewardModel | None = None
     """Learns in each iteration, for credits of groups that read its rewards, such as oprl. None: no model learns."""
 

@@ -40,7 +40,7 @@ class RowTraits:
     expert: bool = False
     """Whether it reads the expert's episodes."""
     branches: frozenset[str] = frozenset()
-    """Kinds of episodes besides rollouts, one of which the explorer must provide; empty: it reads rollouts alone."""
+    """Kinds of episodes besides rollouts. The explorer must provide one of these kinds; empty: it reads only rollouts."""
     takes: frozenset[str] = frozenset()
     """Properties of explored episodes and branches that it can deal with; see `ExplorerTraits.imposes`."""
     several_samples: bool = False
@@ -122,7 +122,7 @@ class Made:
     rows: Sequence[Any]
     """Pairs, weighted trajectories, or the members of groups."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Counts of episodes by what was made of them."""
+    """Numbers of episodes by their use, such as `kept`."""
     lacks: str = ""
     """Why the rows are not worth training on, such as `none is a failure`; empty if they are."""
     filtered: Collection[Key] = ()

@@ -42,7 +42,7 @@ class Rejected(RunError):
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """Tokens, some of which are predicted for a loss."""
+    """Tokens of one sequence, and which of them carry loss."""
 
     ids: NDArray[np.int64]
     """Tokens that the model reads."""

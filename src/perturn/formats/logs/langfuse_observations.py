@@ -56,7 +56,7 @@ _OF_TRACES = {
     "environment",
     "userId",
 }
-"""Keys, of which a trace has at least one."""
+"""Keys of a trace; a trace has at least one of them."""
 
 
 def is_langfuse(record: Mapping[str, Any]) -> bool:
