@@ -107,7 +107,7 @@ class _Library:
     estimators: Callable[[Any], Iterable[str]]
     """From the module to the names of its estimators."""
     make: Callable[[Any, str, dict[str, Any]], tuple[Estimate, bool]]
-    """Makes an estimator from the module, a name and settings, and says whether it reads V. It removes its own settings."""
+    """Makes an estimator of the module, a name and settings, and says if it reads V. It removes its own settings."""
 
 
 def is_released(name: str) -> bool:

@@ -40,7 +40,7 @@ class RowTraits:
     expert: bool = False
     """Whether it reads the expert's episodes."""
     branches: frozenset[str] = frozenset()
-    """Kinds of episodes besides rollouts. The explorer must provide one of these kinds; empty: it reads only rollouts."""
+    """Kinds of episodes besides rollouts. The explorer must provide one of them; empty: it reads only rollouts."""
     takes: frozenset[str] = frozenset()
     """Properties of explored episodes and branches that it can deal with; see `ExplorerTraits.imposes`."""
     several_samples: bool = False

@@ -1,4 +1,4 @@
-"""An engine in its own thread: prompts join the running batch when they arrive, and leave it when they are cancelled."""
+"""An engine in its own thread: prompts join the running batch when they come, and leave it when they are cancelled."""
 
 from __future__ import annotations
 
