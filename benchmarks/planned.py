@@ -79,7 +79,7 @@ def main() -> None:
     words.add_argument("--pairs", nargs="+", required=True)
     args = words.parse_args()
     summary = json.loads((args.study / "summary.json").read_text(encoding="utf-8"))
-    print("| comparison | smallest visible | with twice the variance between bases |\n|---|---|---|")
+    print("| comparison | smallest detectable | with twice the variance between bases |\n|---|---|---|")
     for pair in args.pairs:
         variance = found_variance(summary, *pair.split())
         sizes = [smallest(variance, args.bases, args.tasks, args.primary, factor) for factor in (1.0, 2.0)]

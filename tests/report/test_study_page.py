@@ -49,13 +49,13 @@ def test_the_page_says_what_the_summary_says(study, page):
     found = online["success"]["against"]
 
     assert "online is better than sft." in page.text
-    assert "No difference between dpo and sft was seen; this study would have seen one of" in page.text
+    assert "No difference between dpo and sft was seen; this study detects a true difference of" in page.text
     assert f"{100 * online['success']['mean']:.1f}\u00a0%" in " ".join(page.words)
     assert f"{100 * found['mean_difference']:+.1f}" in page.text
     assert "3 × 140" in page.text
-    assert "q is the Benjamini-Hochberg value over 4 comparisons." in page.text
+    assert "q is the Benjamini-Hochberg q-value over 4 comparisons." in page.text
     assert "CUDA out of memory" in page.text
-    assert "3 seeds say little of others" in page.text
+    assert "3 seeds are few" in page.text
 
 
 def test_figures_of_each_environment(page):

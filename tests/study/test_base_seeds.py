@@ -97,8 +97,8 @@ def test_a_study_of_shared_bases_says_so(tmp_path):
 
     found = summarize(tmp_path)["environments"]["alfworld"]
 
-    assert "4 seeds share 3 bases: seeds of one base are averaged, and count as one." in found["notes"]
-    assert any(note.startswith("3 bases say little of others") for note in found["notes"])
+    assert "4 seeds share 3 bases. The seeds of one base are averaged and count as one." in found["notes"]
+    assert any(note.startswith("3 bases are few") for note in found["notes"])
     assert found["methods"][1]["success"]["interval"] != before["methods"][1]["success"]["interval"]
     assert found["methods"][1]["success"]["against"]["seeds_by_base"] == [[0, 3], [1], [2]]
 
@@ -111,7 +111,7 @@ def test_seeds_of_one_base_of_several_are_no_verdict(tmp_path):
     found = summarize(tmp_path)["environments"]["alfworld"]
 
     assert found["methods"][1]["success"]["against"]["verdict"] == "these seeds"
-    assert "2 seeds share 1 base: seeds of one base are averaged, and count as one." in found["notes"]
+    assert "2 seeds share 1 base. The seeds of one base are averaged and count as one." in found["notes"]
 
 
 def test_a_study_of_one_base_that_it_made_says_so(tmp_path):
@@ -122,5 +122,5 @@ def test_a_study_of_one_base_that_it_made_says_so(tmp_path):
     found = summarize(tmp_path)["environments"]["alfworld"]
 
     assert found["methods"] == before["methods"]
-    assert not any("for this one base alone" in note for note in before["notes"])
-    assert any("for this one base alone" in note for note in found["notes"])
+    assert not any("for this base only" in note for note in before["notes"])
+    assert any("for this base only" in note for note in found["notes"])

@@ -26,7 +26,7 @@ def test_failed_episodes_are_counted_and_stay_in(tmp_path):
 
     found = summarize(tmp_path)["environments"]["alfworld"]
 
-    said = "dpo: 7 of 420 test episodes failed in the environment or the engine; each counts as no success."
+    said = "dpo: 7 of 420 test episodes failed in the environment or the engine. Each counts as unsolved."
     assert said in found["notes"]
     assert not any("failed" in note for note in before["notes"])
     assert [row["failed"] for row in found["methods"]] == [0, 7]
@@ -73,17 +73,17 @@ def test_a_page_of_two_measures_says_that_each_is_a_family(tmp_path):
 
     both = write_study_page(tmp_path).read_text(encoding="utf-8")
 
-    assert "q is the Benjamini-Hochberg value over 1 comparison." in one
-    assert "q is the Benjamini-Hochberg value over 1 comparison, each measure by itself." in both
+    assert "q is the Benjamini-Hochberg q-value over 1 comparison." in one
+    assert "q is the Benjamini-Hochberg q-value over 1 comparison, each measure by itself." in both
 
 
 def test_a_point_that_was_chosen_on_tested_seeds_is_named(tmp_path):
     """Points of dpo were tried on seeds 0 and 1; sft has none to choose from, and other seeds do not lean."""
     settings, cells, rows = make(tmp_path, methods=("sft", "dpo"))
-    said = [note for note in notes(tmp_path) if note.startswith("Chosen among")]
+    said = [note for note in notes(tmp_path) if note.startswith("The best of")]
     moved = [row | {"seed": row["seed"] + 7} if row["panel"] == "test" else row for row in rows]
     write(tmp_path, settings, cells, moved)
 
     assert len(said) == 1
-    assert said[0].startswith("Chosen among 3 points on seeds 0, 1, tested too: dpo. ")
-    assert not any(note.startswith("Chosen among") for note in notes(tmp_path))
+    assert said[0].startswith("The best of 3 settings was chosen on seeds 0, 1, which are also test seeds. ")
+    assert not any(note.startswith("The best of") for note in notes(tmp_path))

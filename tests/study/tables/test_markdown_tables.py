@@ -23,21 +23,21 @@ def test_a_table_by_hand(tmp_path):
     text = tables(summarize(tmp_path))
 
     assert text.startswith(
-        "**toy**.\n\n| method | point | tasks × seeds | success, % | against sft, points | p | q |"
+        "**toy**.\n\n| method | setting | tasks × seeds | success, % | against sft, points | p | q |"
     )
     name, point, size, level, difference, p, q, seen, verdict = cells(text, "a")
     assert (name, point, size) == ("a", "", "16 × 1")
     assert level.startswith("50.0 [")
     assert difference.startswith("+50.0 [+")
-    assert (p, q, verdict) == (f"{1 / 128:.3f}", f"{3 / 128:.3f}", "on these seeds alone")
+    assert (p, q, verdict) == (f"{1 / 128:.3f}", f"{3 / 128:.3f}", "shown for these seeds only")
     assert float(seen) > 0
     assert cells(text, "sft")[4:] == ["–", "–", "–", "–", "baseline"]
     further = cells(text, "a against c")
     assert further[1] == "16 × 1"
     assert further[2].startswith(f"+{100 * 7 / 16:.1f} [")
     assert further[3:5] == [f"{1 / 64:.3f}", f"{3 / 128:.3f}"]
-    assert "q is the Benjamini-Hochberg value over 3 comparisons." in text
-    assert "- One seed: the intervals say how other tasks would come out" in text
+    assert "q is the Benjamini-Hochberg q-value over 3 comparisons." in text
+    assert "- There is one seed, so the intervals are for other tasks only" in text
 
 
 def test_it_has_the_numbers_of_the_summary_and_is_written_beside_it(tmp_path):
@@ -82,7 +82,7 @@ def test_what_is_missing_is_said(tmp_path):
 
     text = tables(summarize(tmp_path))
 
-    assert f"Not finished: 1 cells have failed, {len(rows) - 1} are to do." in text
+    assert f"Not finished: 1 failed cells, {len(rows) - 1} cells left to do." in text
     assert cells(text, "dpo")[2:] == ["0 × 0", "–", "–", "–", "–", "–", "no episode"]
 
 

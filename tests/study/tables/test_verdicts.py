@@ -44,8 +44,8 @@ def test_what_is_true_is_found(whole):
         "harmful": "worse",
     }
     said, evidence = sentences("dpo", against(whole, "dpo"))
-    assert said.startswith("No difference between dpo and sft was seen; this study would have seen one of ")
-    assert said.endswith("points four times in five.")
+    assert said.startswith("No difference between dpo and sft was seen; this study detects a true difference of ")
+    assert said.endswith("points in four of five cases.")
     assert "3 seeds × 140 tasks" in evidence
     assert sentences("online", against(whole, "online"))[0] == "online is better than sft."
 
@@ -184,7 +184,7 @@ def test_a_point_that_is_not_the_best_is_named(tmp_path):
     notes = summarize(tmp_path)["environments"]["alfworld"]["notes"]
 
     assert (
-        "dpo was tested at align.learning_rate=0.0001, which is not its best point on the tuning tasks."
+        "dpo was tested at align.learning_rate=0.0001, which is not its best setting on the tuning tasks."
         in notes
     )
 
@@ -196,7 +196,10 @@ def test_unequal_tuning_is_named(tmp_path):
 
     notes = summarize(tmp_path)["environments"]["alfworld"]["notes"]
 
-    assert "Tuning was not equal, or is not finished; episodes of each method: dpo 240, online 360." in notes
+    assert (
+        "Tuning is not finished, or methods were tuned on unequal numbers of episodes: dpo 240, online 360."
+        in notes
+    )
 
 
 def test_what_one_seed_shows_is_of_that_seed_alone(tmp_path):
@@ -209,10 +212,10 @@ def test_what_one_seed_shows_is_of_that_seed_alone(tmp_path):
     assert row["p_value"] == row["p_value_of_tasks"] == 2 / 2**8
     assert row["verdict"] == "these seeds"
     assert sentences("rft", row)[0] == (
-        "rft is better than sft under this one seed; that it would be under others is not shown."
+        "rft is better than sft for this one seed. This is not shown for other seeds."
     )
     assert (
-        "One seed: the intervals say how other tasks would come out, and nothing of another seed."
+        "There is one seed, so the intervals are for other tasks only, and not for another seed."
         in found["notes"]
     )
 
@@ -226,7 +229,7 @@ def test_seeds_that_disagree_are_no_verdict(tmp_path):
 
     assert row["p_value_of_tasks"] < 0.001 < row["p_value"]
     assert row["verdict"] == "these seeds"
-    assert "under these 3 seeds" in sentences("rft", row)[0]
+    assert "for these 3 seeds" in sentences("rft", row)[0]
 
 
 def test_scores_that_are_all_alike(tmp_path):
@@ -240,7 +243,7 @@ def test_scores_that_are_all_alike(tmp_path):
     assert row["interval"][0] < 0 < row["interval"][1]
     assert (
         sentences("rft", row)[0]
-        == "No difference between rft and sft was seen: they came out alike in every episode."
+        == "No difference between rft and sft was seen: all of their episodes have equal results."
     )
 
 
@@ -255,7 +258,9 @@ def test_a_missing_seed_is_named_and_left_out_of_the_pairs(tmp_path):
     assert row["success"]["against"]["seeds"] == [0, 1]
     assert row["success"]["against"]["mean_difference"] == 2 / 8
     assert found["methods"][0]["success"]["mean"] == 6 / 12
-    assert "rft has no result of seed 2; it is compared on the seeds both have." in found["notes"]
+    assert (
+        "rft has no result for seed 2. It is compared on the seeds that both methods have." in found["notes"]
+    )
 
 
 def test_a_missing_task_is_named_and_left_out(tmp_path):
@@ -271,8 +276,7 @@ def test_a_missing_task_is_named_and_left_out(tmp_path):
     assert row["success"]["mean"] == 3 / 6
     assert row["success"]["against"]["mean_difference"] == 1 / 6
     assert (
-        "Of rft, 1 episode is left out: tasks that it has not played under each of its seeds."
-        in found["notes"]
+        "1 episode is left out for rft, because not every seed of rft played these tasks." in found["notes"]
     )
 
 
@@ -308,8 +312,11 @@ def test_a_score_under_another_protocol_is_named(tmp_path):
     found = toy(summarize(tmp_path))
 
     assert found["protocol"] == {"name": "toy", "n": 2, "max_turns": {"": 30}}
-    said = [note for note in found["notes"] if note.startswith("Not like for like")]
-    assert said == ["Not like for like: the protocol of rft is another one in max_turns."]
+    said = [note for note in found["notes"] if "another protocol" in note]
+    assert said == [
+        "rft was scored under another protocol than sft, so the two scores are not comparable. The protocols differ in "
+        "max_turns."
+    ]
 
 
 def test_a_study_that_has_just_begun(tmp_path):
@@ -319,7 +326,7 @@ def test_a_study_that_has_just_begun(tmp_path):
     found = toy(summarize(tmp_path))
 
     assert [row["success"]["mean"] for row in found["methods"]] == [None, None]
-    assert "2 cells are still to do; give the same command again." in found["notes"]
+    assert "2 cells are not done yet. Run the same command again." in found["notes"]
 
 
 def test_samples_of_a_task_are_averaged(tmp_path):

@@ -86,7 +86,7 @@ def _shown(study: RecordedStudy, name: str, number: int, found: Mapping[str, Any
     style = study_figures.styles([row["method"] for row in methods], study.baseline)
     pairs = _comparisons(found, study.baseline)
     played = {row["method"]: study.played("test", name, row["method"]) for row in methods}
-    by_length = "Test episodes of all seeds. Where success ends an episode, those that succeed are short."
+    by_length = "Test episodes of all seeds. If success ends an episode, successful episodes are shorter."
     return {
         "protocol_line": number_text.protocol_line(found["protocol"]) if found["protocol"] else "",
         "pairs": pairs,
@@ -127,7 +127,9 @@ def _curves(
     tuning: Sequence[Mapping[str, Any]], number: int, style: Mapping[str, Mapping[str, str]]
 ) -> Iterator[Figure]:
     for index, key in enumerate(study_figures.swept_keys(tuning)):
-        caption = "Tuning panel, 95\u00a0% intervals. The large mark is the point that was tested."
+        caption = (
+            "Success on the tuning tasks, with 95\u00a0% intervals. The large mark is the tested setting."
+        )
         yield from draw(
             f"tuning-{number}-{index}",
             f"Success against {key}",
@@ -137,7 +139,7 @@ def _curves(
 
 
 _SIZE = "tasks × seeds"
-_COMPARED = ("p", "q", "smallest visible", "verdict")
+_COMPARED = ("p", "q", "smallest detectable", "verdict")
 _BAR = r"\|"
 """A bar that ends no cell."""
 _TAG = re.compile(r"<(?=[\w/!?])")
@@ -160,7 +162,7 @@ def tables(summary: Mapping[str, Any]) -> str:
     ]
     failed, waiting = summary["cells"]["failed"], summary["cells"]["to do"]
     if failed or waiting:
-        parts.append(f"Not finished: {failed} cells have failed, {waiting} are to do.")
+        parts.append(f"Not finished: {failed} failed cells, {waiting} cells left to do.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -176,12 +178,12 @@ def _environment(name: str, found: Mapping[str, Any], baseline: str) -> Iterator
                 _SIZE,
                 f"difference, {unit}",
                 "p (Holm)",
-                "smallest visible",
+                "smallest detectable",
                 "verdict",
             )
             yield _table(head, [_primary(row, measure) for row in found["primary"]])
         rows = [_method(row, measure, baseline) for row in found["methods"]]
-        yield _table(("method", "point", _SIZE, level, f"against {baseline}, {unit}", *_COMPARED), rows)
+        yield _table(("method", "setting", _SIZE, level, f"against {baseline}, {unit}", *_COMPARED), rows)
         if found["further"]:
             rows = [_further(row, measure) for row in found["further"]]
             yield _table(("A against B", _SIZE, f"A − B, {unit}", *_COMPARED), rows)
@@ -199,16 +201,19 @@ def how_to_read(comparisons: Mapping[str, int], measures: Sequence[str]) -> str:
     """
     primary, others = (comparisons[family] for family in ("primary", "others"))
     each = ", each measure by itself" if len(measures) > 1 else ""
-    said = "Intervals (95 %) and p are of one comparison, for other seeds and other tasks, paired by task and seed. "
+    said = (
+        "Intervals (95 %) and p are for a single comparison. They cover other seeds and other tasks. Methods are "
+        "paired by task and seed. "
+    )
     if others:
-        said += f"q is the Benjamini-Hochberg value over {_counted(others)}{each}. "
+        said += f"q is the Benjamini-Hochberg q-value over {_counted(others)}{each}. "
     if primary:
         level = f"{100 * (1 - LEVEL / primary):.3g} %"
         said += (
-            f"Primary: Holm over {_counted(primary)}{each}, with intervals at {level}, which hold all at once in "
-            "95 % of studies. "
+            f"Primary comparisons have Holm's correction over {_counted(primary)}{each}. Their intervals are at "
+            f"{level}, so that all of them hold in 95 % of studies. "
         )
-    return f"{said}Smallest visible: the true difference that would have been found four times in five."
+    return f"{said}Smallest detectable: the true difference that such a study finds in four of five cases."
 
 
 def _counted(comparisons: int) -> str:

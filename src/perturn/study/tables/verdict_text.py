@@ -8,7 +8,7 @@ from typing import Any
 WORDS = {
     "better": "better",
     "worse": "worse",
-    "these seeds": "on these seeds alone",
+    "these seeds": "shown for these seeds only",
     "unseen": "no difference seen",
 }
 """Each verdict in a cell of a table."""
@@ -62,9 +62,7 @@ def _verdict(method: str, row: Mapping[str, Any], measure: str) -> str:
     if row["verdict"] == "these seeds":
         side, count = "better" if row["mean_difference"] > 0 else "worse", len(row["seeds"])
         these = "this one seed" if count == 1 else f"these {count} seeds"
-        return (
-            f"{method} is {side} than {baseline} under {these}; that it would be under others is not shown."
-        )
+        return f"{method} is {side} than {baseline} for {these}. This is not shown for other seeds."
     return f"No difference between {method} and {baseline} was seen{_limit(row, measure)}."
 
 
@@ -72,11 +70,11 @@ def _limit(row: Mapping[str, Any], measure: str) -> str:
     """Return how large a difference would have been seen."""
     size, most = row["smallest_difference"], 1.0
     if size is None:
-        return ": they came out alike in every episode"
+        return ": all of their episodes have equal results"
     if measure == "success" and size > most:
-        return "; so few seeds could have shown none of any size"
+        return "; with so few seeds, no difference could be detected, however large"
     unit = f"{100 * size:.1f} points" if measure == "success" else f"{size:.3f}"
-    return f"; this study would have seen one of {unit} four times in five"
+    return f"; this study detects a true difference of {unit} in four of five cases"
 
 
 def _evidence(row: Mapping[str, Any], measure: str) -> str:

@@ -199,21 +199,25 @@ def _notes(
     """Yield reasons to read the numbers of an environment with care, a sentence each."""
     waiting = sum(row["state"] == "to do" for row in study.cells if row["environment"] == environment)
     if waiting:
-        yield f"{_count(waiting, 'cell')} still to do; give the same command again."
+        yield f"{_count(waiting, 'cell')} not done yet. Run the same command again."
     if all(row["method"] != study.baseline or not row["episodes"] for row in methods):
         yield f"The baseline, {study.baseline}, has no episode on the test tasks, so there are no comparisons."
     protocol = _protocol(study, environment) or {}
     for method, stamp in study.protocols.get(environment, {}).items():
         keys = [key for key in protocol.keys() | stamp.keys() if protocol.get(key) != stamp.get(key)]
         if keys:
-            yield f"Not like for like: the protocol of {method} is another one in {', '.join(sorted(keys))}."
+            yield (
+                f"{method} was scored under another protocol than {study.baseline}, so the two scores are not "
+                f"comparable. The protocols differ in {', '.join(sorted(keys))}."
+            )
     for row in methods:
         name, missing = row["method"], [seed for seed in seeds if seed not in row["seeds"]]
         if missing:
-            yield f"{name} has no result of seed {', '.join(map(str, missing))}; it is compared on the seeds both have."
+            listed = ", ".join(map(str, missing))
+            yield f"{name} has no result for seed {listed}. It is compared on the seeds that both methods have."
         if row["left_out"]:
             left = _count(row["left_out"], "episode")
-            yield f"Of {name}, {left} left out: tasks that it has not played under each of its seeds."
+            yield f"{left} left out for {name}, because not every seed of {name} played these tasks."
     yield from _on_failed(study, environment, methods)
 
 
@@ -222,10 +226,10 @@ def _on_failed(study: RecordedStudy, environment: str, methods: Sequence[Mapping
     for row in methods:
         if row["failed"]:
             share = f"{row['failed']} of {_number(row['episodes'], 'test episode')}"
-            yield f"{row['method']}: {share} failed in the environment or the engine; each counts as no success."
+            yield f"{row['method']}: {share} failed in the environment or the engine. Each counts as unsolved."
     played = [each for row in methods for each in study.played("test", environment, row["method"])]
     if any("failed" not in each for each in played):
-        yield "episodes.parquet does not say which episodes failed; give the same command again, and it will."
+        yield "episodes.parquet does not say which episodes failed. Run the same command again to add this."
 
 
 def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -239,12 +243,12 @@ def _on_tuning(tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     }
     if len(set(budgets.values())) > 1:
         said = ", ".join(f"{method} {budget}" for method, budget in budgets.items())
-        yield f"Tuning was not equal, or is not finished; episodes of each method: {said}."
+        yield f"Tuning is not finished, or methods were tuned on unequal numbers of episodes: {said}."
     for method, rows in points.items():
         best = max(row["success"]["mean"] or 0.0 for row in rows)
         worse = [row["text"] for row in rows if row["chosen"] and (row["success"]["mean"] or 0.0) < best]
         if worse:
-            yield f"{method} was tested at {worse[0]}, which is not its best point on the tuning tasks."
+            yield f"{method} was tested at {worse[0]}, which is not its best setting on the tuning tasks."
 
 
 def _on_choice(methods: Sequence[Mapping[str, Any]], tuning: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -256,10 +260,11 @@ def _on_choice(methods: Sequence[Mapping[str, Any]], tuning: Sequence[Mapping[st
         if len(points) > 1 and both:
             alike.setdefault((len(points), both), []).append(row["method"])
     for (count, both), names in alike.items():
-        seeds = f"seed {both[0]}" if len(both) == 1 else f"seeds {', '.join(map(str, both))}"
+        one = f"seed {both[0]}, which is also a test seed"
+        seeds = one if len(both) == 1 else f"seeds {', '.join(map(str, both))}, which are also test seeds"
         yield (
-            f"Chosen among {count} points on {seeds}, tested too: {', '.join(names)}. The best of several is lucky as "
-            "well as good, so verdicts lean towards these, by up to a few points."
+            f"The best of {count} settings was chosen on {seeds}. This can favor these methods by a few points: "
+            f"{', '.join(names)}."
         )
 
 
@@ -267,8 +272,8 @@ def _on_primary(study: RecordedStudy) -> Iterator[str]:
     """Yield whether the primary comparisons were chosen with the results in view."""
     if study.primary and study.settings.get("primary_after_results"):
         yield (
-            "The primary comparisons were named after the results were known, from the question of the study. "
-            "Their p-values confirm nothing."
+            "The primary comparisons were named after the results were known, so their p-values are exploratory: "
+            "they confirm nothing."
         )
 
 
@@ -277,22 +282,25 @@ def _on_seeds(study: RecordedStudy, environment: str, seeds: Sequence[int]) -> I
     count, own, what = len(seeds), len(seeds_by_base(seeds, study.bases)), "seed"
     if own < count:
         what = "base"
-        yield f"{count} seeds share {_number(own, 'base')}: seeds of one base are averaged, and count as one."
+        yield f"{count} seeds share {_number(own, 'base')}. The seeds of one base are averaged and count as one."
     elif count > 1 and has_one_base(
         study.settings, [row for row in study.cells if row["environment"] == environment]
     ):
         yield (
-            "All seeds begin with one base, so that every interval and verdict is for this one base alone: "
-            "another base may rank the methods otherwise. by_seed: {base.seed: [0, 1, 2]} makes several."
+            "All seeds start from one base, so every interval and verdict holds for this base only. Another base may "
+            "rank the methods differently. Set by_seed: {base.seed: [0, 1, 2]} to train several bases."
         )
     if own == 1:
-        yield f"One {what}: the intervals say how other tasks would come out, and nothing of another {what}."
+        yield f"There is one {what}, so the intervals are for other tasks only, and not for another {what}."
     elif own == TWO:
-        yield f"Two {what}s give no interval and no p-value: the difference of each is shown. 5 to 10 would give both."
+        yield (
+            f"Two {what}s give no interval and no p-value, so the difference of each is shown. 5 to 10 {what}s give "
+            "both."
+        )
     elif TWO < own <= FEW_SEEDS:
         yield (
-            f"{own} {what}s say little of others: intervals are wide where {what}s differ. "
-            "5 to 10 make them narrower."
+            f"{own} {what}s are few, so intervals are wide where {what}s differ. 5 to 10 {what}s give narrower "
+            "intervals."
         )
 
 
