@@ -53,6 +53,22 @@ def test_rows_that_need_an_expert_are_refused_where_there_is_none(file, own_envi
     assert not file.exists()
 
 
+def test_a_policy_of_the_package_keeps_the_protocol_it_was_trained_under(file):
+    """In the environment that it was trained in; the rules of another environment are its own."""
+    write_recipe(file, environment="alfworld-like", model="tiny-agent")
+
+    recipe = read_recipe(file)
+    check(recipe)
+    assert (recipe.protocol.name, recipe.protocol.format) == ("alfworld-lab", None)
+
+
+def test_other_models_get_the_protocol_of_the_environment(file):
+    """The one that it declares."""
+    write_recipe(file, environment="alfworld-like", model="some/model")
+
+    assert read_recipe(file).protocol.name == "alfworld-eto"
+
+
 def uncommented(text):
     """The recipe with every commented default made a setting."""
     return re.sub(r"^( *)#(\w)", r"\1\2", text, flags=re.MULTILINE)

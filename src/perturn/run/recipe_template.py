@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from perturn.bounds import texts
+from perturn.chat.model_names import PACKAGED
 from perturn.config.parsing import apply_overrides, parse
 from perturn.config.recipe import Recipe, read_recipe
 from perturn.config.shipped_recipes import shipped_names, shipped_recipe
@@ -171,7 +172,7 @@ def _chosen(
     small = model == "smollm2-135m"
     with closing_world(environment_maker(environment)()) as env:
         taught, explored, evaluated = _panels(env)
-        protocol = _protocol(env, "action" if small else "react")
+        protocol = _protocol_of_policy(model, environment) or _protocol(env, "action" if small else "react")
         has_expert = "expert" in abilities_of(env)
     most = 128 if protocol.get("format") in ("react", "tools") else 32
     training: dict[str, Any] = {"batch_size": 4}
@@ -247,6 +248,14 @@ def _kinds(env: Any, split: str) -> Counter[str]:
         return Counter(task.kind for task in env.tasks(split))
     except Exception:  # noqa: BLE001  environments are code of others; here we only ask what there is
         return Counter()
+
+
+def _protocol_of_policy(model: str, environment: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the protocol that a policy of the package was trained under; None for other models or environments."""
+    file = shipped_recipe(model) if model in PACKAGED else None
+    made_by = None if file is None else yaml.safe_load(file.read_text(encoding="utf-8"))
+    fits = made_by is not None and made_by["environment"]["name"] == environment["name"]
+    return dict(made_by["protocol"]) if fits else None
 
 
 def _protocol(env: Any, form: str) -> dict[str, Any]:
