@@ -97,7 +97,7 @@ def _without(explorer: ExploreSettings, imposed: str) -> str:
 def explorer_faults(recipe: Recipe) -> Iterator[str]:
     """Yield messages about an explorer whose episodes the row maker or the evaluation cannot use.
 
-    The needs of a credit are not checked here but before the run starts, since credits may import torch.
+    The needs of a credit are checked elsewhere, since credits may import torch.
     """
     explorer = recipe.explore
     if explorer is None:

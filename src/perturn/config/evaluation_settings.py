@@ -39,11 +39,11 @@ class Evaluate:
     departure from the protocol."""
     concurrency: Annotated[int, COUNT] = 16
     every: Annotated[int, COUNT] = 1
-    """Iterations between two evaluations. The policy of the last iteration is always evaluated."""
+    """Number of iterations between two evaluations. The policy of the last iteration is always evaluated."""
     samples: Annotated[int, COUNT] = 1
-    """Episodes of each task, all of which are scored. With several episodes, pass^k is reported: the probability that k
-    episodes of a task all succeed. Several episodes need a temperature above 0, or an environment or user that is not
-    deterministic."""
+    """Number of episodes of each task, all of which are scored. With several episodes, pass^k is reported: the
+    probability that k episodes of a task all succeed. Several episodes need a temperature above 0, or an environment or
+    user that is not deterministic."""
     select: Annotated[Section | None, EntryOf("selectors", Candidates)] = None
     """`name` of the selector that chooses one of several candidates (best-of-n), the settings of the candidates, and
     the selector's own settings. The temperature must be above 0. None: no selection; each turn samples one action."""

@@ -31,7 +31,7 @@ class ExplorerTraits:
     resumes_earlier: bool = False
     """Whether the rollouts also resume unfinished episodes of the previous iteration."""
     reads_policy: bool = False
-    """Whether computing the explorer's `needs` takes the weights of the exploring policy. The chosen turns are then
+    """Whether the explorer's `needs` are computed with the weights of the exploring policy. The chosen turns are then
     stored before the episodes are played."""
     source: str | None = None
     """File of recorded episodes. None: the episodes are played."""
@@ -47,10 +47,10 @@ class ExploreSettings:
     """Number of tasks in one iteration. They are taken in order from the task list, shuffled with the run's seed. When
     too few tasks are left, the list is shuffled again. None: each iteration plays all tasks."""
     samples: Annotated[int, COUNT] = 1
-    """Episodes of each task: the size of a group."""
+    """Number of episodes of each task: the size of a group."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
     concurrency: Annotated[int, COUNT] = 16
-    """Episodes played at the same time."""
+    """Number of episodes played at the same time."""
 
     @property
     def traits(self) -> ExplorerTraits:

@@ -65,7 +65,7 @@ def _within(value: Any, hint: Any, where: str) -> Iterator[Named]:
 
 
 def _settings(values: Mapping[str, Any], kind: Any, where: str) -> Iterator[Named]:
-    """Yield the inputs that the settings of a class name."""
+    """Yield the inputs among the settings of a class."""
     hints = hints_of(kind)
     for name, value in values.items():
         if name in hints:

@@ -149,7 +149,7 @@ def build(
     """Make an object of the class that a section's `name` picks from a table. The other keys are its arguments.
 
     Args:
-        table: Name -> class.
+        table: Classes, by name.
         section: `name` and settings.
         where: Dotted path of the section in the recipe.
         also: Keys of the section that are not settings of the object.
@@ -336,7 +336,7 @@ def set_key(data: dict[str, Any], path: str, value: Any, word: str | None = None
 
 
 def _drop_settings(section: dict[str, Any], mark: EntryOf, name: str) -> None:
-    """Drop the settings of a section's entry that the entry `name`, which replaces it, does not have."""
+    """Drop the settings that a section's old entry has and its new entry `name` does not."""
     table, before = table_of(mark.table), str(section.get("name", mark.default))
     if before in table and name in table:
         for key in _settings(table[before]).keys() - _settings(table[name]).keys():

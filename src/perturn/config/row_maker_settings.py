@@ -108,8 +108,8 @@ class RowInputs:
     given: Sequence[Any] = ()
     """Rows read from `RowTraits.source`."""
     quantities: Mapping[str, Mapping[Key, Any]] = field(default_factory=dict)
-    """Quantities that the row maker `needs`, except the distance. Maps the name of a quantity and the key of an
-    explored episode to a value. FAILED episodes have none."""
+    """Values of the quantities that the row maker `needs`, except the distance: by the name of the quantity, then by
+    the key of the explored episode. FAILED episodes have no values."""
     seed: int = 0
     """Seed of the run."""
     limit: Limit = Limit()
@@ -127,7 +127,7 @@ class Made:
     rows: Sequence[Any]
     """Pairs, trajectories, weighted trajectories, or the members of groups."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of episodes by what became of them, such as `kept`."""
+    """Numbers of episodes by outcome, such as `kept`."""
     lacks: str = ""
     """Reason not to train on the rows, such as `none is a failure`; empty if there is none."""
     filtered: Collection[Key] = ()

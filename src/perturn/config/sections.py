@@ -48,7 +48,7 @@ class ModelSettings:
     their end. None: the model's context length."""
     chat_template: Annotated[str | None, TEMPLATE] = None
     """Chat template to use instead of the tokenizer's own: a name from `perturn list templates`, a file, or Jinja text.
-    None: the tokenizer's own. Perturn replaces some known templates that do not support several turns."""
+    None: the tokenizer's own, or Perturn's replacement for a known template that does not support several turns."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Tasks:
 
     split: str = "train"
     per_kind: Annotated[int, COUNT] | None = None
-    """Tasks of each kind; None: all of them."""
+    """Number of tasks of each kind. None: all tasks."""
     n: Annotated[int, COUNT] | None = None
-    """Tasks in total, each kind about as often as in the split. None: `per_kind` sets the number."""
+    """Number of tasks in total, each kind about as often as in the split. None: `per_kind` sets the number."""
     skip: Annotated[int, Bound(least=0)] = 0
-    """Tasks to skip at the start: of each kind, or in total if `n` is set. With it, two task lists of one split need
-    not overlap."""
+    """Number of tasks to skip at the start: of each kind, or in total if `n` is set. With it, two task lists of one
+    split need not overlap."""
     kinds: list[str] | None = None
     """Kinds of tasks to choose from. `per_kind`, `n` and `skip` count tasks of these kinds only. None: all kinds."""
 
@@ -143,9 +143,9 @@ class Train:
     tasks: Tasks | None = None
     """Tasks whose expert episodes are trained on (only for `sft` and `base`)."""
     epochs: Annotated[float, Bound(above=0, most=1e6)] = 1.0
-    """Passes over the data."""
+    """Number of passes over the training data."""
     batch_size: Annotated[int, COUNT] = 4
-    """Trajectories or pairs in one optimizer step."""
+    """Number of trajectories or pairs in one optimizer step."""
     token_budget: Annotated[int, COUNT] = TOKEN_BUDGET
     """Largest number of tokens in one forward pass; a prefix that rows share counts once. It limits memory: a batch is
     divided into as many passes as it needs. It does not change the loss."""
@@ -171,8 +171,8 @@ class Train:
     lora: Lora | None = None
     """Settings of low-rank adapters, which are then trained instead of all weights. None: all weights are trained."""
     save_steps: Annotated[int, COUNT] = 20
-    """Optimizer steps between checkpoints. A short training saves more often: at least at each quarter of its steps.
-    Ctrl-C also saves a checkpoint."""
+    """Number of optimizer steps between checkpoints. A short training saves more often: at least at each quarter of its
+    steps. Ctrl-C also saves a checkpoint."""
 
     def __post_init__(self) -> None:
         if "name" not in self.loss:
@@ -269,7 +269,7 @@ class User:
     """System message of the user's model; `{instructions}` is replaced by the environment's instructions. None: the
     environment's instructions alone."""
     sampling: Sampling = field(default_factory=lambda: Sampling(max_new_tokens=256))
-    """How the user's answers are decoded."""
+    """Decoding of the user's answers."""
 
     def __post_init__(self) -> None:
         if "name" not in self.engine:
@@ -304,8 +304,9 @@ class Worlds:
 
     processes: Annotated[int, Bound(least=0)] | None = None
     """Number of environments that run at the same time on a machine, each in its own process. None: one for each
-    concurrent episode, as far as memory allows, but 0 for environments that processes only slow down, such as alfworld
-    and scienceworld. With 0, environments run in threads of this process, where the time limits cannot be enforced."""
+    concurrent episode, as far as memory allows. For environments that a separate process only slows down, such as
+    alfworld, None means 0. With 0, environments run in threads of this process, where the time limits cannot be
+    enforced."""
     start_seconds: Annotated[float, SECONDS] = 120.0
     """Limit, in seconds, for starting an environment, and for returning, listing or solving a task."""
     step_seconds: Annotated[float, SECONDS] = 60.0

@@ -134,7 +134,7 @@ def reward_model_of(recipe: Recipe, iteration: int) -> str:
 
 
 def learned_from(recipe: Recipe, policy: str) -> str | None:
-    """Return the policy that the training of a policy, over all iterations, started from; None for the base."""
+    """Return the policy from which the training of a policy, over all iterations, started; None for the base."""
     if policy == "base":
         return None
     return "base" if policy == "sft" or starts_over(recipe) else policy_of(recipe, 0)
@@ -159,8 +159,9 @@ def average_of(recipe: Recipe, iteration: int) -> str:
 def keeps_adapters(recipe: Recipe, section: str) -> bool:
     """Return whether the trainings of a section save adapters alone, and do not merge them into the weights.
 
-    The adapters belong to the policy that the first iteration starts from. A training outside the iterations merges its
-    adapters. So does a training that may add words to the tokenizer, since these words change the embeddings.
+    The saved adapters are added to the policy that the first iteration starts from. A training outside the iterations
+    merges its adapters. So does a training that may add words to the tokenizer, since these words change the
+    embeddings.
     """
     settings = recipe.training(section)
     learns_words = recipe.rows is not None and recipe.rows.traits.told is not None

@@ -45,7 +45,7 @@ def seal(folder: Path, made: Iterable[Path], stage: str | None) -> Seals:
 
     Args:
         folder: Folder of the run.
-        made: Files and folders in the run folder. Missing ones are left out.
+        made: Files and folders in the run folder. Missing files are left out.
         stage: Name of the stage that made the files. None: several stages share them.
     """
     files = [file for path in made for file in ([path] if path.is_file() else sorted(path.rglob("*")))]

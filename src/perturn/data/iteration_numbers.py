@@ -32,7 +32,7 @@ def account_of(notes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
-    """Return how the episodes of an iteration were used, by the counts of credits, of pairs or of outcomes.
+    """Return how the episodes of an iteration were used, from the counts of the stage credit, pair or outcomes.
 
     Args:
         noted: Counts of the stage, from the manifest.
@@ -42,7 +42,7 @@ def ledger_of(noted: Mapping[str, Any], explored: int) -> dict[str, Any] | None:
         A dictionary, or None if nothing was counted. `asked`: the total; `bins`: counts that sum to `asked`; `groups`:
         counts of groups, for a credit; `unit`: the counted unit. Its values are `episodes`; `memberships`, where an
         episode counts once for each turn at which it branches; `steps`, from one branching turn of an episode to the
-        next; and `nodes` of trees that several different actions follow.
+        next; and `nodes` of trees at which several different actions were taken.
     """
     counts = {name: int(n) for name, n in noted.items() if isinstance(n, int) and n >= 0}
     if "asked" in counts:

@@ -15,7 +15,7 @@ def actions_of(trajectory: Trajectory) -> list[object]:
 
 
 def best_by_task(experts: Iterable[Trajectory]) -> dict[str, Trajectory]:
-    """Return the episode with the highest total reward of each task. FAILED and empty episodes do not count."""
+    """Return, for each task, the episode with the highest total reward. FAILED and empty episodes do not count."""
     best: dict[str, Trajectory] = {}
     for expert in experts:
         if failed(expert) or not expert.turns:

@@ -143,8 +143,7 @@ class Run:
             theirs: Folder of the other run, whose stage makes the same files.
             alike: Stages that this stage needs. Both runs must have finished them with equal files.
 
-        Returns: Whether the files were linked. They are not if the other run has not finished the stage, or if its
-        inputs differ.
+        Returns: Whether the files were linked: False if the other run has not finished the stage or has other inputs.
 
         Raises:
             RunError: If a file has changed since the other run wrote it.
@@ -183,7 +182,7 @@ class Run:
 
     @contextmanager
     def stage(self, name: str, *makes: Path) -> Iterator[dict[str, Any]]:
-        """Run a stage in the block: measure it, and record its end and its files in the manifest.
+        """Run a stage in a `with` block: measure it, and record its end and its files in the manifest.
 
         Args:
             name: Name of the stage.
@@ -245,7 +244,7 @@ class Run:
         self.manifest = whole
 
     def follow(self, left: Callable[[], float | None]) -> None:
-        """Record the remaining seconds, from a function, with each update of the running stage's progress."""
+        """Record the remaining seconds, which `left` returns, with each update of the running stage's progress."""
         if self._pulse:
             self._pulse.left = left
 

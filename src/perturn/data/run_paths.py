@@ -63,7 +63,7 @@ class RunPaths:
     """Note of the process that holds the lock."""
 
     def trajectories(self, stage: str) -> Path:
-        """Return the path of a stage's episodes; the stage is, for example, `expert` or `explore`."""
+        """Return the path of the episodes of a stage, such as `expert` or `explore`."""
         return self.folder / "trajectories" / f"{stage}.jsonl"
 
     def pairs(self, mark: str = "") -> Path:
@@ -79,7 +79,7 @@ class RunPaths:
         return self.folder / f"outcomes{mark}.jsonl"
 
     def credit(self, name: str, mark: str = "") -> Path:
-        """Return the path of the turn weights of an iteration's episodes; for example of `gigpo` and `-003`."""
+        """Return the path of a credit's turn weights for an iteration; for example of `gigpo` and `-003`."""
         return self.folder / "credits" / f"{name}{mark}.jsonl"
 
     def credits(self, mark: str = "") -> dict[str, Path]:
@@ -216,7 +216,7 @@ class RunPaths:
 
 
 def iteration_of(name: str) -> int | None:
-    """Return the iteration in the name of a stage or policy, such as 3 for `explore-003`; None if there is none."""
+    """Return the iteration in the name of a stage or policy, such as 3 for `explore-003`; None if it has none."""
     found = re.fullmatch(r".+-(\d{3,})", name)
     return int(found[1]) if found else None
 

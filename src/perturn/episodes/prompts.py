@@ -112,8 +112,8 @@ def sequences_of(trajectory: Trajectory) -> Iterator[tuple[Trajectory, range]]:
     """Yield the training sequences of an episode: conversations, each with the range of turns that carry loss in it.
 
     Each turn carries loss once, in the conversation in which the policy took it. The turns with loss are the last turns
-    of their sequence, and the sequences hold all turns in the order of the episode. If the history was shortened, each
-    turn has its own sequence.
+    of their sequence. Over all sequences, they are in the order of the episode. If the history was shortened, each turn
+    has its own sequence.
     """
     if trajectory.is_one_sequence:
         yield replace(trajectory, history=None), range(len(trajectory.turns))

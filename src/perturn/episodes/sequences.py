@@ -112,7 +112,7 @@ class Sequences:
 
     @property
     def agents(self) -> int:
-        """Number of agents that seem to play the episode: continued turns that opened with the same request."""
+        """Estimated number of agents in the episode: equal opening requests that later requests continued."""
         return (
             max((len(self._continued.intersection(turns)) for turns in self._asked.values()), default=0) or 1
         )
@@ -184,7 +184,7 @@ class Sequences:
         return self._turns[index].ends
 
     def _turn_after(self, key: bytes, setting: tuple[str, str]) -> int | None:
-        """Return the turn that ends a conversation; of several, the newest turn that no other turn continues."""
+        """Return the newest turn that ends a conversation; turns that no other turn continues come first."""
         found = self._ends.get(key, {}).get(setting, [])
         free = [turn for turn in found if turn not in self._continued]
         return max(free or found, default=None)

@@ -96,7 +96,7 @@ class Workers:
             self._give(self._workers[number], job)
 
     def listen(self, wait: Callable[[int], float | None]) -> Iterator[tuple[Worker, Prompt | Trajectory]]:
-        """Yield the messages of the workers. A worker whose episode ended first starts its next job.
+        """Yield the messages of the workers. When an episode ends, its worker starts the next job at once.
 
         `wait` maps the number of running episodes to the seconds to wait for the next message. It is called again for
         each message.

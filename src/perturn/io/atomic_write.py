@@ -56,7 +56,7 @@ def is_storage_error(error: OSError) -> bool:
 
 @contextmanager
 def writing(path: Path, foreign: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Context manager that turns errors in its block into a `StorageError` about a path.
+    """Turn errors of the system in a `with` block into a `StorageError` about a path.
 
     Args:
         path: Path that the block writes, for the message.
@@ -114,7 +114,7 @@ def replacing(
 
 
 def write_whole(path: Path, text: str, errors: str = "strict") -> None:
-    """Write a text file whole or not at all; see `replacing`.
+    """Write a text file, completely or not at all; see `replacing`.
 
     Args:
         path: The file.
@@ -200,7 +200,7 @@ def is_stray(path: Path) -> bool:
 
 
 def remove_strays(folder: Path) -> None:
-    """Remove half-written files of a killed process below a folder, in which no process may be writing."""
+    """Remove the half-written files of killed processes below a folder. No process may be writing there."""
     for path in list(folder.rglob(".*.partial")):
         if is_stray(path):
             _remove(path)

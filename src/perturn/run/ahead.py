@@ -28,7 +28,7 @@ _LEAVE_S = 15.0
 
 
 def look_ahead(session: Session, stage: Stage, planned: Sequence[Stage]) -> None:
-    """Before a stage, start exploring later iterations, or give them the newest policy; only with `staleness`.
+    """Start exploring later iterations, or give running explorations the newest policy (only with `staleness`).
 
     Args:
         session: The run.

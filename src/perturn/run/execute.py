@@ -152,7 +152,7 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 def _refuse_orphans(run: Run) -> None:
-    """Reject a run if a stage was removed whose results later stages, which still exist, have used."""
+    """Reject a run in which a stage was removed although later stages were made from its results."""
     for stage in stages(run.recipe):
         for need in stage.needs if run.is_done(stage.name) else ():
             if not run.is_done(need) and need in run.manifest["stages"]:
@@ -164,7 +164,7 @@ def _refuse_orphans(run: Run) -> None:
 
 
 def made_from(folder: Path, recipe: Recipe, seals: Seals, name: str) -> list[str]:
-    """Return the files and folders of a stage and of all stages that depend on it, to be removed before a new run."""
+    """Return the files and folders to remove, so that a stage and all stages that depend on it run again."""
     names = {name}
     for stage in stages(recipe):
         if names.intersection(stage.needs):
@@ -185,7 +185,7 @@ def check(recipe: Recipe, command: str | None = None) -> Panels | None:
         The run's task lists; None without an environment.
 
     Raises:
-        PerturnError: For the first mistake that is found.
+        PerturnError: If a check fails; describes the first mistake.
     """
     for follows in planned(recipe)[1:2] if command is None else ():
         with within("then: "):

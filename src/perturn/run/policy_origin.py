@@ -177,7 +177,7 @@ def is_made_elsewhere(recipe: Recipe, needs: Needs) -> bool:
 
 
 def find_maker(recipe: Recipe) -> Maker | None:
-    """Return the run whose checkpoint a recipe's model is; None if it is not a checkpoint of a run.
+    """Return the run that has a recipe's model among its checkpoints; None if no run has it.
 
     Raises:
         ConfigError: If this version of Perturn cannot read that run's recipe.
@@ -186,7 +186,7 @@ def find_maker(recipe: Recipe) -> Maker | None:
 
 
 def made_by(name: str) -> Maker | None:
-    """Return the run whose checkpoint a model is, by the model's name; None if it is not a checkpoint of a run.
+    """Return the run that has a model among its checkpoints, by the model's name; None if no run has it.
 
     Raises:
         ConfigError: If this version of Perturn cannot read that run's recipe.

@@ -29,7 +29,7 @@ def require_worlds(what: str, wanted: int, most: int) -> None:
     """Raise an error if the machine cannot run the environments of a whole block at the same time.
 
     Raises:
-        ConfigError: If it cannot; names the setting to change.
+        ConfigError: If there are too few environments; names the setting to change.
     """
     must = f"be >= {wanted}, which deterministic plays at the same time"
     remedy = "Lower their concurrency, which is the size of a block, or raise worlds.processes."

@@ -316,7 +316,7 @@ class Session:
             again: Whether to play FAILED episodes again, even if they are few.
             blocks: Number of episodes in a block. None: episodes are not played in blocks.
             protocol: Rules of the episodes. None: the run's rules.
-            behind: Whether this happens in the background of another stage, which shows its own progress.
+            behind: Whether the episodes are played in the background of another stage, which shows its own progress.
             make: Function that starts an environment. None: the recipe's environment maker, which first checks the
                 settings.
 

@@ -176,8 +176,8 @@ def _tasks(env: Environment, split: str) -> Sequence[Task]:
 def dealt(tasks: Sequence[Task], seed: int, iteration: int, number: int | None) -> list[Task]:
     """Return the tasks of an iteration's exploration.
 
-    Each iteration takes the next tasks of a shuffled list, so no task is repeated. When too few tasks are left, the
-    list is shuffled again.
+    Each iteration takes the next tasks of a shuffled list. When too few tasks are left, the list is shuffled again; no
+    task is repeated before that.
 
     Args:
         tasks: The task list.

@@ -171,7 +171,7 @@ class Reading:
         self._tried = True
 
     def _was_thought(self, start: int) -> bool:
-        """Read all text before a mark that closes a thought as a thought; return whether there is such a mark."""
+        """If a mark from `start` on closes a thought, read all text before it as a thought; return whether it does."""
         end = self.text.find(_CLOSED, start) if self._may_close else -1
         self._may_close = False
         if end < 0:

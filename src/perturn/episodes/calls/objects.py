@@ -37,7 +37,7 @@ def dump(value: Any) -> str:
 
 
 def make_call(name: object, given: object) -> ToolCall | None:
-    """Return a call with a name and arguments; None if they are not a text and plain data."""
+    """Return a call; None if the name is not a text or the arguments are not plain data."""
     arguments = read_arguments(given)
     if arguments is None or not (isinstance(name, str) and name) or fault(name, "name"):
         return None

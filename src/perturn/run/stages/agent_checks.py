@@ -25,7 +25,7 @@ def check_agent(recipe: Recipe) -> None:
     """Reject recipes that resume or replay an agent's episodes, or set texts that the agent's program writes itself.
 
     Raises:
-        ConfigError: If the recipe does; names the alternative.
+        ConfigError: If the recipe is rejected; names the alternative.
     """
     if recipe.environment is not None and plays_itself(recipe.environment):
         check_none(_faults(recipe))

@@ -119,7 +119,8 @@ def credit_run(
         folder: The run folder; the run need not be finished.
         words: `credit.name=NAME` or `credit.name=MODULE:CLASS`, and settings of the credit, such as `credit.gamma=0.9`.
             Empty: the credit of the run.
-        against: Another credit to compare with: the name of stored weights of the run, or of an entry of CREDITS.
+        against: Another credit to compare with: a credit with stored weights in the run, or the name of an entry of
+            CREDITS.
         name: Name for the files of the weights. None: the name of the credit.
         reference: Policy of the run that the credit reads, also for values. None: the policy that explored; for a
             credit that reads `progress`, the iteration's reference policy.

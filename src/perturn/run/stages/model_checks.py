@@ -15,7 +15,7 @@ from perturn.run.session import backend_settings
 from perturn.table import locate
 
 _VOCABULARY = 700
-"""Assumed size of the vocabulary before its texts are known; ALFWorld's is about as large."""
+"""Assumed vocabulary size of a model to be pretrained, about as large as ALFWorld's."""
 
 
 def empty_base(recipe: Recipe) -> Any:

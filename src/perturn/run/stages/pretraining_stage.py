@@ -41,7 +41,7 @@ def show_lessons(session: Session, stage: Stage) -> None:
 
 
 def lessons(settings: Base, tasks: Sequence[Task]) -> list[Job]:
-    """Return the episodes to play: of each task an expert and noisy-expert ones, of some tasks also a random one."""
+    """Return the jobs to play: expert and noisy-expert episodes of each task, and random episodes of some tasks."""
     last = settings.clumsy + 1
     return [
         *make_jobs(tasks, settings.seed, last),

@@ -96,7 +96,7 @@ class Selection:
         return lambda prompt, action: understood(action, reader, prompt.tools)
 
     def best(self, drawn: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the episode with the highest score of each task, in the order of the tasks.
+        """Return, for each task, the episode with the highest score, in the order of the tasks.
 
         Of episodes with equal scores, the first sample is chosen. A FAILED episode is chosen only if all episodes of
         its task are FAILED.

@@ -18,7 +18,7 @@ def check_staleness(recipe: Recipe) -> None:
     """Reject a recipe with `staleness` if a part needs a fixed exploring policy, or the engine for itself.
 
     Raises:
-        ConfigError: If a part does; names the setting to change.
+        ConfigError: If the recipe is rejected; names the setting to change.
     """
     check_none(f"staleness is {recipe.staleness}, and {fault}" for fault in _faults(recipe))
 

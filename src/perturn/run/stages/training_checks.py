@@ -39,7 +39,7 @@ _SAID = {"single": "single trajectories", "labelled": "labelled trajectories"}
 """Descriptions of kinds of rows that differ from their names."""
 _OF_THE_BASE = ("shape", "clumsy", "aimless")
 _OF_THE_LOOP = ("minibatches", "reference", "reference_decay", "threshold", "per_group")
-"""Settings of `Align` and `RewardModel` that the trainer does not have."""
+"""Settings of `Base`, `Align` and `RewardModel` that the trainer does not have."""
 
 
 def check_training(recipe: Recipe) -> None:
