@@ -217,7 +217,7 @@ def _panels(env: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return task lists for SFT, exploration and evaluation that the environment has enough tasks for."""
     key, count = "per_kind", _per_kind
     if _per_kind(env, "train") < 2 <= _number(env, "train"):
-        key, count = "n", _number  # a kind of one task cannot be in two panels
+        key, count = "n", _number  # a kind of one task cannot be in two task lists
     half = min(count(env, "train") // 2, _MOST_TASKS)
     split = next((each for each in EVALUATION_SPLITS if count(env, each)), "train")
     evaluated = min(count(env, split), _MOST_TASKS)
