@@ -57,8 +57,8 @@ class JudgeSettings:
     samples: Annotated[int, COUNT] = 1
     """Number of ratings of each episode or turn, which are averaged. Several ratings need a temperature above 0."""
     tries: Annotated[int, COUNT] = 3
-    """Largest number of tries for one rating. If a rating is still missing after these tries, the episode is marked
-    FAILED."""
+    """Largest number of tries for one rating. An episode is marked FAILED if a rated part of it has no rating after
+    these tries."""
     sampling: Sampling = field(default_factory=lambda: Sampling(max_new_tokens=1024))
     """Decoding of the judge's answers."""
     rewards: Literal["replace", "add"] = "replace"

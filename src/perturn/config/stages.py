@@ -159,7 +159,7 @@ def average_of(recipe: Recipe, iteration: int) -> str:
 def keeps_adapters(recipe: Recipe, section: str) -> bool:
     """Return whether the trainings of a section save adapters alone, and do not merge them into the weights.
 
-    The saved adapters are added to the policy that the first iteration starts from. A training outside the iterations
+    The saved adapters are added to the policy that the first iteration starts from. A training that runs only once
     merges its adapters. So does a training that may add words to the tokenizer, since these words change the
     embeddings.
     """

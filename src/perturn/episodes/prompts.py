@@ -58,7 +58,7 @@ def shown(
 def recalled(
     heard: tuple[Message, ...], seen: Observation, protocol: EpisodeProtocol
 ) -> tuple[Message, ...] | None:
-    """Return an observation as later prompts show it; None if they show it unchanged."""
+    """Return an observation as later prompts show it, without the list of commands; None if it does not change."""
     if protocol.history is None:
         return None
     plain = shown(seen, replace(protocol, list_admissible=False))

@@ -105,7 +105,7 @@ def handed_rank(recipe: Recipe) -> int:
 
 
 def _adapters_taken(recipe: Recipe) -> int:
-    """Return the largest rank of adapters that the recipe's engine can load; 0 for replicas on a cluster."""
+    """Return the largest rank of adapters that the engine can load; 0 if the loop exceeds it, or for replicas."""
     far = recipe.cluster is not None and recipe.cluster.engines
     most = 0 if far else engine_settings(recipe).traits.adapter_rank
     return most if rank_of_loop(recipe) <= most else 0

@@ -51,7 +51,7 @@ def _events() -> _Events:
 
 @cache
 def kept_tokens() -> frozenset[str]:
-    """Return the tokens that open or close calls or thoughts. Decoding keeps them, even if they are special tokens."""
+    """Return the tokens that are parts of calls or mark thoughts. Decoding keeps them, even if they are special."""
     calls = (text for each in CALL_FORMATS.values() for text in (*each.marks, *each.tokens))
     return frozenset([*calls, *_THOUGHTS, *_THOUGHTS.values(), "<|channel>"])
 
