@@ -136,7 +136,7 @@ class Lora:
 
 @dataclass(frozen=True)
 class Train:
-    """Settings of one training stage. `TurnConfig` copies some of their defaults and help."""
+    """Settings of one training stage. `TurnConfig` has some of these settings with equal defaults and help."""
 
     loss: Annotated[Section, EntryOf("losses")]
     """`name` of a loss and its settings."""

@@ -29,7 +29,7 @@ _MENTION = re.compile(r"<tool_call>(?=[ \t]+[^\s{\[<]|[`'\".,;:!?)]|\s*<tool_cal
 
 @dataclass(frozen=True)
 class _Events:
-    """Compiled search for the beginnings of thoughts and calls, and for marks without a call."""
+    """Regular expression that finds the beginnings of thoughts and calls, and marks without a call."""
 
     pattern: re.Pattern[str]
     formats: Mapping[str, CallFormat]
