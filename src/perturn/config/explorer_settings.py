@@ -44,8 +44,8 @@ class ExploreSettings:
 
     tasks: Tasks = field(default_factory=Tasks)
     per_iteration: Annotated[int, COUNT] | None = None
-    """Number of tasks in one iteration. They are taken in order from the task list, shuffled with the run's seed. When
-    too few tasks are left, the list is shuffled again. None: each iteration plays all tasks."""
+    """Number of tasks in one iteration. The tasks are taken in order from the task list, shuffled with the run's seed.
+    When too few tasks are left, the list is shuffled again. None: each iteration plays all tasks."""
     samples: Annotated[int, COUNT] = 1
     """Number of episodes of each task: the size of a group."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))

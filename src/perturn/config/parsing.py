@@ -211,7 +211,7 @@ def _settings(kind: Any) -> dict[str, inspect.Parameter]:
 
 
 def _adapter(hint: Any) -> TypeAdapter[Any]:
-    """Return the validator of a type hint. It is cached if the hint can be hashed."""
+    """Return the validator of a type hint. The validator is cached if the hint can be hashed."""
     try:
         hash(hint)
     except TypeError:

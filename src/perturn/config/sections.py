@@ -147,8 +147,8 @@ class Train:
     batch_size: Annotated[int, COUNT] = 4
     """Number of trajectories or pairs in one optimizer step."""
     token_budget: Annotated[int, COUNT] = TOKEN_BUDGET
-    """Largest number of tokens in one forward pass; a prefix that rows share counts once. It limits memory: a batch is
-    divided into as many passes as it needs. It does not change the loss."""
+    """Largest number of tokens in one forward pass; a prefix that rows share counts once. The setting limits memory: a
+    batch is divided into as many passes as it needs. The loss does not change."""
     learning_rate: Annotated[float, Bound(above=0)] = 1e-6
     """Peak learning rate of AdamW."""
     warmup_ratio: Annotated[float, Bound(least=0, below=1)] = 0.03
@@ -325,7 +325,7 @@ class Worlds:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The Ray cluster that runs the environments and the engine. It does not change any episode."""
+    """The Ray cluster that runs the environments and the engine. The cluster does not change any episode."""
 
     distributions: ClassVar[tuple[str, ...]] = ("ray",)
     shorthand: ClassVar[str] = "address"

@@ -20,8 +20,8 @@ class Job:
     kept: int | None = None
     """Number of recorded turns to replay. None: all."""
     window: int | None = None
-    """Largest number of new turns. An episode that has not ended after them is UNFINISHED. None: no limit besides the
-    protocol's."""
+    """Largest number of new turns. An episode that has not ended after these turns is UNFINISHED. None: no limit
+    besides the protocol's."""
     anew: bool = False
     """Whether to skip the check of the observation after the last kept action, which may differ from the recorded
     one."""

@@ -132,7 +132,7 @@ class Sequences:
             tools: Schemas of the tools in the request.
             template_kwargs: Variables for the chat template.
             earlier: Position of another request with the same tools and variables.
-            same: Number of messages at the start that both requests share. They are not compared again.
+            same: Number of messages at the start that both requests share. These messages are not compared again.
 
         Raises:
             DataError: If a message holds anything but text and calls, or the request has no message.

@@ -98,8 +98,8 @@ class Workers:
     def listen(self, wait: Callable[[int], float | None]) -> Iterator[tuple[Worker, Prompt | Trajectory]]:
         """Yield the messages of the workers. When an episode ends, its worker starts the next job at once.
 
-        `wait` maps the number of running episodes to the seconds to wait for the next message. It is called again for
-        each message.
+        `wait` maps the number of running episodes to the seconds to wait for the next message. `wait` is called again
+        for each message.
         """
         while self.busy:
             try:

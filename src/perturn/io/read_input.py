@@ -65,7 +65,7 @@ def read_text(
     """Return the text of a file in UTF-8, with or without a byte order mark.
 
     Raises:
-        PerturnError: As `refusal`, if the file cannot be read, is not text or is too long.
+        PerturnError: An error of class `refusal`, if the file cannot be read, is not text or is too long.
     """
     try:
         with file.open("rb") as opened:
@@ -83,7 +83,7 @@ def read_lines(
     """Yield the numbers, from 1, and the lines of a file, with their newlines. The file is not held in memory.
 
     Raises:
-        PerturnError: As `refusal`, if the file cannot be read or a line is too long.
+        PerturnError: An error of class `refusal`, if the file cannot be read or a line is too long.
     """
     try:
         with file.open("rb") as opened:
@@ -115,7 +115,7 @@ def parse_json(
     """Parse JSON text into data of at most `DEEPEST` levels.
 
     Raises:
-        PerturnError: As `refusal`, if the text is not JSON or has more levels.
+        PerturnError: An error of class `refusal`, if the text is not JSON or has more levels.
     """
     try:
         hooks: Any = _NULLS if nan_as_null else {}
@@ -154,7 +154,7 @@ def parse_object(
     """Parse JSON text that holds an object, like `parse_json`.
 
     Raises:
-        PerturnError: As `refusal`, if the text is anything else.
+        PerturnError: An error of class `refusal`, if the text is anything else.
     """
     found: dict[str, Any] = check_shape(
         parse_json(text, where, refusal, remedy), dict, where, refusal, remedy
@@ -166,7 +166,7 @@ def check_shape(data: Any, shape: Any, where: str, refusal: Refusal, remedy: str
     """Return the unconverted data if it matches a type. Keys that the type does not name are allowed.
 
     Raises:
-        PerturnError: As `refusal`, if the data does not match; names the first wrong value.
+        PerturnError: An error of class `refusal`, if the data does not match; names the first wrong value.
     """
     try:
         _adapter(shape).validate_python(data, strict=True)
@@ -226,7 +226,7 @@ def parse_yaml(text: str, where: str, refusal: Refusal, *, keep_texts: bool = Fa
             `perturn.io.yaml_scalars`.
 
     Raises:
-        PerturnError: As `refusal`, if the text is not YAML or exceeds a limit; one line with the position.
+        PerturnError: An error of class `refusal`, if the text is not YAML or exceeds a limit; names the position.
     """
     if len(text) > LONGEST_YAML:
         raise refusal(f"{where} is longer than {LONGEST_YAML} characters. Correct it.")

@@ -52,9 +52,9 @@ class Ahead:
     """Plays the exploration stages of a run in background threads, in order, each into its own file.
 
     The exploration of iteration i begins on two conditions. All episodes of the previous exploration have begun. The
-    served policy is at most `staleness` versions older than version i - 1, which iteration i trains. So no token of the
-    exploration is older. All explorations share the engine and the slots for environments. Each episode names the
-    policy that was served when its exploration began, so the episodes of a task form one group. Each token has the
+    served policy is at most `staleness` versions older than version i - 1, which iteration i trains. So the lag of each
+    token is at most `staleness`. All explorations share the engine and the slots for environments. Each episode names
+    the policy that was served when its exploration began, so the episodes of a task form one group. Each token has the
     version of the policy that sampled it.
     """
 

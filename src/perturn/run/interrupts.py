@@ -28,7 +28,7 @@ class Stopping(TrainerCallback):
         """Create the callback.
 
         Args:
-            say: Function that shows a notice about the signal. It is called inside a signal handler.
+            say: Function that shows a notice about the signal. A signal handler calls this function.
             also: Function that returns whether another process, such as the driver, has asked this process to stop.
         """
         self._say, self._also = say, also

@@ -47,7 +47,8 @@ def continue_training(
         minibatches: Largest number of optimizer steps in an epoch.
         epochs: Number of passes over the rows.
         iterations: Number of iterations in the learning rate schedule.
-        before: Folder with the optimizer of the previous iteration. It has no optimizer until an iteration has trained.
+        before: Folder with the optimizer of the previous iteration. The folder has no optimizer until an iteration has
+            trained.
     """
     args.rows_per_batch = math.ceil(rows / minibatches)
     args.per_device_train_batch_size = math.ceil(args.rows_per_batch / world_size())

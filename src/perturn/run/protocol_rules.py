@@ -63,7 +63,7 @@ def rules_for(protocol: str | None, env: Environment, task: Callable[[], Task]) 
     Args:
         protocol: Name of a protocol. None: the rules that the environment declares, or else defaults.
         env: The environment.
-        task: Function that returns a task. It is called if the environment must be reset to find out whether it offers
+        task: Function that returns a task. The function is called if only a reset shows whether the environment offers
             tools.
 
     Raises:

@@ -28,7 +28,7 @@ TASKS = 50
 TURN_TOKENS = 128
 """Default token limit of a turn, if neither protocol nor user sets one."""
 ACTION_TOKENS = 32
-"""Default token limit of a turn that is an action without a thought. It limits the cost of useless text."""
+"""Default token limit of a turn that is an action without a thought. A low limit reduces the cost of useless text."""
 
 
 def scoring_recipe(

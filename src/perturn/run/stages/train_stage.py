@@ -267,7 +267,7 @@ def _write_json(file: Path, value: Any) -> None:
 def _note_agreement(run: Run, stage: Stage, pairs: Sequence[Any], examples: Sequence[Example]) -> None:
     """Report how much the reference's log-probabilities differ between sampling and training.
 
-    The training side comes from the reference pass, so the report costs no further pass. It is written to
+    The training side comes from the reference pass, so the report costs no further pass. The figures are written to
     `metrics/agreement.json`.
     """
     found = summary(
